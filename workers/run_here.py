@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import gc
 import itertools
 import json
 import os
@@ -34,6 +35,7 @@ from workers.jobs._base import parse_spec
 from workers.measure.table import Column, Scalar, Table
 from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
 from workers.spool import Spool
+from workers.torch_host import start_afresh
 from workers.verdicts import TABLE
 
 if TYPE_CHECKING:
@@ -148,6 +150,9 @@ def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
     runner, folder = runner_for(spec.kind), reporter.scratch
     for index, unit in enumerate(runner.plan(spec)):
         _warn_of_wrap(unit)
+        if index:
+            gc.unfreeze()  # measuring has frozen what lived then, such as the unit's model
+            start_afresh()
         reporter.spool.begin_unit(index, unit.title, unit.side)
         reporter.scratch = folder / str(index)
         reporter.scratch.mkdir()

@@ -1,9 +1,11 @@
-"""Chooses a job's device, sets its precision, loads installed code by name, and translates torch's errors."""
+"""Chooses a job's device, sets its precision, loads installed code by name, translates torch's errors, cleans up."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -128,3 +130,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def start_afresh() -> None:
+    """Free the memory and code that measuring left in this process, so that it does not affect what comes next.
+
+    It frees garbage and cached memory, and compiled code with its guards: the compiler keeps only a few of these before
+    it gives up or turns to dynamic shapes.
+    """
+    gc.collect()
+    if "torch" not in sys.modules:
+        return
+    import torch
+
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    torch.cuda.empty_cache()

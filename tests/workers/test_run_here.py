@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from workers import run_here as run_here_module
+from workers.jobs import _training
 from workers.run_here import run_here
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -99,6 +101,24 @@ def test_json_has_everything(run: Run) -> None:
     assert all(Path(artifact["path"]).stat().st_size for artifact in result["artifacts"])
     titles = [unit["title"] for unit in result["units"]]
     assert titles == ["tiny, context 8, replicate 1 of 2", "tiny, context 8, replicate 2 of 2"]
+
+
+def test_a_unit_finds_nothing_of_the_one_before_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    build = _training.build
+
+    def watched(*arguments: Any) -> _training.Training:
+        alive.append(sum(model() is not None for model in models))
+        training = build(*arguments)
+        vars(training.model)["itself"] = training.model  # a cycle, as compiled models have: only the collector frees it
+        models.append(weakref.ref(training.model))
+        return training
+
+    monkeypatch.setattr(_training, "build", watched)
+    code, _, err = run({**SPEC, "replicates": 3})
+    assert code == 0, err
+    assert alive == [0, 0, 0]
 
 
 def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(

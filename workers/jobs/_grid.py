@@ -11,7 +11,6 @@ import abc
 import contextlib
 import functools
 import gc
-import sys
 import time
 import traceback
 from collections import Counter
@@ -22,7 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from workers.jobs._base import Reporter, Unit
 from workers.jobs._values import FAULTS, Metric, Values
 from workers.outcome import Failed, RunnerError, Unsupported
-from workers.torch_host import check_device_answers, choose_device, set_precision, translated, why_no_precision
+from workers.torch_host import (
+    check_device_answers,
+    choose_device,
+    set_precision,
+    start_afresh,
+    translated,
+    why_no_precision,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +207,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
         from workers.measure.validity import Monitor, verdict
 
-        start_afresh(context.devices)
+        start_afresh()
         trial = Trial(values, Monitor(context.devices), tell)
         try:
             self._set_precision(cell, context.devices)
@@ -267,21 +273,6 @@ def few_objects_to_collect() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def start_afresh(devices: Sequence[torch.device]) -> None:
-    """Free the memory and code that the last cell left, so that it does not affect the next one.
-
-    It frees cached memory, and compiled code with its guards: the compiler keeps only a few of these before it gives up
-    or turns to dynamic shapes.
-    """
-    import torch
-
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
-    if any(device.type == "cuda" for device in devices):
-        torch.cuda.empty_cache()
 
 
 def check_measured(values: Values) -> Check:

@@ -20,6 +20,7 @@ from workers.jobs import _outside_profilers, _training
 from workers.jobs._base import Reporter, Unit
 from workers.jobs._values import Metric, Values
 from workers.outcome import InvalidEnvironment, RunnerError
+from workers.torch_host import start_afresh
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +175,7 @@ def has_roofline(spec: ProfileSpec) -> bool:
 def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> None:
     """Measure the ceilings that the roofline needs and this host's record lacks, and record them as `ceiling` does."""
     from app.specs.ceiling import CeilingSpec
-    from workers.jobs._grid import Trial, start_afresh
+    from workers.jobs._grid import Trial
     from workers.jobs.ceiling import RUNNER as CEILING
     from workers.measure.ceilings import Ceilings
     from workers.measure.memory import OutOfMemory
@@ -191,7 +192,7 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
             CEILING.measure(measured, cell, CEILING.open(measured, [device], report), trial)
         except (OutOfMemory, RunnerError) as error:  # the profile continues without a roofline
             sys.stderr.write(f"ceiling, {cell.title}: {error}\n")
-        start_afresh([device])
+        start_afresh()
 
 
 @dataclass
