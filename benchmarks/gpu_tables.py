@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -206,14 +205,6 @@ def compiled_step() -> list[Spec]:
     return [{**step, "attention": attention} for attention in attentions]
 
 
-def compiled_turns() -> Iterator[Spec]:
-    """Jobs that measure that step in turns with each of torch's backends: a host drifts by more than they differ."""
-    ours, *others = compiled_step()
-    for other in others:
-        if other["attention"] != "flex":
-            yield {"kind": "compare", "baseline": other, "candidate": ours, "replicates": 4}
-
-
 def memory() -> Iterator[Spec]:
     """Jobs that show what takes the memory of the 2.7b model, in inference and in the full step."""
     for context_length in (128, 256, 512):
@@ -294,7 +285,6 @@ TABLES = {
         ("forward_backward_ms", "tflops", "host_us"),
     ),
     "compiled-step": Table("Compiled step, xl", compiled_step(), ("attention",), STEP),
-    "compiled-turns": Table("Compiled step, xl, in turns", list(compiled_turns()), ("attention",), STEP),
     "memory": Table(
         "Memory, 2.7b",
         list(memory()),
@@ -366,47 +356,17 @@ def run(spec: Spec, timeout_s: float) -> dict[str, Any]:
 
 
 def rows_of(result: Mapping[str, Any], table: Table) -> Iterator[list[str]]:
-    """Return the table's cells, a row per case: medians, with the spread where there are several samples.
-
-    Each turn of a comparison has a row.
-    """
-    for measurements in _cases(result):
+    """Return the table's cells, a row per case: medians, with the spread where there are several samples."""
+    cases: dict[str, list[Mapping[str, Any]]] = {}
+    for measurement in result["measurements"]:
+        cases.setdefault(measurement["case_key"], []).append(measurement)
+    for measurements in cases.values():
         case, found = measurements[0]["case"], _by_name(measurements)
         yield [
             *("" if (value := case.get(name)) is None else str(value) for name in table.coordinates),
             *(cell(found.get(name)) for name in table.metrics),
             str(measurements[0].get("validity") or result["validity"]["verdict"]),
         ]
-
-
-def ratios_of(result: Mapping[str, Any], table: Table) -> Iterator[str]:
-    """Say, for each metric of a comparison, how the candidate's turns differ from the baseline's turns before them."""
-    sides: dict[str, dict[int, Mapping[str, Any]]] = {"baseline": {}, "candidate": {}}
-    for measurements in _cases(result):
-        if side := measurements[0].get("side"):
-            sides[side][measurements[0]["unit_index"]] = _by_name(measurements)
-    before, after = sides.values()
-    pairs = [(before[turn], after[turn + 1]) for turn in before if turn + 1 in after]
-    for metric in table.metrics:
-        ratios = sorted(
-            new[metric]["median"] / old[metric]["median"]
-            for old, new in pairs
-            if all(metric in turn and turn[metric]["median"] for turn in (old, new))
-        )
-        if ratios:
-            yield (
-                f"{metric}: candidate ÷ baseline {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f} "
-                f"in {len(ratios)} turns)"
-            )
-
-
-def _cases(result: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The measurements of each case, or of each turn of a comparison, in order."""
-    cases: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for measurement in result["measurements"]:
-        turn = measurement["unit_index"] if measurement.get("side") else 0
-        cases.setdefault((measurement["case_key"], turn), []).append(measurement)
-    return [cases[key] for key in sorted(cases, key=lambda key: key[1])]
 
 
 def _by_name(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -448,7 +408,6 @@ def show(table: Table, timeout_s: float, save: Path | None) -> None:
             print("| " + " | ".join(row) + " |", flush=True)
         failed = [check for check in result["validity"]["checks"] if not check["ok"] and check["severity"] != "note"]
         notes += [f"{json.dumps(spec)}: {check['name']}: {check['detail']}" for check in failed]
-        notes += [f"{json.dumps(spec)}: {ratio}" for ratio in ratios_of(result, table)]
         if save is not None:
             with save.open("a") as file:
                 file.write(json.dumps({"spec": spec, **result}) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.specs import spec_adapter
-from benchmarks.gpu_tables import TABLES, Table, cell, ratios_of, rows_of, run
+from benchmarks.gpu_tables import TABLES, Table, cell, rows_of, run
 from tests.benchmarks.here import run_here
 
 
@@ -20,7 +20,7 @@ def test_every_row_is_a_valid_spec_with_the_tables_columns(name: str) -> None:
         parsed = spec_adapter.validate_json(json.dumps(spec))
         for case in parsed.cases():
             assert set(table.coordinates) <= set(case.coordinates)
-            keys.append((case.key, parsed.kind == "compare" and spec["baseline"]["attention"]))
+            keys.append(case.key)
     assert len(keys) == len(set(keys)), "no case is measured twice"
 
 
@@ -39,35 +39,6 @@ def test_a_job_of_a_fresh_process_fills_its_row() -> None:
     assert (model, warmup, parameters, prefill, host) == ("tiny", "1", "3.085e+06", "", "unknown")
     assert "±" in forward
     assert verdict in {"valid", "suspect"}
-
-
-def test_a_comparison_has_a_row_per_turn_and_a_ratio(tmp_path: Path) -> None:
-    side = {
-        "kind": "attention", "device": "cpu", "implementations": ["eager"], "sequence_lengths": [32], "head_dims": [16],
-        "dtypes": ["fp32"], "causal": [True], "measure_steps": 2,
-    }  # fmt: skip
-    sides = {name: {**side, "batch_size": size} for name, size in (("baseline", 1), ("candidate", 2))}
-    table = Table("", [], ("batch_size",), ("forward_ms",))
-    result = run({"kind": "compare", "replicates": 2, **sides}, timeout_s=120)
-    assert [row[0] for row in rows_of(result, table)] == ["1", "2", "1", "2"]
-    (ratio,) = ratios_of(result, table)
-    assert ratio.startswith("forward_ms: candidate ÷ baseline ")
-    assert ratio.endswith("in 2 turns)")
-
-
-def test_the_ratio_is_of_turns_that_follow_each_other() -> None:
-    turns = [
-        ("baseline", 2.0), ("candidate", 1.0), ("baseline", 4.0), ("candidate", 4.0), ("baseline", 1.0),
-        ("candidate", None), ("baseline", 1.0),
-    ]  # fmt: skip
-    common = {"case": {}, "metric": "step_ms", "phase": "step", "std": None}
-    measurements = [
-        {**common, "case_key": side, "side": side, "unit_index": index, "median": median}
-        for index, (side, median) in enumerate(turns)
-    ]
-    (ratio,) = ratios_of({"measurements": measurements}, Table("", [], (), ("step_ms",)))
-    assert ratio == "step_ms: candidate ÷ baseline 0.750 (0.500 to 1.000 in 2 turns)"
-    assert not list(ratios_of({"measurements": [{**measurements[0], "side": None}]}, Table("", [], (), ("step_ms",))))
 
 
 def test_a_rate_of_the_whole_work_is_shown_and_not_a_phases() -> None:
