@@ -1,15 +1,15 @@
 """Compares the compiled step of xl with our attention with that of each of torch's backends, on one GPU.
 
-    python -m benchmarks.compiled_step turns [--rounds 40] [--steps 5] [--cuda-graph] [--beside sdpa_cudnn …]
-    python -m benchmarks.compiled_step jobs [--replicates 8] [--cuda-graph] [--beside sdpa_cudnn …]
+    python -m benchmarks.compiled_step turns [--rounds 40] [--steps 5] [--cuda-graph]
+    python -m benchmarks.compiled_step jobs [--rounds 8] [--cuda-graph]
 
 Without a CUDA graph the step is limited by the host, and a host's speed drifts by more than the attentions differ. So
-both ways alternate. `jobs` submits a job of kind `compare` for each backend to a server and a worker of this checkout,
-and prints what `flopwatch compare` says: turns of fresh processes. `turns` alternates more often: each of the two
-attentions has one process, which makes its model once; in each round, each process measures a few steps while the other
-waits, and in the next round the other begins. Its table gives medians over the rounds in ms: of the time of a step, and
-of the time in which the host issues it. The ratio is that of the two steps of a round: its median, with the 95 %
-confidence interval of the median.
+both ways alternate. `jobs` submits a `benchmark` of each attention in each round to a server and a worker of this
+checkout, and prints after each round what Flopwatch says when it compares the jobs so far. `turns` alternates more
+often: ours and one backend have a process each, which makes its model once; in each round, each process measures a few
+steps while the other waits, and in the next round the other begins. Its table gives medians over the rounds in ms: of
+the time of a step, and of the time in which the host issues it. The ratio is that of the two steps of a round: its
+median, with the 95 % confidence interval of the median.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from tools.service import submit, wait_for_job
 
 OURS = "triton"
 BACKENDS = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
-METRICS = ("step_ms", "host_us", "device_ms")
 WARMUP_STEPS = 10
 CONFIDENCE = 0.95
 JOB_TIMEOUT_S = 1800.0
@@ -51,8 +50,8 @@ class Turn:
     """Until the host had issued it."""
 
 
-def by_jobs(ours: Spec, others: Sequence[Spec], replicates: int, metrics: Sequence[str]) -> Iterator[str]:
-    """Compare by jobs, turns of so many processes; yield what Flopwatch says of these metrics in each comparison.
+def by_jobs(ours: Spec, others: Sequence[Spec], rounds: int) -> Iterator[str]:
+    """Measure each spec by a job in each round; yield after each round how Flopwatch compares ours with the others.
 
     Raises:
         RuntimeError: a job failed.
@@ -60,13 +59,17 @@ def by_jobs(ours: Spec, others: Sequence[Spec], replicates: int, metrics: Sequen
     with started_service() as service:
         service.start_worker()
         client = service.client()
-        for other in others:
-            spec = {"kind": "compare", "baseline": other, "candidate": ours, "replicates": replicates}
-            job = wait_for_job(client, submit(client, {"spec": spec}), timeout_s=JOB_TIMEOUT_S)
-            if job["state"] != "succeeded":
-                raise RuntimeError(f"{other['attention']}: {job['state']}: {job['error']}")
-            asked = {"job": job["id"], "metric": metrics, "format": "markdown"}
-            yield client.get("/compare", params=asked).raise_for_status().text
+        submitted = [[submit(client, {"spec": spec}) for spec in (ours, *others)] for _ in range(rounds)]
+        for count, jobs in enumerate(submitted, start=1):
+            for job_id in jobs:
+                job = wait_for_job(client, job_id, timeout_s=JOB_TIMEOUT_S)
+                if job["state"] != "succeeded":
+                    raise RuntimeError(f"job {job_id}: {job['state']}: {job['error']}")
+            candidate, *baselines = zip(*submitted[:count], strict=True)
+            for baseline in baselines:
+                sides = {"baseline": baseline, "candidate": candidate}
+                asked = {**sides, "metric": ["step_ms", "host_us"], "format": "markdown"}
+                yield client.get("/compare", params=asked).raise_for_status().text
 
 
 def by_turns(one: Spec, other: Spec, rounds: int, steps: int) -> tuple[str, list[tuple[Turn, Turn]]]:
@@ -152,24 +155,22 @@ def main() -> None:
     """Print the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("way", choices=("turns", "jobs"))
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, help="by default 40 turns, or 8 jobs of each attention")
     parser.add_argument("--steps", type=int, default=5, help="of each attention in a round")
-    parser.add_argument("--replicates", type=int, default=8, help="processes of each attention in a job")
     parser.add_argument("--cuda-graph", action="store_true", help="the step is one CUDA graph: only the device counts")
-    parser.add_argument("--beside", nargs="+", choices=BACKENDS, default=BACKENDS)
     options = parser.parse_args()
     specs = {spec["attention"]: {**spec, "cuda_graph": options.cuda_graph} for spec in compiled_step()}
     if options.way == "jobs":
-        for told in by_jobs(specs[OURS], [specs[name] for name in options.beside], options.replicates, METRICS):
+        for told in by_jobs(specs[OURS], [specs[name] for name in BACKENDS], options.rounds or 8):
             print(told, flush=True)
         return
-    rows, device = [], ""
-    for name in options.beside:
-        device, turns = by_turns(specs[OURS], specs[name], options.rounds, options.steps)
+    rows, device, rounds = [], "", options.rounds or 40
+    for name in BACKENDS:
+        device, turns = by_turns(specs[OURS], specs[name], rounds, options.steps)
         rows.append(row(name, turns))
         print(*rows[-1], sep=", ", flush=True)
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "triton"))
-    print(f"\n{device}, {versions}; {options.rounds} rounds of {options.steps} steps\n")
+    print(f"\n{device}, {versions}; {rounds} rounds of {options.steps} steps\n")
     headings = ("beside", f"step: {OURS}, ms", "this", f"issued: {OURS}, ms", "this", f"{OURS} ÷ this")
     print(tabulate(rows, headers=headings, tablefmt="pipe", disable_numparse=True))
 
