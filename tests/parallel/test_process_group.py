@@ -155,9 +155,12 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
     def state() -> tuple[Any, ...]:
         return listening(), threading.active_count(), signal.getsignal(signal.SIGTERM)
 
+    # Made here: pytest's folders are not for two threads at a time.
+    failing, adding = tmp_path_factory.mktemp("failing"), tmp_path_factory.mktemp("adding")
+
     def fail() -> None:
         with pytest.raises(RanksFailed) as failure:
-            run(ranks.all_reduce_without_one, 1, folder=tmp_path_factory.mktemp("failing"), pids=pids)
+            run(ranks.all_reduce_without_one, 1, folder=failing, pids=pids)
         failures.append(failure.value)
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.MonkeyPatch.context() as patch:
@@ -174,7 +177,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
             3,
             world_size=2,
             backend="gloo",
-            folder=tmp_path_factory.mktemp("adding"),
+            folder=adding,
             reported=lambda index, message: reports.append((index, message)),
         )
         other.join()
