@@ -151,7 +151,7 @@ def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
     for index, unit in enumerate(runner.plan(spec)):
         _warn_of_wrap(unit)
         if index:
-            gc.unfreeze()  # measuring has frozen what lived then, such as the unit's model
+            gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
             start_afresh()
         reporter.spool.begin_unit(index, unit.title, unit.side)
         reporter.scratch = folder / str(index)

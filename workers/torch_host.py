@@ -136,7 +136,7 @@ def start_afresh() -> None:
     """Free the memory and code that measuring left in this process, so that it does not affect what comes next.
 
     It frees garbage and cached memory, and compiled code with its guards: the compiler keeps only a few of these before
-    it gives up or turns to dynamic shapes.
+    it gives up or turns to dynamic shapes. Garbage that `gc.freeze` has hidden stays, until the caller unfreezes it.
     """
     gc.collect()
     if "torch" not in sys.modules:
