@@ -3,10 +3,11 @@
     python -m benchmarks.attention_host [--shape 4x25x512x64 --shape 8x16x1024x64] [--compiled]
 
 One line per shape and implementation: microseconds in which the host issues a forward pass, and forward with backward,
-and microseconds per call of a loop of either, from its first call until the device has done the last: the longer of the
-host's and the device's time. In brackets is the ratio to cuDNN, the median of the rounds' ratios. Implementations take
-turns in each round, since a host's speed drifts. torch's backend is chosen once, outside the loops. `--compiled` times
-the same calls inside a function that torch.compile has compiled.
+each call timed by itself after the device was idle; and microseconds per call of a loop of either, from its first call
+until the device has done the last, which is the longer of the host's and the device's time. A loop's later calls cost
+the host less than its first ones. In brackets is the ratio to cuDNN, the median of the rounds' ratios. Implementations
+take turns in each round, since a host's speed drifts. torch's backend is chosen once, outside the loops. `--compiled`
+times the same calls inside a function that torch.compile has compiled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares the compiled step of xl with our attention with that of each of torch's backends, on one GPU.
 
-    python -m benchmarks.compiled_step turns [--pairs 6] [--rounds 8] [--steps 5] [--cuda-graph]
-    python -m benchmarks.compiled_step jobs [--rounds 8] [--cuda-graph]
+    python -m benchmarks.compiled_step turns [--pairs N] [--rounds N] [--steps N] [--cuda-graph]
+    python -m benchmarks.compiled_step jobs [--rounds N] [--cuda-graph]
 
 Without a CUDA graph the step is limited by the host, and a host's speed drifts by more than the attentions differ. So
 the attentions alternate, in one of two ways.
@@ -14,6 +14,9 @@ median of its ratios. The table has the median over the pairs, with the 95 % con
 
 `jobs` submits in each round a `benchmark` of each attention to a server and a worker of this checkout, and prints after
 each round what Flopwatch says when it compares the jobs so far. Each job is a process of its own.
+
+The step is that of `python -m benchmarks.gpu_tables --tables compiled-step --list`. On an H200, a pair of processes
+takes 20 to 60 s to start, and 70 GiB of the GPU's memory; `jobs` takes 6 minutes.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from tools.service import submit, wait_for_job
 from workers.jobs import _training
 from workers.measure.timing import run_step
 
+WAYS = ("turns", "jobs")
 OURS = "triton"
 BACKENDS = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
 WARMUP_STEPS = 10
@@ -179,7 +183,7 @@ def main() -> None:
     """Print the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(dest="way", required=True)
-    turns, jobs = ways.add_parser("turns"), ways.add_parser("jobs")
+    turns, jobs = (ways.add_parser(way, formatter_class=argparse.ArgumentDefaultsHelpFormatter) for way in WAYS)
     turns.add_argument("--pairs", type=int, default=6, help="pairs of processes; fewer than six have no interval")
     turns.add_argument("--rounds", type=even, default=8, help="of each pair, an even number")
     turns.add_argument("--steps", type=int, default=5, help="measured steps of a turn")

@@ -29,6 +29,7 @@ CUSTOM = {"d_model": 100, "d_ff": 64, "num_layers": 1, "num_heads": 3}
 
 INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "context_lenght": 64}}, "/spec/context_lenght", "did you mean context_length?"),
+    ({"spec": {**TINY, "modle": {"size": "tiny"}}}, "/spec/modle", "did you mean model?"),
     ({"spec": {**TINY, "context_length": "128"}}, "/spec/context_length", 'got "128"'),
     ({"spec": {**TINY, "context_length": 1.5}}, "/spec/context_length", "integer"),
     ({"spec": {**TINY, "context_length": True}}, "/spec/context_length", "integer"),
