@@ -223,9 +223,12 @@ class Reading:
             if not is_unreadable(row.data)
         ]
 
-    def samples(self, job_id: int, case_key: str | None = None, limit: int = 64) -> list[dict[str, Any]]:
+    def samples(self, job_id: int, case_key: str | None = None, limit: int = 256) -> tuple[list[dict[str, Any]], int]:
         """Return the measurements of one case, by default the first, that have several samples: case, metric, phase,
-        unit, unit_index, samples. At most `limit` measurements, of the last attempt that recorded any.
+        unit, unit_index, samples; and the number of processes that have such measurements.
+
+        At most `limit` measurements, of the last attempt that recorded any: those of the first processes, each with all
+        of its own. Only a single process that has more than `limit` is cut.
         """
         measurement = tables.measurement.c
         with self._database.read() as connection:
@@ -236,11 +239,18 @@ class Reading:
                 first = select(measurement.case_key).where(*sampled).order_by(measurement.id).limit(1)
                 case_key = connection.execute(first).scalar_one_or_none()
             names = ("case", "metric", "phase", "unit", "unit_index", "samples")
-            query = select(*(measurement[name] for name in names)).where(*sampled)
             # Other jobs have this case, too: the index on the job finds the rows.
-            query = query.where(cast(measurement.case_key, Text) == case_key).order_by(measurement.id).limit(limit)
+            of_case = (*sampled, cast(measurement.case_key, Text) == case_key)
+            processes = connection.execute(
+                select(func.count(measurement.unit_index.distinct())).where(*of_case)
+            ).scalar_one()
+            query = select(*(measurement[name] for name in names)).where(*of_case)
+            query = query.order_by(measurement.unit_index, measurement.id).limit(limit + 1)
             rows = connection.execute(query).mappings().all()
-        return [{**row, "samples": unpack(row["samples"]) or []} for row in rows]
+        if len(rows) > limit:
+            beyond = rows[-1]["unit_index"]
+            rows = [row for row in rows if row["unit_index"] != beyond] or rows[:limit]
+        return [{**row, "samples": unpack(row["samples"]) or []} for row in rows], processes
 
     def cells(
         self,

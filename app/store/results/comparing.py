@@ -58,6 +58,9 @@ could not determine the class.
 """
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."
+MEDIANS = (
+    "Values: the median of each process's samples, and of several processes the median of these; tables have means."
+)
 MAX_DISTRIBUTIONS = 200
 """Largest number of rows whose single processes are listed; those of the headline metric come first."""
 
@@ -338,6 +341,8 @@ def _compared(
         columns, shown = tables.compared(question.limit, notes)
     else:
         columns, shown = _metric_table(rows, judged)
+        if any(cell.value is not None for row in judged for cell in row.cells):
+            notes.insert(0, MEDIANS)
         distributions = _distributions(judged, headline)
     about = {
         **judgement.as_json(),

@@ -20,6 +20,7 @@ Conclusion = Literal[
 GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
 
 SIDES = ("baseline", "candidate")
+HEADLINE, OTHERS = "headline", "others"
 HEADLINE_SHARE = 0.8
 """The part of ALPHA that the headline metric has; all others share the rest."""
 ASKED_FOR = (1, 3, 5)
@@ -52,6 +53,8 @@ class Row:
     estimate: Estimate | None = None
     p_adjusted: float | None = None
     alpha: float = ALPHA
+    family: str = HEADLINE
+    """The rows with which it shares a part of ALPHA: the headline metric's, or all others."""
     drift: float = 0.0
     """The largest relative change within one side, if the sides were not alternated."""
     finding: Finding | None = None
@@ -171,7 +174,20 @@ class Row:
         if self.bound is None:
             return f"no interval, since not all values are positive; {self.processes}"
         cure = self.cure(limit_percent)
+        if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
+            return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}{self._alone()}"
         return f"no difference found, but one of {percent(self.bound)} cannot be excluded; {self.processes}{cure}"
+
+    def _p_in_words(self) -> str:
+        """Say which p-value is too large for a finding, and whether the correction has made it larger."""
+        is_raw = self.p_adjusted == (self.estimate or NOTHING).p_value
+        corrected = "" if is_raw else " after the correction for all metrics and cases"
+        return f"p is {self.p_adjusted:.3g}{corrected}"
+
+    def _alone(self) -> str:
+        """Say that the metric by itself has all of ALPHA, where others have most of it. In a new comparison: who asks
+        for a metric since its interval looks good has chosen it by chance."""
+        return f"; a new comparison of {self.metric} alone has more power" if self.family == OTHERS else ""
 
     def cure(self, limit_percent: float) -> str:
         """Say what would decide about a difference of this many percent: more processes, or measuring in turns.
@@ -243,18 +259,18 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
         row = judged[index]
         row.estimate = inference.estimate(row.baseline, row.candidate, resamples=resamples)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
-    family = {index: _family(rows[index].metric, headline, asked) for index in tested}
+        row.family = HEADLINE if asked or row.metric == headline else OTHERS
     with_p = [index for index in tested if (judged[index].estimate or NOTHING).p_value is not None]
     tests = [
-        Hypothesis(rows[index].baseline, rows[index].candidate, _p_value(judged[index]), family[index])
+        Hypothesis(rows[index].baseline, rows[index].candidate, _p_value(judged[index]), judged[index].family)
         for index in with_p
     ]
-    shares = {"headline": HEADLINE_SHARE, "others": 1 - HEADLINE_SHARE}
+    shares = {HEADLINE: HEADLINE_SHARE, OTHERS: 1 - HEADLINE_SHARE}
     values, needed = inference.adjusted(tests, shares)
     for index, value in zip(with_p, values, strict=True):
         judged[index].p_adjusted = value
-    for index, row in enumerate(judged):
-        row.alpha = needed.get(family.get(index, ""), ALPHA)
+    for row in judged:
+        row.alpha = needed.get(row.family, ALPHA)
         row.finding = row.found()
     return judged
 
@@ -263,10 +279,6 @@ def _p_value(row: Row) -> float:
     assert row.estimate is not None
     assert row.estimate.p_value is not None
     return row.estimate.p_value
-
-
-def _family(metric: str, headline: str | None, asked: Sequence[str]) -> str:
-    return "headline" if asked or metric == headline else "others"
 
 
 def drift(*sides: Sequence[float]) -> float:

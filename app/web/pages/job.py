@@ -48,6 +48,8 @@ CELLS_PER_PAGE = 100
 DRAWN_STEPS = 1500
 """Largest number of points of one line in a plot of samples; of more, the smallest and the largest of each stretch are
 drawn."""
+DRAWN_POINTS = 36_000
+"""Largest number of points of all lines of such a plot: a browser draws more only after seconds."""
 
 
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
@@ -177,11 +179,14 @@ class CaseQuery(StrictQuery):
 @router.get("/jobs/{job_id}/samples")
 def samples(services: CurrentServices, job_id: JobId, query: Annotated[CaseQuery, Query()]) -> Response:
     """Return a plot of the times of one case over the index of their step, with a line per phase and process."""
-    return Json(samples_figure(services.reading.samples(job_id, query.case)))
+    return Json(samples_figure(*services.reading.samples(job_id, query.case)))
 
 
-def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw everything that was sampled in milliseconds or, if nothing was, in the first unit that occurs."""
+def samples_figure(rows: Sequence[Mapping[str, Any]], of_processes: int) -> Figure:
+    """Draw everything that was sampled in milliseconds or, if nothing was, in the first unit that occurs.
+
+    `of_processes`: how many processes there are; the figure says so if `rows` are of fewer.
+    """
     units = [row["unit"] for row in rows]
     unit = "ms" if "ms" in units else next(iter(units), None)
     shown = [row for row in rows if row["unit"] == unit]
@@ -205,7 +210,14 @@ def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         if len(processes) > 1:
             trace |= {"showlegend": group.case == "process 1", "text": group.case}
             trace["name"] = group.side if group.case == "process 1" else trace["name"]
-    return {**figure, "data": [thinned(trace) for trace in figure["data"]], "empty": "Nothing was sampled repeatedly."}
+    read = len({row["unit_index"] for row in rows})
+    drawn_steps = min(DRAWN_STEPS, DRAWN_POINTS // max(1, len(groups)))
+    return {
+        **figure,
+        "data": [thinned(trace, drawn_steps) for trace in figure["data"]],
+        "note": f"Drawn: the first {read} of {of_processes} processes" if read < of_processes else "",
+        "empty": "Nothing was sampled repeatedly.",
+    }
 
 
 def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
@@ -218,12 +230,13 @@ def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, 
     return found
 
 
-def thinned(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep only the smallest and the largest value of each stretch of a long line, so that no outlier is lost."""
+def thinned(trace: Mapping[str, Any], drawn_steps: int = DRAWN_STEPS) -> dict[str, Any]:
+    """Keep only the smallest and the largest value of each stretch of a line with more than `drawn_steps`, so that no
+    outlier is lost."""
     steps, values = trace["x"], trace["y"]
-    if len(values) <= DRAWN_STEPS:
+    if len(values) <= drawn_steps:
         return dict(trace)
-    stretch = -(-len(values) // (DRAWN_STEPS // 2))
+    stretch = -(-len(values) // (drawn_steps // 2))
     kept: list[int] = []
     for start in range(0, len(values), stretch):
         own = range(start, min(start + stretch, len(values)))

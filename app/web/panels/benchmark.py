@@ -23,6 +23,8 @@ Measurement = Mapping[str, Any]
 def panels(results: JobResults) -> list[Panel]:
     """Return the phases of a step, and its memory, by process."""
     processes = by_process(results.measurements)
+    every = len({row["unit_index"] for row in results.measurements})
+    cut = f" Drawn: the first {len(processes)} of {every} processes." if len(processes) < every else ""
     found = []
     if any(medians(rows) for rows in processes.values()):
         found.append(
@@ -30,12 +32,13 @@ def panels(results: JobResults) -> list[Panel]:
                 "phases",
                 "Where a step's time goes (ms)",
                 "Median time of each phase, a bar for each fresh process. What the phases leave of the median step is "
-                "its rest.",
+                f"its rest.{cut}",
                 partial(draw_phases, processes),
             )
         )
     if any(row["metric"] in MEMORY and row["outcome"] == "ok" for row in results.measurements):
-        found.append(Panel("memory", "Memory (MiB)", "Peaks over the measured steps.", partial(draw_memory, processes)))
+        text = f"Peaks over the measured steps.{cut}"
+        found.append(Panel("memory", "Memory (MiB)", text, partial(draw_memory, processes)))
     return found
 
 

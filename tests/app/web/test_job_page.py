@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.store.records import Offer
-from app.web.pages.job import DRAWN_STEPS, line_names, samples_figure, thinned
+from app.web.pages.job import DRAWN_POINTS, DRAWN_STEPS, line_names, samples_figure, thinned
 from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
 
@@ -75,12 +75,43 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
     assert (nothing["data"], nothing["empty"]) == ([], "Nothing was sampled repeatedly.")
 
 
+@pytest.mark.parametrize(
+    ("processes", "drawn", "note"), [(20, 20, ""), (70, 64, "Drawn: the first 64 of 70 processes")]
+)
+def test_samples_of_many_processes_are_drawn_or_said_to_be_left_out(
+    fresh_site: Any, measured: Any, processes: int, drawn: int, note: str
+) -> None:
+    phases = ("forward", "backward", "optimizer", "step")
+    job_id = fresh_site.submit()["id"]
+    rows = [
+        sampled(measured(f"{phase}_ms", 1.0, unit_index=unit), [1.0, 2.0])
+        for phase in phases  # the rows of one process do not stand together
+        for unit in range(processes)
+    ]
+    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
+    figure = fresh_site.http.get(f"/ui/jobs/{job_id}/samples").json()
+    assert len(figure["data"]) == drawn * len(phases), "of a process every phase is drawn, or none"
+    assert {trace["text"] for trace in figure["data"]} == {f"process {number + 1}" for number in range(drawn)}
+    assert [trace["name"] for trace in figure["data"] if trace["showlegend"]] == list(phases)
+    assert figure["note"] == note
+
+
+def test_many_long_lines_have_no_more_points_than_a_browser_draws() -> None:
+    rows = [
+        {"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": unit, "samples": [1.0] * 2000, "case": {}}
+        for unit in range(100)
+    ]
+    figure = samples_figure(rows, 100)
+    assert len(figure["data"]) == 100
+    assert 0 < sum(len(trace["x"]) for trace in figure["data"]) <= DRAWN_POINTS
+
+
 def test_a_long_line_keeps_its_outliers() -> None:
     values = [1.0] * 100_000
     values[77_777] = 9.0
     values[5] = 0.5
     figure = samples_figure(
-        [{"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": 0, "samples": values, "case": {}}]
+        [{"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": 0, "samples": values, "case": {}}], 1
     )
     [trace] = figure["data"]
     assert len(trace["x"]) == len(trace["y"]) <= DRAWN_STEPS

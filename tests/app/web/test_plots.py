@@ -245,6 +245,8 @@ def test_samples_over_steps_show_the_warm_up_apart() -> None:
     assert warm_up["marker"]["symbol"] == "circle-open"
     assert (measured["x"], measured["y"]) == ([0, 1], [2.0, 2.5])
     assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
+    groups = [Samples(f"run {number}", "tiny", [2.0, 2.5]) for number in range(plots.MAX_SERIES + 1)]
+    assert len(plots.over_steps(groups, "forward_ms", "ms")["data"]) == len(groups), "nobody says which are left out"
 
 
 class TestMorePointsThanPixels:

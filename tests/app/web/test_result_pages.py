@@ -330,6 +330,24 @@ class TestCompare:
         assert "/compare?baseline=1&candidate=4&format=latex" in found.references
         assert "/ui/compare?job=4&job=1&job=5" in found.references
 
+    def test_the_corrected_p_stands_beside_the_interval(self, filled: Any, measured: Any) -> None:
+        jobs = []
+        for factor in (1.0, 2.0):
+            filled.submit(spec={"context_length": 16}, priority=9)
+            rows = [
+                measured(metric, factor * (1 + unit / 100), unit_index=unit, model="tiny", context_length=16)
+                for metric in ("step_ms", "forward_ms")
+                for unit in range(4)
+            ]
+            claim = filled.worker.claim()
+            filled.worker.finish(claim, measurements=rows)
+            jobs.append(claim.job_id)
+        text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        # Of four processes a side that do not overlap p is 2/70: by 4/5 for the headline, and by 1/5 for all others.
+        assert re.findall(r'data-head="p, corrected">([^<]*)<', text) == ["0.0357", "0.143"]
+        assert "the interval excludes 1, but p is 0.143 after the correction" in text
+        assert "only where the interval excludes 1 and p, corrected for all metrics and cases, is at most 0.05" in text
+
     def test_jobs_without_a_common_case_are_said_to_have_none(self, filled: Any) -> None:
         assert "no case in common" in page(filled, "/ui/compare?job=1&job=7").text
 

@@ -112,6 +112,18 @@ class TestMetrics:
         names = [name.strip() for name in head.strip("|").split("|")]
         assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
 
+    def test_below_the_table_it_says_that_its_values_are_medians(
+        self, database: Database, measure: Measure, profile: Callable[..., int]
+    ) -> None:
+        jobs = [measure(("step_ms", {"mean": 3.0})) for _ in range(2)]
+        sheet = compare(database, *jobs)
+        assert [row["baseline"] for row in rows(sheet)] == [2.0], "not the mean"
+        assert sheet.notes[0].startswith("Values: the median of each process's samples")
+        without = [measure(("step_ms", {"outcome": "oom"})) for _ in range(2)]
+        profiles = [profile(FORWARD) for _ in range(2)]
+        for others in (without, profiles):
+            assert not any("median" in note for note in compare(database, *others).notes)
+
     @pytest.mark.parametrize("number", [1, 2])
     def test_a_job_compared_with_itself_says_so(self, database: Database, measure: Measure, number: int) -> None:
         jobs = [measure(("step_ms", {}), finish=Finish("succeeded")) for _ in range(number)]

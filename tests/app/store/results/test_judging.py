@@ -83,6 +83,37 @@ def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
     assert whole.sentence.endswith(f"cannot be excluded; 8 processes each; {needed} processes each would find 5 %")
 
 
+class TestTheIntervalExcludesOneButTheTestDoesNotAgree:
+    ONE = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 0.98, 1.0)
+    APART = (1.12, 1.3, 1.08, 1.2, 1.06, 1.25, 1.15, 1.01)
+
+    def test_the_sentence_says_what_the_correction_does(self) -> None:
+        others = [row(NOISY, times(factor, NOISY[::-1]), f"part{factor}_ms") for factor in (1.0, 1.1, 1.2, 1.3)]
+        (_, found, *_), _ = judged(row(STEADY, STEADY[::-1]), row(self.ONE, self.APART, "forward_ms"), *others)
+        assert found.estimate is not None
+        assert found.estimate.excludes_one
+        assert found.estimate.p_value is not None
+        assert found.p_adjusted is not None
+        assert found.estimate.p_value < 0.05 < found.p_adjusted
+        assert found.finding == "inconclusive"
+        assert found.sentence() == (
+            f"inconclusive: the interval excludes 1, but p is {found.p_adjusted:.3g} after the correction for all "
+            f"metrics and cases; 8 processes each; {found.replicates_for(5)} processes each would find 5 %; "
+            "a new comparison of forward_ms alone has more power"
+        )
+        (alone,), whole = judged(row(self.ONE, self.APART, "forward_ms"), asked=("forward_ms",))
+        assert alone.finding == "worse", whole.sentence
+
+    def test_without_a_correction_it_says_nothing_of_one(self) -> None:
+        (found,), whole = judged(row((1.0, 1.01, 0.99, 1.06), (1.2, 1.3, 1.25, 1.05)))
+        assert found.estimate is not None
+        assert found.estimate.excludes_one
+        assert found.finding == "inconclusive"
+        assert f"the interval excludes 1, but p is {found.p_adjusted:.3g}; 4 processes each" in whole.sentence
+        assert "correction" not in whole.sentence
+        assert "alone" not in whole.sentence
+
+
 def test_as_many_processes_as_there_are_would_not_help() -> None:
     """Sides that may differ by 5 %: as few processes as usually find such a difference are there already."""
     one = [1 + 0.014 * value for value in (0, 2, -2, 3, -3, 1, -1, 0.2, 2.5, -2.5, 0.5, -0.5)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from app.web.panels.benchmark import by_process, draw_memory, draw_phases, medians
+import pytest
+
+from app.web.panels.benchmark import by_process, draw_memory, draw_phases, medians, panels
 
 
 def row(metric: str, median: float | None, phase: str | None = None, unit: int = 0) -> dict[str, Any]:
@@ -38,3 +41,17 @@ def test_a_bar_for_each_process() -> None:
 def test_memory_has_no_bar_where_it_is_not_known() -> None:
     rows = [row("peak_memory_mib", 100.0), row("memory_reserved_mib", None)]
     assert draw_memory(by_process(rows))["table"]["rows"] == [["one process", 100.0]]
+
+
+@pytest.mark.parametrize(("processes", "told"), [(64, False), (70, True)])
+def test_processes_that_are_left_out_are_told(processes: int, told: bool) -> None:
+    rows = [
+        row(*measured, unit=unit)
+        for unit in range(processes)
+        for measured in (("forward_ms", 2.0, "forward"), ("peak_memory_mib", 100.0))
+    ]
+    found: Any = SimpleNamespace(measurements=rows)
+    for panel in panels(found):
+        assert panel.text.endswith(" Drawn: the first 64 of 70 processes.") == told, panel.name
+        assert panel.draw is not None
+        assert len(panel.draw()["table"]["rows"]) == 64
