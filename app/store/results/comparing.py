@@ -59,7 +59,7 @@ could not determine the class.
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."
 MEDIANS = (
-    "Values: the median of each process's samples, and of several processes the median of these; tables have means."
+    "Values are medians: of each process's samples, and of several processes the median of these. Tables show means."
 )
 MAX_DISTRIBUTIONS = 200
 """Largest number of rows whose single processes are listed; those of the headline metric come first."""

@@ -269,8 +269,9 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
     values, needed = inference.adjusted(tests, shares)
     for index, value in zip(with_p, values, strict=True):
         judged[index].p_adjusted = value
+    for index in tested:
+        judged[index].alpha = needed.get(judged[index].family, ALPHA)
     for row in judged:
-        row.alpha = needed.get(row.family, ALPHA)
         row.finding = row.found()
     return judged
 

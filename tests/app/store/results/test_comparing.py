@@ -118,7 +118,7 @@ class TestMetrics:
         jobs = [measure(("step_ms", {"mean": 3.0})) for _ in range(2)]
         sheet = compare(database, *jobs)
         assert [row["baseline"] for row in rows(sheet)] == [2.0], "not the mean"
-        assert sheet.notes[0].startswith("Values: the median of each process's samples")
+        assert sheet.notes[0].startswith("Values are medians: of each process's samples")
         without = [measure(("step_ms", {"outcome": "oom"})) for _ in range(2)]
         profiles = [profile(FORWARD) for _ in range(2)]
         for others in (without, profiles):
