@@ -1,9 +1,9 @@
 """`flopwatch run SPEC.json`: runs one job in this process, without a queue.
 
 For profilers that start a program: `nsys profile flopwatch run spec.json` sees every CUDA call. All units run one after
-the other in this process, so replicates are not independent samples here. A unit that would run under a command of its
-own (`Unit.wrap`) runs without it, and standard error says so: the user may have started this process under that very
-command.
+the other in this process, so replicates are not independent samples here; standard error and the table say so. A unit
+that would run under a command of its own (`Unit.wrap`) runs without it, and standard error says that too: the user may
+have started this process under that very command.
 """
 
 from __future__ import annotations
@@ -148,7 +148,10 @@ def run_here(arguments: list[str]) -> int:
 
 def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
     runner, folder = runner_for(spec.kind), reporter.scratch
-    for index, unit in enumerate(runner.plan(spec)):
+    units = runner.plan(spec)
+    for index, unit in enumerate(units):
+        if index == 1:
+            _warn_of_one_process(units)
         _warn_of_wrap(unit)
         if index:
             gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
@@ -172,6 +175,18 @@ def _prints_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
+
+
+def _warn_of_one_process(units: Sequence[Unit]) -> None:
+    # Units under a wrapper are exec'd for its sake: they need not be independent of each other.
+    if sum(unit.start == "exec" and not unit.wrap for unit in units) < 2:
+        return
+    compares = any(unit.side for unit in units)
+    sys.stderr.write(
+        f"flopwatch run: all replicates{' of both sides' if compares else ''} run in this process, so they are no "
+        "independent samples: `flopwatch submit` gives each a process of its own"
+        f"{', and compares the sides' if compares else ''}\n"
+    )
 
 
 def _warn_of_wrap(unit: Unit) -> None:

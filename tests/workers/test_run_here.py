@@ -17,6 +17,7 @@ import pytest
 
 from workers import run_here as run_here_module
 from workers.jobs import _training
+from workers.jobs._base import Unit
 from workers.run_here import run_here
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -101,6 +102,40 @@ def test_json_has_everything(run: Run) -> None:
     assert all(Path(artifact["path"]).stat().st_size for artifact in result["artifacts"])
     titles = [unit["title"] for unit in result["units"]]
     assert titles == ["tiny, context 8, replicate 1 of 2", "tiny, context 8, replicate 2 of 2"]
+
+
+def test_replicates_are_said_to_share_the_process(run: Run) -> None:
+    code, out, err = run({**SPEC, "replicates": 3})
+    assert code == 0, err
+    told = "flopwatch run: all replicates run in this process, so they are no independent samples: `flopwatch submit`"
+    assert err.count(f"{told} gives each a process of its own\n") == err.count("independent") == 1
+    assert err.index("3/3 measuring") < err.index(told), "the first unit is as good as one of a queue"
+    assert "standard deviation of the means of 3 repetitions in one process, which are no independent samples." in out
+    assert "3 processes" not in out
+
+
+def test_both_sides_of_a_comparison_are_said_to_share_the_process(run: Run) -> None:
+    sides = {"baseline": SPEC, "candidate": {**SPEC, "context_length": 16}}
+    code, out, err = run({"kind": "compare", **sides, "replicates": 1})
+    assert code == 0, err
+    assert err.count("independent") == 1
+    assert "all replicates of both sides run in this process" in err
+    assert "gives each a process of its own, and compares the sides\n" in err
+    assert [line.split()[1] for line in out.splitlines() if "| tiny" in line] == ["baseline", "candidate"]
+
+
+def test_a_single_unit_shares_its_process_with_nothing(run: Run) -> None:
+    code, out, err = run(SPEC)
+    assert code == 0, err
+    assert "independent" not in out + err
+    assert "standard deviation of the samples of one process." in out
+
+
+def test_units_that_are_no_replicates_are_not_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile has a unit for each tool: one that is forked, and several that are exec'd under their wrappers."""
+    tools = [Unit("steps", start="exec", wrap=(tool,)) for tool in ("nsys", "ncu")]
+    run_here_module._warn_of_one_process([Unit("steps"), Unit("other steps"), *tools])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_unit_finds_nothing_of_the_one_before_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
