@@ -35,7 +35,7 @@ from workers.jobs._base import parse_spec
 from workers.measure.table import Column, Scalar, Table
 from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
 from workers.spool import Spool
-from workers.torch_host import start_afresh
+from workers.torch_host import give_free_memory_back, start_afresh
 from workers.verdicts import TABLE
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
         if index:
             gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
             start_afresh()
+            give_free_memory_back()
         reporter.spool.begin_unit(index, unit.title, unit.side)
         reporter.scratch = folder / str(index)
         reporter.scratch.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -154,6 +155,18 @@ def test_a_unit_finds_nothing_of_the_one_before_it(run: Run, monkeypatch: pytest
     code, _, err = run({**SPEC, "replicates": 3})
     assert code == 0, err
     assert alive == [0, 0, 0]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to give memory back")
+def test_a_later_unit_needs_as_much_memory_as_the_first(tmp_path: Path) -> None:
+    """Else later units take what the first one freed: they seemed to need 10 to 57 % of its 100 MiB."""
+    spec = {**SPEC, "context_length": 64, "batch_size": 4, "mode": "forward_backward", "replicates": 3}
+    done = command(tmp_path, spec, "--json")  # in this process the heap is large already
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["measurements"]
+    first, *later = [row["mean"] for row in rows if row["metric"] == "peak_memory_mib"]
+    assert len(later) == 2
+    assert all(peak is not None and peak > 0.6 * first for peak in later), (first, later)
 
 
 def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
