@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import base64
 import gc
-import itertools
 import json
 import os
 import shutil
@@ -56,6 +55,8 @@ class LocalReporter:
         self.spool = Spool()
         self.artifacts: list[dict[str, Any]] = []
         self._output = output
+        self._number = 1
+        """The number in the names of all files of this run; 1 is not written."""
 
     def progress(self, done: int, total: int, message: str) -> None:
         sys.stderr.write(f"{done}/{total} {message}\n")
@@ -75,9 +76,23 @@ class LocalReporter:
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
         public_name = self.spool.name_artifact(name)
         self._output.mkdir(parents=True, exist_ok=True)
-        target = _free(self._output / public_name)
-        shutil.move(path, target)
-        self.artifacts.append({"name": public_name, "kind": kind, "media_type": media_type, "path": str(target)})
+        self.artifacts.append({"name": public_name, "kind": kind, "media_type": media_type, "path": str(path)})
+        waiting = self.artifacts[-1:]
+        while not all(self._placed(artifact) for artifact in waiting):
+            # All files of a run have one number, so those that lie there already get the next one, too.
+            self._number += 1
+            waiting = self.artifacts
+
+    def _placed(self, artifact: dict[str, Any]) -> bool:
+        """Move a file to its name with the run's number; returns False if there is something of that name already."""
+        target = self._output / _numbered(artifact["name"], self._number)
+        try:
+            target.open("xb").close()  # takes the name, also from runs that write into the folder at the same time
+        except FileExistsError:
+            return False
+        shutil.move(artifact["path"], target)
+        artifact["path"] = str(target)
+        return True
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
         self.spool.add_environment(fingerprint, neighbours=[])
@@ -106,14 +121,10 @@ class LocalReporter:
         }
 
 
-def _free(target: Path) -> Path:
-    """Return the path, with a number before its suffixes if a file of that name is there: files are never overwritten.
-
-    "trace.json.gz" becomes "trace-2.json.gz".
-    """
-    stem, dot, suffixes = target.name.partition(".")
-    numbered = (target.with_name(f"{stem}-{number}{dot}{suffixes}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([target], numbered) if not os.path.lexists(path))
+def _numbered(name: str, number: int) -> str:
+    """Return the name with a number from 2 before its suffixes: "trace-2.json.gz"."""
+    stem, dot, suffixes = name.partition(".")
+    return name if number == 1 else f"{stem}-{number}{dot}{suffixes}"
 
 
 def run_here(arguments: list[str]) -> int:
