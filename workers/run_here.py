@@ -1,9 +1,9 @@
 """`flopwatch run SPEC.json`: runs one job in this process, without a queue.
 
 For profilers that start a program: `nsys profile flopwatch run spec.json` sees every CUDA call. All units run one after
-the other in this process, so replicates are not independent samples here. A unit that would run under a command of its
-own (`Unit.wrap`) runs without it, and standard error says so: the user may have started this process under that very
-command.
+the other in this process, so replicates are not independent samples here; standard error and the table say so. A unit
+that would run under a command of its own (`Unit.wrap`) runs without it, and standard error says that too: the user may
+have started this process under that very command.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import base64
 import gc
-import itertools
 import json
 import os
 import shutil
@@ -35,7 +34,7 @@ from workers.jobs._base import parse_spec
 from workers.measure.table import Column, Scalar, Table
 from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
 from workers.spool import Spool
-from workers.torch_host import start_afresh
+from workers.torch_host import give_free_memory_back, start_afresh
 from workers.verdicts import TABLE
 
 if TYPE_CHECKING:
@@ -56,6 +55,8 @@ class LocalReporter:
         self.spool = Spool()
         self.artifacts: list[dict[str, Any]] = []
         self._output = output
+        self._number = 1
+        """The number in the names of all files of this run; 1 is not written."""
 
     def progress(self, done: int, total: int, message: str) -> None:
         sys.stderr.write(f"{done}/{total} {message}\n")
@@ -75,9 +76,23 @@ class LocalReporter:
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
         public_name = self.spool.name_artifact(name)
         self._output.mkdir(parents=True, exist_ok=True)
-        target = _free(self._output / public_name)
-        shutil.move(path, target)
-        self.artifacts.append({"name": public_name, "kind": kind, "media_type": media_type, "path": str(target)})
+        self.artifacts.append({"name": public_name, "kind": kind, "media_type": media_type, "path": str(path)})
+        waiting = self.artifacts[-1:]
+        while not all(self._placed(artifact) for artifact in waiting):
+            # All files of a run have one number, so those that lie there already get the next one, too.
+            self._number += 1
+            waiting = self.artifacts
+
+    def _placed(self, artifact: dict[str, Any]) -> bool:
+        """Move a file to its name with the run's number; returns False if there is something of that name already."""
+        target = self._output / _numbered(artifact["name"], self._number)
+        try:
+            target.open("xb").close()  # takes the name, also from runs that write into the folder at the same time
+        except FileExistsError:
+            return False
+        shutil.move(artifact["path"], target)
+        artifact["path"] = str(target)
+        return True
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
         self.spool.add_environment(fingerprint, neighbours=[])
@@ -106,14 +121,10 @@ class LocalReporter:
         }
 
 
-def _free(target: Path) -> Path:
-    """Return the path, with a number before its suffixes if a file of that name is there: files are never overwritten.
-
-    "trace.json.gz" becomes "trace-2.json.gz".
-    """
-    stem, dot, suffixes = target.name.partition(".")
-    numbered = (target.with_name(f"{stem}-{number}{dot}{suffixes}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([target], numbered) if not os.path.lexists(path))
+def _numbered(name: str, number: int) -> str:
+    """Return the name with a number from 2 before its suffixes: "trace-2.json.gz"."""
+    stem, dot, suffixes = name.partition(".")
+    return name if number == 1 else f"{stem}-{number}{dot}{suffixes}"
 
 
 def run_here(arguments: list[str]) -> int:
@@ -148,11 +159,15 @@ def run_here(arguments: list[str]) -> int:
 
 def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
     runner, folder = runner_for(spec.kind), reporter.scratch
-    for index, unit in enumerate(runner.plan(spec)):
+    units = runner.plan(spec)
+    for index, unit in enumerate(units):
+        if index == 1:
+            _warn_of_one_process(units)
         _warn_of_wrap(unit)
         if index:
             gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
             start_afresh()
+            give_free_memory_back()
         reporter.spool.begin_unit(index, unit.title, unit.side)
         reporter.scratch = folder / str(index)
         reporter.scratch.mkdir()
@@ -172,6 +187,18 @@ def _prints_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
+
+
+def _warn_of_one_process(units: Sequence[Unit]) -> None:
+    # Units under a wrapper are exec'd for its sake: they need not be independent of each other.
+    if sum(unit.start == "exec" and not unit.wrap for unit in units) < 2:
+        return
+    compares = any(unit.side for unit in units)
+    sys.stderr.write(
+        f"flopwatch run: all replicates{' of both sides' if compares else ''} run in this process, so they are no "
+        "independent samples: `flopwatch submit` gives each a process of its own"
+        f"{', and compares the sides' if compares else ''}\n"
+    )
 
 
 def _warn_of_wrap(unit: Unit) -> None:

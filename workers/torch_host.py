@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import re
@@ -146,3 +147,14 @@ def start_afresh() -> None:
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     torch.cuda.empty_cache()
+
+
+def give_free_memory_back() -> None:
+    """Give the memory that the C library keeps for later allocations back to the system, if it can: glibc does.
+
+    Else what a unit allocates next comes from what the one before it freed, and does not count as growth of the process
+    (`HostMemory`). It takes milliseconds, and the pages must be mapped again when they are used.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

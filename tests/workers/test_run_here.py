@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import weakref
@@ -17,6 +19,7 @@ import pytest
 
 from workers import run_here as run_here_module
 from workers.jobs import _training
+from workers.jobs._base import Unit
 from workers.run_here import run_here
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -103,6 +106,40 @@ def test_json_has_everything(run: Run) -> None:
     assert titles == ["tiny, context 8, replicate 1 of 2", "tiny, context 8, replicate 2 of 2"]
 
 
+def test_replicates_are_said_to_share_the_process(run: Run) -> None:
+    code, out, err = run({**SPEC, "replicates": 3})
+    assert code == 0, err
+    told = "flopwatch run: all replicates run in this process, so they are no independent samples: `flopwatch submit`"
+    assert err.count(f"{told} gives each a process of its own\n") == err.count("independent") == 1
+    assert err.index("3/3 measuring") < err.index(told), "the first unit is as good as one of a queue"
+    assert "standard deviation of the means of 3 repetitions in one process, which are no independent samples." in out
+    assert "3 processes" not in out
+
+
+def test_both_sides_of_a_comparison_are_said_to_share_the_process(run: Run) -> None:
+    sides = {"baseline": SPEC, "candidate": {**SPEC, "context_length": 16}}
+    code, out, err = run({"kind": "compare", **sides, "replicates": 1})
+    assert code == 0, err
+    assert err.count("independent") == 1
+    assert "all replicates of both sides run in this process" in err
+    assert "gives each a process of its own, and compares the sides\n" in err
+    assert [line.split()[1] for line in out.splitlines() if "| tiny" in line] == ["baseline", "candidate"]
+
+
+def test_a_single_unit_shares_its_process_with_nothing(run: Run) -> None:
+    code, out, err = run(SPEC)
+    assert code == 0, err
+    assert "independent" not in out + err
+    assert "standard deviation of the samples of one process." in out
+
+
+def test_units_that_are_no_replicates_are_not_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile has a unit for each tool: one that is forked, and several that are exec'd under their wrappers."""
+    tools = [Unit("steps", start="exec", wrap=(tool,)) for tool in ("nsys", "ncu")]
+    run_here_module._warn_of_one_process([Unit("steps"), Unit("other steps"), *tools])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_unit_finds_nothing_of_the_one_before_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[weakref.ref[Any]] = []
     alive: list[int] = []
@@ -119,6 +156,18 @@ def test_a_unit_finds_nothing_of_the_one_before_it(run: Run, monkeypatch: pytest
     code, _, err = run({**SPEC, "replicates": 3})
     assert code == 0, err
     assert alive == [0, 0, 0]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to give memory back")
+def test_a_later_unit_needs_as_much_memory_as_the_first(tmp_path: Path) -> None:
+    """Else later units take what the first one freed: they seemed to need 10 to 57 % of its 100 MiB."""
+    spec = {**SPEC, "context_length": 64, "batch_size": 4, "mode": "forward_backward", "replicates": 3}
+    done = command(tmp_path, spec, "--json")  # in this process the heap is large already
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["measurements"]
+    first, *later = [row["mean"] for row in rows if row["metric"] == "peak_memory_mib"]
+    assert len(later) == 2
+    assert all(peak is not None and peak > 0.6 * first for peak in later), (first, later)
 
 
 def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
@@ -151,14 +200,93 @@ def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
     assert result["tables"][0]["rows"] == [["add", 1.5, 3], ["copy", 0.5, 1]]
 
 
-def test_no_file_is_overwritten(tmp_path: Path) -> None:
-    for name in ("trace.json.gz", "trace-2.json.gz", "plain"):
-        (tmp_path / name).touch()
-    (tmp_path / "link").symlink_to("nowhere")
-    assert run_here_module._free(tmp_path / "trace.json.gz").name == "trace-3.json.gz"
-    assert run_here_module._free(tmp_path / "plain").name == "plain-2"
-    assert run_here_module._free(tmp_path / "link").name == "link-2"
-    assert run_here_module._free(tmp_path / "new.json").name == "new.json"
+class Writer:
+    """A run that writes files, of one unit after the other, into a folder that others use, too."""
+
+    def __init__(self, scratch: Path, output: Path) -> None:
+        scratch.mkdir()
+        self.reporter = run_here_module.LocalReporter(scratch, output, scratch)
+
+    def unit(self, *names: str) -> None:
+        index = len(self.reporter.spool.units)
+        self.reporter.spool.begin_unit(index, f"unit {index}")
+        for name in names:
+            path = self.reporter.scratch / name
+            path.write_text(f"{self.reporter.scratch.name}, {index}, {name}")
+            self.reporter.artifact(path, name=name, kind="samples", media_type="text/plain")
+
+    def files(self) -> dict[str, str]:
+        """What each file is called, with its content."""
+        paths = [Path(artifact["path"]) for artifact in self.reporter.result()["artifacts"]]
+        return {path.name: path.read_text() for path in paths}
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder
+
+
+def test_no_file_is_overwritten(tmp_path: Path, output: Path) -> None:
+    for name in ("trace.json.gz", "trace-2.json.gz"):
+        (output / name).write_text("somebody's")
+    (output / "link-3").symlink_to("nowhere")
+    (output / "folder-4").mkdir()
+    writer = Writer(tmp_path / "run", output)
+    writer.unit("new.json", "trace.json.gz", "link", "folder", "plain")
+    names = ["new-5.json", "trace-5.json.gz", "link-5", "folder-5", "plain-5"]
+    assert list(writer.files()) == names
+    assert {(output / name).read_text() for name in ("trace.json.gz", "trace-2.json.gz")} == {"somebody's"}
+    assert {path.name for path in output.iterdir()} == {
+        *names, "trace.json.gz", "trace-2.json.gz", "link-3", "folder-4",
+    }, "nothing is left of the names that were tried"  # fmt: skip
+
+
+def test_all_files_of_a_run_have_one_number(tmp_path: Path, output: Path) -> None:
+    writers = [Writer(tmp_path / name, output) for name in ("first", "second", "third")]
+    for writer, units in zip(writers, (2, 4, 1), strict=True):
+        for _ in range(units):
+            writer.unit("samples.csv.gz")
+    found = [list(writer.files()) for writer in writers]
+    assert found[0] == ["samples.csv.gz", "samples-unit-1.csv.gz"]
+    assert found[1] == ["samples-2.csv.gz", *(f"samples-unit-{index}-2.csv.gz" for index in (1, 2, 3))]
+    assert found[2] == ["samples-3.csv.gz"]
+
+
+def test_runs_that_write_in_turns_have_a_number_each(tmp_path: Path, output: Path) -> None:
+    one, other = writers = [Writer(tmp_path / name, output) for name in ("one", "other")]
+    one.unit("samples.csv.gz")
+    other.unit("trace.json.gz")  # the name is free, so it has no number yet
+    one.unit("samples.csv.gz", "trace.json.gz")
+    other.unit("samples.csv.gz")  # the name is taken: now all of the other run's files get a number
+    one.unit("samples.csv.gz")
+    other.unit("samples.csv.gz")
+    assert list(one.files()) == [
+        "samples.csv.gz", "samples-unit-1.csv.gz", "trace-unit-1.json.gz", "samples-unit-2.csv.gz",
+    ]  # fmt: skip
+    assert list(other.files()) == ["trace-2.json.gz", "samples-unit-1-2.csv.gz", "samples-unit-2-2.csv.gz"]
+    written = [text for writer in writers for text in writer.files().values()]
+    assert sorted(text.split(",")[0] for text in written) == ["one"] * 4 + ["other"] * 3
+    assert len(list(output.iterdir())) == len(written)
+
+
+def test_a_name_is_taken_before_the_file_is_moved(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run that writes meanwhile gets another name. A name that was only looked up would be both runs'."""
+    one, other = (Writer(tmp_path / name, output) for name in ("one", "other"))
+    move = shutil.move
+
+    def moved(source: str, target: Path) -> None:
+        monkeypatch.undo()
+        other.unit("samples.csv.gz")
+        move(source, target)
+
+    monkeypatch.setattr(run_here_module.shutil, "move", moved)
+    one.unit("samples.csv.gz")
+    assert one.files() == {"samples.csv.gz": "one, 0, samples.csv.gz"}
+    assert other.files() == {"samples-2.csv.gz": "other, 0, samples.csv.gz"}
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,8 @@ def local_table(
 ) -> Sheet:
     """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`).
 
+    All units of such a job ran in one process, as those of `flopwatch run` do, and the note on the cells says so.
+
     Args:
         spec: the job's spec.
         measurements: as on the wire (Measurement.to_wire). Each may have "validity", its case's verdict, and in a
@@ -234,11 +236,13 @@ def local_table(
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
     rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
     cases, units = cases_of([job], rows, lambda row: row.side)
-    return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key))
+    return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key), one_process=True)
 
 
-def _sheet(cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons) -> Sheet:
-    """Return the table of these cases."""
+def _sheet(
+    cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons, *, one_process: bool = False
+) -> Sheet:
+    """Return the table of these cases. `one_process` says that one process ran all units, not each its own."""
     asked = layout.rows
     if layout.pivot is not None:
         _refuse_unknown_pivot(cases, layout.pivot)
@@ -258,7 +262,8 @@ def _sheet(cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout,
         varying = [name for name in in_order if _varies(cases, name)]
         related = relate(lines, layout.relative_to, of, units, varying)
     columns = _value_columns(shown, units, related)
-    notes = [*_on_statistics(cases, shown, layout.statistic), *related.notes, *notes]
+    statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
+    notes = [*statistics, *related.notes, *notes]
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
@@ -307,7 +312,9 @@ def _shown(case: CaseOfJob) -> dict[str, Scalar]:
     return {**case.coordinates, "job": case.job, "kind": case.kind, "case_key": case.key}  # all OF_THE_JOB
 
 
-def _on_statistics(cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic) -> list[str]:
+def _on_statistics(
+    cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, *, one_process: bool
+) -> list[str]:
     """Return a sentence that explains the cells, and what ± refers to."""
     numbers = {
         len(rows)
@@ -320,16 +327,20 @@ def _on_statistics(cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic
     several = max(numbers) > 1
     counts = sorted(number for number in numbers if number > 1)
     of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else ""
+    if one_process:
+        times, repeated = f"{of} repetitions in one process, which are no independent samples", "a case was repeated"
+    else:
+        times, repeated = f"{of} processes", "several processes measured a case"
     if statistic == "mean":
-        samples, processes = (
+        samples, several_times = (
             "mean ± standard deviation of the samples of one process",
-            f"mean ± standard deviation of the means of {of} processes",
+            f"mean ± standard deviation of the means of {times}",
         )
     else:
         name = _STATISTIC_NAMES.get(statistic, statistic)
-        samples, processes = f"{name} of the samples", f"{name} of the {name}s of {of} processes"
-    parts = [*([samples] if 1 in numbers else []), *([processes] if several else [])]
-    return [f"Cells: {'; or, where several processes measured a case, '.join(parts)}."]
+        samples, several_times = f"{name} of the samples", f"{name} of the {name}s of {times}"
+    parts = [*([samples] if 1 in numbers else []), *([several_times] if several else [])]
+    return [f"Cells: {f'; or, where {repeated}, '.join(parts)}."]
 
 
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}

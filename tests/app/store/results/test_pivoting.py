@@ -517,7 +517,18 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     local = local_table(BenchmarkSpec(), wire)
     assert local.rows == [row[:-1] for row in table(database).rows], "all but the job"
     assert local.missing == table(database).missing
-    assert render(local, "markdown") == render(table(database), "markdown")
+    stored = table(database)
+    assert stored.notes[0] == (
+        "Cells: mean ± standard deviation of the samples of one process; or, where several processes measured a case, "
+        "mean ± standard deviation of the means of 2 processes."
+    )
+    assert local.notes[0] == (
+        "Cells: mean ± standard deviation of the samples of one process; or, where a case was repeated, "
+        "mean ± standard deviation of the means of 2 repetitions in one process, which are no independent samples."
+    )
+    assert local.notes[1:] == stored.notes[1:]
+    same_notes = [replace(sheet, notes=[]) for sheet in (local, stored)]
+    assert render(same_notes[0], "markdown") == render(same_notes[1], "markdown")
     assert local.column("step_ms")[0].value == 2.0
 
 

@@ -1,0 +1,35 @@
+"""What a unit finds in a process that has measured before."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+import psutil
+import pytest
+
+from workers import torch_host
+
+MIB = 2**20
+
+
+def held_mib() -> float:
+    """MiB of this process that are resident and of no file."""
+    found = psutil.Process().memory_info()
+    return float(found.rss - found.shared) / MIB
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to give memory back")
+def test_memory_that_is_free_goes_back_to_the_system() -> None:
+    blocks = [b"x" * 2**16 for _ in range(64 * 16)]  # 64 MiB in blocks that are too small to be mapped one by one
+    kept = blocks[::16]  # so the heap cannot shrink by itself
+    del blocks
+    before = held_mib()
+    torch_host.give_free_memory_back()
+    assert before - held_mib() > 48
+    assert len(kept) == 64
+
+
+def test_a_c_library_that_cannot_do_it_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    torch_host.give_free_memory_back()
