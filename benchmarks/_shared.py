@@ -15,13 +15,14 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+import httpx
 from sqlalchemy import ColumnElement, Connection, Integer, Table, insert, literal, select
 from tabulate import tabulate
 
 from app.store import tables
 from app.store.engine import Database
 from app.store.sqlite import driver
-from tools.service import Service
+from tools.service import Service, wait_for_job
 
 JSON = {"Content-Type": "application/json"}
 TIMEOUT_S = 60.0
@@ -81,6 +82,17 @@ class Loopback:
             if response.status != expected:
                 raise RuntimeError(f"{method} {path}: {response.status}: {answer.decode(errors='replace')}")
         return answer
+
+
+def wait_for_success(client: httpx.Client, job_id: int, *, timeout_s: float) -> None:
+    """Wait until the job has succeeded.
+
+    Raises:
+        RuntimeError: it ended otherwise.
+    """
+    job = wait_for_job(client, job_id, timeout_s=timeout_s)
+    if job["state"] != "succeeded":
+        raise RuntimeError(f"job {job_id} has {job['state']}: {job['error']}")
 
 
 def copy_jobs(database: Database, job_id: int, copies: int) -> range:

@@ -25,8 +25,8 @@ from typing import Any
 from app.store.results import inference, judging
 from app.store.results.judging import Row
 from app.store.results.sheet import Cell
-from benchmarks._shared import host, print_report, started_service
-from tools.service import submit, wait_for_job
+from benchmarks._shared import host, print_report, started_service, wait_for_success
+from tools.service import submit
 
 METRIC = "forward_ms"
 SHORT, LONG = LENGTHS = (128, 130)
@@ -65,9 +65,7 @@ def gather(path: Path, rounds: int, replicates: int, measure_steps: int) -> None
             turns = replicates if is_planted else max(1, replicates // 2)
             compared = {"kind": "compare", "baseline": short, "candidate": long if is_planted else short}
             job_id = submit(client, {"spec": {**compared, "replicates": turns}, "timeout_s": "none"})
-            job = wait_for_job(client, job_id, timeout_s=JOB_TIMEOUT_S)
-            if job["state"] != "succeeded":
-                raise RuntimeError(f"job {job_id} has {job['state']}: {job['error']}")
+            wait_for_success(client, job_id, timeout_s=JOB_TIMEOUT_S)
             rows = client.get(f"/jobs/{job_id}/measurements").raise_for_status().json()["rows"]
             found["processes"] += [
                 {"job": job_id, "unit": row["unit_index"], "length": row["sequence_length"], "ms": row["median"]}

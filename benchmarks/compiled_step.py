@@ -38,9 +38,9 @@ from scipy import stats
 from tabulate import tabulate
 
 from app.specs.benchmark import BenchmarkSpec
-from benchmarks._shared import started_service
+from benchmarks._shared import started_service, wait_for_success
 from benchmarks.gpu_tables import Spec, compiled_step
-from tools.service import submit, wait_for_job
+from tools.service import submit
 from workers.jobs import _training
 from workers.measure.timing import run_step
 
@@ -71,13 +71,9 @@ def by_jobs(specs: Mapping[str, Spec], rounds: int) -> Iterator[str]:
             order = [names[(round_ + place) % len(names)] for place in range(len(names))]
             submitted.append({name: submit(client, {"spec": specs[name]}) for name in order})
         for count, jobs in enumerate(submitted, start=1):
-            for name, job_id in jobs.items():
-                job = wait_for_job(client, job_id, timeout_s=JOB_TIMEOUT_S)
-                if job["state"] != "succeeded":
-                    raise RuntimeError(f"job {job_id}, {name}: {job['state']}: {job['error']}")
-            for name in names:
-                if name == OURS:
-                    continue
+            for job_id in jobs.values():
+                wait_for_success(client, job_id, timeout_s=JOB_TIMEOUT_S)
+            for name in (one for one in names if one != OURS):
                 asked: list[tuple[str, str | int | float | bool | None]] = [("format", "markdown")]
                 asked += [("metric", metric) for metric in ("step_ms", "host_us")]
                 for one in submitted[:count]:

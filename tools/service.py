@@ -157,7 +157,7 @@ class Service:
         try:
             return wait_until(find, timeout_s=START_TIMEOUT_S, what=f"{pattern!r} in {log.name}")
         except TimeoutError:
-            # Else it would start later after all, and its port be taken for whoever is started in its place.
+            # If it lived on, it would start later, and take the port of the process that is started in its place.
             process.kill()
             process.wait()
             raise

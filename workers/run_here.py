@@ -163,16 +163,21 @@ def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
     for index, unit in enumerate(units):
         if index == 1:
             _warn_of_one_process(units)
-        _warn_of_wrap(unit)
         if index:
-            gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
-            start_afresh()
-            give_free_memory_back()
+            _forget_the_unit_before()
+        _warn_of_wrap(unit)
         reporter.spool.begin_unit(index, unit.title, unit.side)
         reporter.scratch = folder / str(index)
         reporter.scratch.mkdir()
         runner.run(spec, unit, reporter)
         reporter.spool.end_unit(Succeeded())
+
+
+def _forget_the_unit_before() -> None:
+    """Free what a unit has left, so that the next one finds this process as the first one did."""
+    gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
+    start_afresh()
+    give_free_memory_back()
 
 
 @contextmanager

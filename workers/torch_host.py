@@ -152,7 +152,7 @@ def start_afresh() -> None:
 def give_free_memory_back() -> None:
     """Give the memory that the C library keeps for later allocations back to the system, if it can: glibc does.
 
-    Else what a unit allocates next comes from what the one before it freed, and does not count as growth of the process
+    Otherwise a unit allocates from what the unit before it freed, and that does not count as growth of the process
     (`HostMemory`). It takes milliseconds, and the pages must be mapped again when they are used.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

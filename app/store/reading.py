@@ -241,13 +241,14 @@ class Reading:
             names = ("case", "metric", "phase", "unit", "unit_index", "samples")
             # Other jobs have this case, too: the index on the job finds the rows.
             of_case = (*sampled, cast(measurement.case_key, Text) == case_key)
-            processes = connection.execute(
-                select(func.count(measurement.unit_index.distinct())).where(*of_case)
-            ).scalar_one()
             query = select(*(measurement[name] for name in names)).where(*of_case)
             query = query.order_by(measurement.unit_index, measurement.id).limit(limit + 1)
             rows = connection.execute(query).mappings().all()
-        if len(rows) > limit:
+            processes, cut = len({row["unit_index"] for row in rows}), len(rows) > limit
+            if cut:
+                count = select(func.count(measurement.unit_index.distinct())).where(*of_case)
+                processes = connection.execute(count).scalar_one()
+        if cut:
             beyond = rows[-1]["unit_index"]
             rows = [row for row in rows if row["unit_index"] != beyond] or rows[:limit]
         return [{**row, "samples": unpack(row["samples"]) or []} for row in rows], processes

@@ -404,8 +404,8 @@ MOST_TICKS = 12
 def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
     """Draw samples over the index of their step, which shows a too short warm-up and drift at a glance.
 
-    Steps of the warm-up have negative indexes and open markers. Every group is drawn: who has more than a reader tells
-    apart leaves some out, and says so in the figure's `note`.
+    Steps of the warm-up have negative indexes and open markers. Every group is drawn: a caller that leaves some out
+    says so in the figure's `note`.
     """
     traces = []
     for index, group in enumerate(groups):

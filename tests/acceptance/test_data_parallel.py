@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.acceptance.conftest import Site
 from tests.acceptance.sabotage import get, wait_until_gone
+from tests.sockets import listening, listening_of
 from tools.service import submit, wait_for_job, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
@@ -21,8 +21,6 @@ GONE_S = 5.0
 """How soon the ranks of a killed worker's job are gone, on a busy machine."""
 SHARED_S = 30.0
 """How long other tests may have files in shared memory that they remove themselves. What is left of ranks stays."""
-LISTENS = "0A"
-"""The state of a socket in /proc/net/tcp that listens."""
 DDP: dict[str, Any] = {
     "kind": "ddp",
     "model": {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16},
@@ -47,27 +45,6 @@ def ranks_below(process: psutil.Process) -> list[psutil.Process]:
 def shared_memory() -> set[str]:
     """Names of all files in shared memory."""
     return {path.name for path in Path("/dev/shm").iterdir()}
-
-
-def listening() -> set[str]:
-    """The sockets that listen on this host, as links to them read below /proc. A port may soon be another process's."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for row in Path("/proc/net", table).read_text().splitlines()[1:]:
-            _, _, _, state, _, _, _, _, _, inode, *_ = row.split()
-            if state == LISTENS:
-                found.add(f"socket:[{inode}]")
-    return found
-
-
-def listening_of(processes: list[psutil.Process]) -> set[str]:
-    """Those at which these processes listen."""
-    links: set[str] = set()
-    for process in processes:
-        for path in Path(f"/proc/{process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # it has just been closed
-                links.add(str(path.readlink()))
-    return links & listening()
 
 
 def ranks_alive(folder: Path) -> list[str]:
@@ -135,7 +112,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
     ranks = wait_until(lambda: ranks_that_measure(first), timeout_s=90, what="four ranks that measure")
     assert len(ranks_alive(first.folder)) == 4
     descendants = psutil.Process(first.worker.pid).children(recursive=True)
-    held = listening_of(descendants)
+    held = listening_of(*(one.pid for one in descendants))
     assert held
     first.worker.kill()
     wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)

@@ -23,6 +23,7 @@ import torch.distributed
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel import ranks
+from tests.sockets import listening_of
 
 WITHOUT_TORCH = process_group._RANK_PROGRAM.replace(
     "rank_main()",
@@ -116,13 +117,6 @@ def status(pid: int) -> str:
         return "State:\tZ"
 
 
-def listening() -> set[str]:
-    """The addresses at which this process and its children listen."""
-    mine = {str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
-    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
-    return {line.split()[1] for line in lines if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine}
-
-
 def wait_until(condition: Any, seconds: float) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -153,7 +147,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
     pids: list[int] = []
 
     def state() -> tuple[Any, ...]:
-        return listening(), threading.active_count(), signal.getsignal(signal.SIGTERM)
+        return listening_of(os.getpid()), threading.active_count(), signal.getsignal(signal.SIGTERM)
 
     # Made here: pytest's folders are not for two threads at a time.
     failing, adding = tmp_path_factory.mktemp("failing"), tmp_path_factory.mktemp("adding")
