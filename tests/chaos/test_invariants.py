@@ -28,9 +28,9 @@ from app.store.records import (
     UnitRecord,
 )
 from app.store.sqlite import driver
+from tests.chaos.evidence import Evidence, Ledger, StoredFile
+from tests.chaos.invariants import INVARIANTS, check
 from tests.plugins.hostile_kind.specs.hostile import HostileSpec
-from tools.chaos.evidence import Evidence, Ledger, StoredFile
-from tools.chaos.invariants import INVARIANTS, check
 
 OFFER = Offer(frozenset({"hostile"}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
 WORKER, AGENT = "host-77-abcdef", 77
@@ -126,7 +126,7 @@ def measured(nonce: int) -> MeasurementRecord:
         n=1,
         std=None,
         samples=None,
-        **statistics,  # type: ignore[arg-type]
+        **statistics,
     )
 
 
