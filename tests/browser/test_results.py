@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
 from tests.app.conftest import CAPABILITIES, KINDS, Site, serving
-from tests.browser.checks import WIDTHS, assert_fits, assert_readable
-from tests.browser.conftest import PATIENCE_MS, Watch
+from tests.browser.checks import WIDTHS, assert_fits, assert_readable, at_both_widths
+from tests.browser.conftest import PATIENCE_MS, Watch, watched_page
 from tests.builders import measured
 
 PROCESSES = 8
@@ -196,6 +196,29 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     expect(page.locator("main")).to_contain_text("no case in common")
     page.goto(f"/ui/compare?job={jobs[0]}")
     expect(page.locator("main")).to_contain_text("Add at least one job")
+
+
+def test_exported_files_draw_their_figures_without_server_and_network(
+    site: PlayedSite, chromium: Browser, tmp_path: Path
+) -> None:
+    sweep = submit_sweep(site)
+    jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
+    watch = Watch("")  # files have no host
+    with watched_page(chromium, tmp_path.as_uri(), watch) as page:
+        page.context.set_offline(True)
+        for path, captions in (
+            (f"/sweeps/{sweep}/export", ["Step (ms) along context length", "Step (ms) over context length"]),
+            (f"/compare/export?baseline={jobs[0]}&candidate={jobs[1]}", ["Candidate / baseline", "one dot for each"]),
+            (f"/jobs/{jobs[0]}/export", ["Median time of each phase"]),
+        ):
+            (tmp_path / "export.html").write_text(site.http.get(path).raise_for_status().text)
+            page.goto((tmp_path / "export.html").as_uri())
+            for caption in captions:
+                expect(drawn(page, caption).locator(".main-svg").first).to_be_visible()
+            for _scheme in at_both_widths(page):
+                assert_fits(page)
+        page.get_by_text("Numbers of this plot").first.click()
+        expect(page.locator(".plot-data td").first).to_have_text("process 1")
 
 
 def test_tables_are_chosen_laid_out_and_told_as_commands(site: PlayedSite, page: Page, watch: Watch) -> None:
