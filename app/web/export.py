@@ -17,15 +17,15 @@ from fastapi.responses import HTMLResponse, Response
 from markupsafe import Markup
 from pydantic import Field
 
+from app import results
 from app.api.compare import SHOWN_TO_PEOPLE, ComparedQuery
 from app.api.parameters import JobId, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.layout import case_text
 from app.metrics import headline, readable
+from app.results.samples import samples_of
 from app.specs._base import flat
 from app.states import FINISHED_STATES
-from app.store import results
-from app.store.results.samples import samples_of
 from app.web import plots, svg
 from app.web.panels import JobResults, panels_of
 from app.web.templates import STATIC, page_text, table

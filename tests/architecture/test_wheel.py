@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("app", "kernels", "migrations", "parallel", "workers")
+PACKAGES = ("app", "flopwatch", "kernels", "migrations", "parallel", "workers")
 
 HIDE_THE_EXTRA = """
 import importlib.machinery

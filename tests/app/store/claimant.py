@@ -17,9 +17,11 @@ from typing import Any
 
 from sqlalchemy import bindparam, update
 
-from app.store import claims, locking, queue, sqlite, tables
-from app.store.engine import Database
-from app.store.queue import Queue
+from app.store import tables
+from app.store.database import locking, sqlite
+from app.store.database.engine import Database
+from app.store.queue import claims, transitions
+from app.store.queue.transitions import Queue
 from app.store.records import Finish, Offer
 
 PAUSE_S = 0.002
@@ -36,7 +38,7 @@ def hesitate() -> None:
         time.sleep(PAUSE_S)
         return chosen
 
-    vars(queue)["next_job"] = slowly
+    vars(transitions)["next_job"] = slowly
 
 
 def sabotage() -> None:
@@ -44,9 +46,9 @@ def sabotage() -> None:
     sqlite._begin = lambda connection: None  # each statement commits by itself
     job = tables.job.c
     careless = update(tables.job).where(job.id == bindparam("job_id"))
-    queue._TAKE = careless.values(
+    transitions._TAKE = careless.values(
         state="running", attempt=job.attempt + 1, worker_id=bindparam("by"), started_at=bindparam("now")
-    ).returning(*queue._TAKE.exported_columns)
+    ).returning(*transitions._TAKE.exported_columns)
 
 
 def claim_all(name: str) -> list[int]:
