@@ -105,7 +105,9 @@ def test_the_service_imports_nothing_of_gpu_hosts_and_no_pandas(root: Path, impo
 
 def test_a_forbidden_import_is_seen_at_run_time(copy: Path, imported: Callable[..., set[str]]) -> None:
     break_it(copy, "app/settings.py", "import parallel, pandas")
-    assert {"parallel", "pandas"} <= imported(copy, "app", skipped="app.api,app.cli,app.main,app.results,app.server,app.store,app.web")
+    assert {"parallel", "pandas"} <= imported(
+        copy, "app", skipped="app.api,app.cli,app.main,app.results,app.server,app.store,app.web"
+    )
 
 
 def test_neither_agent_nor_runner_imports_torch(root: Path, imported: Callable[..., set[str]]) -> None:

@@ -359,12 +359,12 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.files.artifacts import ArtifactFiles
 from app.store.database.engine import open_database
-from app.store.queue import Queue
-from app.store.reading import Reading
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
 from app.results import list_tables, result_table
 from workers.agent import capabilities
-from workers.devices import Lease, discover
+from workers.devices.locks import Lease, discover
 from workers.agent.job_run import JobRun
 from workers.jobs import RUNNERS, _outside_profilers
 from workers.processes.launch import Launcher

@@ -29,9 +29,9 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.files.artifacts import ArtifactFiles
 from app.store.database.engine import open_database
-from app.store.queue import Queue
+from app.store.queue.transitions import Queue
 from app.store.records import NewJob
-from app.store.reading import Reading
+from app.store.reading.queries import Reading
 
 settings = Settings.model_validate_json(sys.argv[1])
 database = open_database(settings)

@@ -29,7 +29,7 @@ SUBMITTER = """
 import sys
 from app.specs.benchmark import BenchmarkSpec
 from app.store.database.engine import Database
-from app.store.queue import Queue
+from app.store.queue.transitions import Queue
 from app.store.records import NewJob
 queue = Queue(Database(sys.argv[1], busy_timeout_s=30))
 while True:
