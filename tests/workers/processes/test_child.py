@@ -16,7 +16,7 @@ from workers.processes.keeper import Request
 
 LEAVES_A_THREAD = """
 import atexit, sys, threading, time
-from workers import child
+from workers.processes import child
 
 def run_request(_request, _messages, **_options):
     threading.Thread(target=time.sleep, args=(3600,)).start()

@@ -498,7 +498,7 @@ def ends_with_a_stopped_keeper(
         start,
         f"""
         import threading
-        from workers import unit_run
+        from workers.agent import unit_run
         from workers.processes.launch import Process
         from workers.agent.unit_run import Listener, StopSignal, Timeout, UnitRun
 
