@@ -4,32 +4,32 @@
     python -m benchmarks.pictures attention FILE > docs/pictures/attention.svg
 
 `exposed-communication` takes jobs of kind `ddp` (`--tables ddp`), `attention` those of kind `attention` with several
-head dimensions (`--tables lengths`). Where FILE has a job twice, the last one counts.
+head dimensions (`--tables lengths`). Where FILE has a job twice, the last one counts. Plotly draws them, in Debian's
+chromium.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from app.web.svg import drawn
+from playwright.sync_api import sync_playwright
 
 Record = Mapping[str, Any]
 """A line of the file: a job's spec, and what it has reported."""
 
-STYLE = """<style>
-svg { background: #fff; font: 12px system-ui, sans-serif; color: #1c1e21;
-  --plot-1: #0b62a4; --plot-2: #c2410c; --plot-3: #0f7b5f; --plot-4: #8e3a9d; --plot-5: #8a6d00 }
-text { fill: #1c1e21 }
-line { stroke: #1c1e21 }
-line.grid { stroke: #d9dce1 }
-</style>"""
+PLOTLY = Path(__file__).parents[1] / "app/web/static/vendor/plotly/plotly-cartesian.min.js"
+TO_IMAGE = "([figure, options]) => Plotly.toImage(figure, options)"
+SIZE = {"width": 860, "height": 420}
+"""Size of a picture in pixels."""
 TITLES = {"triton": "ours", "sdpa_flash": "FlashAttention-2", "sdpa_cudnn": "cuDNN", "flex": "FlexAttention"}
 """Implementations as the picture names them, in this order."""
-COLOURS = tuple(f"var(--plot-{number})" for number in range(1, 6))
+COLOURS = ("#0b62a4", "#c2410c", "#0f7b5f", "#8e3a9d", "#8a6d00")
 
 
 def exposed_communication(records: Iterable[Record]) -> dict[str, Any]:
@@ -112,11 +112,18 @@ PICTURES = {
 def svg(name: str, records: Sequence[Record]) -> str:
     """Return a picture as the text of an SVG file."""
     make, title = PICTURES[name]
-    element = drawn(make(records), title)
-    if not element.startswith("<svg "):
+    figure = make(records)
+    if not any(trace["x"] for trace in figure["data"]):
         raise SystemExit(f"{name}: the file has no such jobs")
-    head, rest = element.split(">", 1)
-    return f'{head} xmlns="http://www.w3.org/2000/svg">\n{STYLE}{rest}\n'
+    figure["layout"] |= {"title": {"text": title}, "font": {"family": "system-ui, sans-serif"}}
+    with sync_playwright() as playwright:
+        # The sandbox does not work as root, and the page is empty.
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page()
+        page.add_script_tag(path=PLOTLY)
+        address = page.evaluate(TO_IMAGE, [figure, {"format": "svg", **SIZE}])
+        browser.close()
+    return unquote(address.partition(",")[2]) + "\n"
 
 
 def main() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
 
-from benchmarks.pictures import svg
+from benchmarks.pictures import attention as draw_attention
+from benchmarks.pictures import exposed_communication, svg
 
 
 def ddp(strategy: str, exposed_ms: float | None, **fields: Any) -> dict[str, Any]:
@@ -31,32 +31,21 @@ def attention(length: int, *head_dims: int) -> dict[str, Any]:
     return {"spec": spec, "measurements": measurements}
 
 
-def words(picture: str) -> list[str]:
-    return [text.text or "" for text in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
-
-
 def test_strategies_are_in_the_order_of_what_they_expose() -> None:
     jobs = [ddp("torch_ddp", 9.0, bucket_size_mb=25, sharded_optimizer=True), ddp("none", None), ddp("fsdp", 3.0)]
-    shown = words(svg("exposed-communication", jobs))
-    assert [name for name in shown if name in ("fsdp", "torch ddp 25 + zero", "none")] == [
-        "fsdp",
-        "torch ddp 25 + zero",
-    ]
+    [bars] = exposed_communication(jobs)["data"]
+    assert (bars["x"], bars["y"]) == (["fsdp", "torch ddp 25 + zero"], [3.0, 9.0])
 
 
 def test_each_implementation_has_a_line_for_each_head_dimension() -> None:
     jobs = [*(attention(length, 64, 128) for length in (512, 1024, 2048)), attention(4096, 256)]
-    picture = svg("attention", jobs)
-    shown = words(picture)
-    assert [word for word in shown if word.endswith("128")] == [
-        f"{name}, d = 128" for name in ("ours", "FlashAttention-2", "cuDNN", "FlexAttention")
-    ]
-    assert "ours, d = 64" in shown
-    assert not any("256" in word for word in shown), "a single shape is no line"
-    assert {"512", "1,024", "2,048", "forward + backward, TFLOP/s"} <= set(shown)
-    lines = list(ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}polyline"))
-    assert [len(str(line.get("points")).split()) for line in lines] == [3, 3, 3, 2] * 2
-    assert [line.get("stroke-dasharray") is None for line in lines] == [True] * 4 + [False] * 4
+    figure = draw_attention(jobs)
+    lines = {line["name"]: line for line in figure["data"]}
+    names = ("ours", "FlashAttention-2", "cuDNN", "FlexAttention")
+    assert list(lines) == [f"{name}, d = {width}" for width in (128, 64) for name in names], "a single shape is no line"
+    assert [len(line["x"]) for line in lines.values()] == [3, 3, 3, 2] * 2
+    assert [line["line"]["dash"] for line in lines.values()] == ["solid"] * 4 + ["dash"] * 4
+    assert figure["layout"]["xaxis"]["ticktext"] == ["512", "1,024", "2,048"]
 
 
 def test_a_file_without_such_jobs_is_refused() -> None:
