@@ -17,9 +17,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
-from tests.app.conftest import CAPABILITIES, KINDS, Site, record, serving
+from tests.app.conftest import CAPABILITIES, KINDS, Site, serving
 from tests.browser.checks import WIDTHS, assert_fits, assert_readable, at_both_widths
 from tests.browser.conftest import PATIENCE_MS, Watch, watched_page
+from tests.builders import measured
 
 PROCESSES = 8
 LENGTHS = (128, 256, 512)
@@ -57,7 +58,7 @@ def finish(
     for unit in range(PROCESSES):
         for metric, share in (("forward_ms", 0.4), ("step_ms", 1.0)):
             value = None if outcome != "ok" else share * ms * (1 + 0.002 * unit)
-            rows.append(record(metric, value, outcome, unit_index=unit, validity=validity, **case))
+            rows.append(measured(metric, value, outcome, unit_index=unit, validity=validity, **case))
     environment = {"torch": torch, "gpu": "Test GPU"}
     verdict = {"verdict": validity, "counts": {validity: 1}, "checks": []}
     units = [UnitRecord(unit, f"replicate {unit}", "succeeded", environment=environment) for unit in range(PROCESSES)]
@@ -165,7 +166,7 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
         jobs.append(finish(site, factor=factor, torch=torch))
     other = site.submit(spec={"context_length": 64, "mode": "forward"})["id"]
     claim = site.worker.claim_job(other)
-    site.worker.finish(claim, measurements=[record("prefill_ms", 1.0, model="tiny", context_length=64)])
+    site.worker.finish(claim, measurements=[measured("prefill_ms", 1.0, model="tiny", context_length=64)])
 
     page.goto("/ui")
     for job in jobs[:2]:

@@ -1,0 +1,77 @@
+"""Chaos: attacks a whole Flopwatch from all sides at once, and then checks whether it has kept its promises.
+
+    python -m tests.chaos [--minutes 10] [--seed N] [--only FAULT …] [--keep]
+
+A server, three workers and seven clients run hostile jobs, while processes are killed and stopped, the disk is full,
+the write lock is held and clocks jump (plan.py). When everything has come to rest, the API, the database, the files and
+the processes are checked (invariants.py, run.py). The seed is printed: it gives the same faults at the same times
+again, and each client the same choices. What they meet depends on how fast the machine is: a failure may need several
+runs.
+Exits with 1 if something is wrong. tests/acceptance/test_chaos.py runs the same for seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from tests.chaos.plan import LASTS_S, faults
+from tests.chaos.run import run
+
+ROUND_S = 60.0
+"""Length of a round. A long run is rounds with a service of their own each, so that little is lost when one fails."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run rounds until the time is over; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Attack a whole Flopwatch.")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long the faults go on in all")
+    parser.add_argument("--seed", type=int, default=None, help="of the first round; the others count on from it")
+    parser.add_argument("--round-seconds", type=float, default=ROUND_S, help="length of a round's attack")
+    parser.add_argument("--only", nargs="+", choices=sorted(LASTS_S), default=tuple(LASTS_S), help="kinds of faults")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of rounds that fail")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
+    first = secrets.randbelow(2**32) if options.seed is None else options.seed
+    rounds = max(1, round(60 * options.minutes / options.round_seconds))
+    failed = [
+        seed
+        for seed in range(first, first + rounds)
+        if not one_round(seed, options.round_seconds, tuple(options.only), keep=options.keep)
+    ]
+    print(f"{rounds - len(failed)} of {rounds} rounds were clean" + (f"; failed: seeds {failed}" if failed else ""))
+    return 1 if failed else 0
+
+
+def _end(_signum: int, _frame: FrameType | None) -> None:
+    sys.exit(143)  # with everything that a context has to clean up
+
+
+def one_round(seed: int, seconds: float, kinds: Sequence[str], *, keep: bool) -> bool:
+    """One round; returns True if nothing is wrong."""
+    print(f"== seed {seed}, {seconds:g} s", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="flopwatch-chaos-"))
+    result = None
+    try:
+        result = run(folder, seed, seconds, faults(seed, seconds, kinds))
+    finally:
+        if keep and (result is None or result.wrong):
+            print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(result.summary, indent=1))
+    for one in result.wrong:
+        print(f"WRONG: {one}")
+    return not result.wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

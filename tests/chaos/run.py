@@ -1,0 +1,253 @@
+"""One chaos run: start a service, attack it, let it come to rest, and look for what is wrong."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.settings import Settings
+from app.store.database.engine import Database
+from app.store.database.sqlite import driver
+from app.store.files.artifacts import ArtifactFiles
+from tests.chaos import invariants
+from tests.chaos.clients import Clients
+from tests.chaos.evidence import Evidence, Ledger, leftovers, read_marks, stored_files
+from tests.chaos.plan import Fault
+from tests.chaos.site import Site, logs_of
+from tools.service import FINAL_STATES, wait_until
+
+REST_S = 90.0
+"""Seconds within which all jobs must end after the last fault."""
+MEMORY_BYTES = 400 << 20
+"""Largest memory in bytes that the server or an agent may take."""
+SLACK_FILES = 40
+"""Descriptors that a member may have open at the end beyond those at its start: connections to the database, kept."""
+TIDY_S = 5.0
+POLL_S = 0.02
+
+
+@dataclass
+class Result:
+    """The result of a run."""
+
+    wrong: list[str]
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+def run(
+    folder: Path,
+    seed: int,
+    seconds: float,
+    plan: Sequence[Fault],
+    *,
+    workers: int = 3,
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Attack a service in `folder` for so many seconds."""
+    ledger, began = Ledger(), time.monotonic()
+
+    def tell(what: str) -> None:
+        say(f"after {time.monotonic() - began:.1f} s: {what}")
+
+    with Site(folder, workers) as site:
+        with Clients(site.service.url, seed, ledger) as clients, watch(site, ledger):
+            tell("it runs, and is attacked")
+            attack(site, seconds, plan, say)
+            site.undo_all()
+            tell("the attack is over")
+            site.wait_until_up()
+            tell("server and workers are up")
+            clients.settle()
+            tell("clients have all their answers")
+            wrong = come_to_rest(site, ledger)
+        site.wait_until_up()  # the last job may have killed its agent
+        tell("it has come to rest")
+        wrong += [*site.unexpected, *api_and_database_agree(site), *site.files_left_open(SLACK_FILES)]
+        wrong += site.stop_workers()
+        tell("the workers have ended")
+        sweep_files(site)
+        wrong += invariants.check(gather(site, ledger))
+        site.service.stop()
+        wrong += server_log_is_clean(site) + memory_is_bounded(site)
+        return Result(wrong, summary(site, ledger))
+
+
+def attack(site: Site, seconds: float, plan: Sequence[Fault], say: Callable[[str], None]) -> None:
+    """Cause the faults of the plan at their times."""
+    began, left = time.monotonic(), list(plan)
+    while (now := time.monotonic() - began) < seconds or left:
+        site.tick()
+        while left and left[0].at_s <= now:
+            fault = left.pop(0)
+            say(str(fault))
+            site.strike(fault)
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def watch(site: Site, ledger: Ledger) -> Iterator[None]:
+    """Check the database continuously: no job may have two running attempts."""
+    stop = threading.Event()
+
+    def look() -> None:
+        seen: set[int] = set()
+        while not stop.wait(0.2):
+            for job_id, times in ask(site)(
+                "SELECT job_id, count(*) FROM attempt WHERE state = 'running' GROUP BY job_id HAVING count(*) > 1"
+            ):
+                if job_id not in seen:
+                    ledger.trouble(f"job {job_id} ran {times} times at the same time")
+                    seen.add(job_id)
+
+    thread = threading.Thread(target=look, name="watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def come_to_rest(site: Site, ledger: Ledger) -> list[str]:
+    """Wait for the end of all jobs; returns those that do not end."""
+    unfinished = "SELECT id, state, attempt, json_extract(spec, '$.behaviour') FROM job WHERE state NOT IN" + str(
+        tuple(sorted(FINAL_STATES))
+    )
+
+    def at_rest() -> bool:
+        site.tick()
+        return not ask(site)(unfinished)
+
+    def tidy() -> bool:
+        evidence = Evidence(ask(site), ledger, [], {}, [])
+        return not list(invariants.results_are_of_attempts_that_ended_the_job(evidence))
+
+    try:
+        wait_until(at_rest, timeout_s=REST_S, what="all jobs to end", poll_s=0.2)
+    except TimeoutError:
+        return [f"job {row[0]} has not ended in {REST_S:g} s: {row}" for row in ask(site)(unfinished)]
+    with suppress(TimeoutError):  # what a lost attempt has left where nobody sees it may be removed a little later
+        wait_until(tidy, timeout_s=TIDY_S, what="results of lost attempts to be removed", poll_s=0.2)
+    return []
+
+
+def ask(site: Site) -> Callable[[str], list[Any]]:
+    """Answers SQL from the database as it is at each question."""
+
+    def answer(question: str) -> list[Any]:
+        path = site.service.data_dir / "flopwatch.sqlite3"
+        with closing(driver().connect(f"file:{path}?mode=ro", uri=True, timeout=10.0)) as connection:
+            rows: list[Any] = connection.execute(question).fetchall()
+            return rows
+
+    return answer
+
+
+def api_and_database_agree(site: Site) -> list[str]:
+    """Return the contradictions between the API and the database about jobs."""
+    with httpx.Client(base_url=site.service.url, timeout=60.0, trust_env=False) as client:
+        told = {job["id"]: job for job in _all_jobs(client)}
+        rows = ask(site)("SELECT id, state, attempt, worker_id, name, kind FROM job")
+        found = [] if told.keys() == {row[0] for row in rows} else [f"the API lists {len(told)} jobs of {len(rows)}"]
+        for job_id, *stored in rows:
+            job = told.get(job_id, {})
+            if [job.get(name) for name in ("state", "attempt", "worker_id", "name", "kind")] != stored:
+                found.append(f"job {job_id} is {stored}, told is {job}")
+        for sweep in client.get("/sweeps", params={"limit": 500}).raise_for_status().json()["data"]:
+            counts = dict(ask(site)(f"SELECT state, count(*) FROM job WHERE sweep_id = {sweep['id']} GROUP BY state"))
+            if {state: number for state, number in sweep["counts"].items() if number} != counts:
+                found.append(f"sweep {sweep['id']} has {counts}, told is {sweep['counts']}")
+        metrics = client.get("/metrics").raise_for_status().text
+        for state, number in Counter(row[1] for row in rows).items():
+            if f'flopwatch_jobs{{state="{state}"}} {number}' not in metrics:
+                found.append(f"/metrics does not tell of {number} jobs that have {state}")
+    return found
+
+
+def _all_jobs(client: httpx.Client) -> Iterator[dict[str, Any]]:
+    after: dict[str, str] = {}
+    while True:
+        page = client.get("/jobs", params={"limit": "500", **after}).raise_for_status().json()
+        yield from page["data"]
+        if page["next"] is None:
+            return
+        after = {"after": page["next"]}
+
+
+def sweep_files(site: Site) -> None:
+    """Remove the contents that belong to nothing, whatever their age, as the server does with those of an hour."""
+    settings = Settings(data_dir=site.service.data_dir)
+    with closing(Database(settings.resolved_database_url)) as database:
+        ArtifactFiles(settings.artifacts_dir).sweep_orphans(database, older_than_s=0.0)
+
+
+def gather(site: Site, ledger: Ledger) -> Evidence:
+    """Collect the evidence to judge."""
+    data_dir = site.service.data_dir
+    return Evidence(ask(site), ledger, read_marks(site.folder / "marks"), stored_files(data_dir), leftovers(data_dir))
+
+
+def server_log_is_clean(site: Site) -> list[str]:
+    """Return the tracebacks in the server's output."""
+    return [
+        f"{name} has a traceback: …{text[max(0, at - 500) : at + 3000]}"
+        for name, text in logs_of(site.service.folder, "server").items()
+        if (at := text.find("Traceback (most recent call last)")) >= 0
+    ]
+
+
+def memory_is_bounded(site: Site) -> list[str]:
+    """Return the members that have taken too much memory."""
+    return [
+        f"{member.name} took {member.peak_bytes >> 20} MiB"
+        for member in site.members
+        if member.peak_bytes > MEMORY_BYTES
+    ]
+
+
+def errors_in(log: str) -> list[str]:
+    """Return the last lines of the tracebacks in a log."""
+    return re.findall(r"^Traceback \(most recent call last\):\n(?: .*\n)*(\S.*)", log, flags=re.MULTILINE)
+
+
+def cpu_s(whose: int) -> int:
+    """Processor time of this process, or of those below it that have ended. Seconds."""
+    usage = resource.getrusage(whose)
+    return round(usage.ru_utime + usage.ru_stime)
+
+
+def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
+    """Return the numbers that describe the run."""
+    try:
+        states = dict(ask(site)("SELECT state, count(*) FROM job GROUP BY state"))
+        attempts = dict(ask(site)("SELECT state, count(*) FROM attempt GROUP BY state"))
+        codes = dict(ask(site)("SELECT json_extract(error, '$.code'), count(*) FROM job GROUP BY 1"))
+    except sqlite3.Error as error:
+        return {"database": str(error)}
+    return {
+        "jobs": states,
+        "attempts": attempts,
+        "errors": codes,
+        "units": dict(Counter(mark["mark"] for mark in read_marks(site.folder / "marks"))),
+        "deleted": len(ledger.deleted),
+        "refused": len(ledger.refused),
+        "acts": dict(sorted(ledger.acts.items())),
+        "answers": dict(sorted(ledger.answers.items())),
+        "peak_mib": {member.name: member.peak_bytes >> 20 for member in site.members},
+        "starts": len(site.service.processes),
+        "cpu_s": {"harness": cpu_s(resource.RUSAGE_SELF), "service": cpu_s(resource.RUSAGE_CHILDREN)},
+        "errors in workers' logs": sorted(
+            {error[:200] for text in logs_of(site.service.folder, "worker").values() for error in errors_in(text)}
+        ),
+    }

@@ -1,0 +1,41 @@
+"""The seed of a chaos run gives its faults and its clients' choices."""
+
+from __future__ import annotations
+
+import random
+from typing import get_args
+
+import pytest
+
+from tests.chaos.plan import BEHAVIOURS, ENDLESS, LASTS_S, NEVER_SUCCEED, faults, job_body
+from tests.plugins.hostile_kind.jobs.hostile import BEHAVIOURS as RUN
+from tests.plugins.hostile_kind.specs.hostile import Behaviour, HostileSpec
+
+
+def test_a_seed_gives_the_same_faults_again() -> None:
+    assert faults(5, 60.0) == faults(5, 60.0) != faults(6, 60.0)
+
+
+@pytest.mark.parametrize(("seconds", "per_s"), [(7.5, 2.0), (60.0, 1.2)])
+def test_every_kind_of_fault_happens(seconds: float, per_s: float) -> None:
+    plan = faults(3, seconds, per_s=per_s)
+    assert {fault.kind for fault in plan} == set(LASTS_S)
+    assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
+    assert all(0 <= fault.at_s <= seconds for fault in plan)
+    least_and_most = [LASTS_S[fault.kind] for fault in plan]
+    assert all(least <= fault.lasts_s <= most for fault, (least, most) in zip(plan, least_and_most, strict=True))
+
+
+def test_a_seed_gives_the_same_jobs_again() -> None:
+    one, two = ([job_body(random.Random(seed), number) for number in range(20)] for seed in (1, 1))
+    assert one == two
+
+
+def test_every_behaviour_is_submitted_and_has_an_end() -> None:
+    rng = random.Random(1)
+    bodies = [job_body(rng, number) for number in range(1000)]
+    assert {body["spec"]["behaviour"] for body in bodies} == set(BEHAVIOURS) == set(RUN) == set(get_args(Behaviour))
+    assert all("timeout_s" in body for body in bodies if body["spec"]["behaviour"] in ENDLESS)
+    assert set(BEHAVIOURS) >= NEVER_SUCCEED | ENDLESS
+    for body in bodies[:100]:
+        HostileSpec.model_validate(body["spec"])
