@@ -205,7 +205,7 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
         job = site.submit(spec={"context_length": 256})["id"]
         case = {"model": "d8-f8-l1-h1", "context_length": 256}
         metrics = {"first_step_ms": "ms", "peak_memory_mib": "MiB", "tokens_per_s": "tokens/s"}
-        rows = [record(name, factor * 2.123e-7, validity="suspect", **case) for name in metrics]
+        rows = [measured(name, factor * 2.123e-7, validity="suspect", **case) for name in metrics]
         rows = [replace(row, unit=metrics[row.metric]) for row in rows]
         site.worker.finish(site.worker.claim_job(job), measurements=rows)
         jobs.append(job)
