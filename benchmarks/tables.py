@@ -24,13 +24,13 @@ import psutil
 from sqlalchemy import insert
 
 from app import results
-from app.layout import FORMATS
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
 from app.store.records import NewJob
+from app.table_options import FORMATS
 from benchmarks._filling import (
     BODY,
     CELL_METRICS,
