@@ -13,6 +13,7 @@ import random
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    chosen = config.getoption("--random-seed")
+    chosen = getattr(config, "workerinput", {}).get("random_seed", config.getoption("--random-seed"))
     config.stash[SEED] = secrets.randbelow(2**32) if chosen is None else chosen
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): kept by pytest-timeout, which is not installed here")
@@ -47,12 +48,18 @@ def pytest_configure(config: pytest.Config) -> None:
     # The developer's own settings must change no test, and no test may touch the developer's own data.
     for name in [name for name in os.environ if name.startswith("FLOPWATCH_")]:
         del os.environ[name]
-    if config.getoption("--processes", 1) > 1 and "tests" in config.args and MISSING is None:
+    if config.getoption("numprocesses", 0) and "tests" in config.args and MISSING is None:
         _share_forkserver()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of pytest-xdist the seed of the run."""
+    node.workerinput["random_seed"] = node.config.stash[SEED]
+
+
 def _share_forkserver() -> None:
-    """Let all processes of a whole run share one, which imports torch while the tests are collected."""
+    """Let all workers of pytest-xdist share one in a run of the whole suite: it imports torch only once."""
     try:
         from tests.forked import share_forkserver
     except ModuleNotFoundError:  # a suite of tests/tools

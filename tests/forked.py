@@ -1,6 +1,6 @@
 """Services whose servers and workers are forked, not exec'd: each is ready seconds of processor time sooner.
 
-One forkserver (tests/plugins/forkserver.py) serves all tests of a pytest process, or of all processes of a whole run.
+One forkserver (tests/plugins/forkserver.py) serves all tests of a pytest process, or of all workers of pytest-xdist.
 tests/app/cli/test_processes.py, tests/tools/test_demo.py and the chaos start the real commands.
 """
 
@@ -51,7 +51,7 @@ def run_forkserver(listens: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def share_forkserver() -> None:
-    """Start a forkserver for this process and its forks; it ends with this process."""
+    """Start a forkserver for this process and its children; it ends with this process."""
     address = f"flopwatch-tests-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{address}")

@@ -3,8 +3,8 @@
 Tests run at the same time as others, except those marked `alone`, which judge times or fill a device: they run
 afterwards, one by one. Further arguments go to pytest: `make test ARGS="tests/app -k claim"`.
 
-On a GPU host, `make gpu-test` needs pytest only. Its processes are not forks of one, since a fork cannot use CUDA once
-its parent has: all are given the same files, and `--share` and `--slice` (tests/conftest.py) choose among their tests.
+On a GPU host, `make gpu-test` needs pytest only, without pytest-xdist: each process takes a slice of the tests
+(`--slice` in tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 NO_TESTS = 5
 """pytest's exit code."""
+ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+"""With a worker per core, further threads of torch in each would mostly wait for each other."""
 MOST_ON_A_GPU = 12
 """Most processes that share one GPU's memory. They mostly wait for the compiler on the host, for minutes of each core.
 """
@@ -27,19 +29,20 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["gpu"]:
         gpu = ["-m", "gpu", "--require-gpu", "-rs"]
         return worst(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
-    # Many tests wait for other processes, or for a time to pass: with more processes the cores are busy meanwhile.
+    # Many tests wait for other processes, or for a time to pass: with more workers the cores are busy meanwhile.
     cores = len(os.sched_getaffinity(0))
-    processes = cores + max(2, cores // 2)
-    return run(["-p", "tools.processes", f"--processes={processes}", *arguments])
+    workers = cores + max(2, cores // 2)
+    together = run([f"--numprocesses={workers}", "--dist=worksteal", "--share=together", *arguments], **ONE_THREAD)
+    return worst(together, run(["--share=alone", *arguments, "--numprocesses=0"]))
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], **environment: str) -> int:
     """Run pytest once; returns its exit code."""
-    return subprocess.run(command(arguments), env=environment(), check=False).returncode
+    return subprocess.run(command(arguments), env={**os.environ, **environment}, check=False).returncode
 
 
 def run_slices(arguments: Sequence[str]) -> list[int]:
-    """Run the tests that can run together in a few processes, without pytest-xdist; print their outputs in order."""
+    """Run the tests that can run together in a few processes; print their outputs in order."""
     count = max(1, min(MOST_ON_A_GPU, len(os.sched_getaffinity(0)) - 2))
     started = []
     for number in range(count):
@@ -58,11 +61,6 @@ def run_slices(arguments: Sequence[str]) -> list[int]:
 def command(arguments: Sequence[str]) -> list[str]:
     """Return the command that runs pytest in this interpreter."""
     return [sys.executable, "-m", "pytest", *arguments]
-
-
-def environment() -> dict[str, str]:
-    """Return the user's environment. The tests' compiled files are kept for the next run."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def worst(*codes: int) -> int:

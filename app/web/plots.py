@@ -1,9 +1,9 @@
 """Figures of results, as Plotly's JSON: {"data": [traces], "layout": {…}}. Pure functions of points; standard library.
 
 A point is one value at its coordinates. `points_of` takes the points of one metric out of any sheet of measurements,
-`axes_of` proposes which coordinate goes along which axis, and `chart`, `heat_map`, `distributions` and `over_steps`
-draw. A value that was not measured ("oom", "wrong", …) is never drawn as a number: a line has a cross above its place,
-a heat map the outcome's own colour. Cases whose verdict is not valid have open markers.
+`axes_of` proposes which coordinate goes along which axis, and `chart`, `heat_map`, `distributions` and `ratios` draw. A
+value that was not measured ("oom", "wrong", …) is never drawn as a number: a line has a cross above its place, a heat
+map the outcome's own colour. Cases whose verdict is not valid have open markers.
 
 Figures name no colour of text, grid or ground: the page sets those by its theme (dark or light), and resolves the
 colours of series, which are written as CSS variables. `table` has the numbers of the figure, for those who cannot see
@@ -19,7 +19,8 @@ import bisect
 import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
@@ -42,6 +43,8 @@ OUTCOMES = {"oom": "#d1495b", "wrong": "#8e44ad", "unsupported": "#8d99a6", "tim
 """Colours of outcomes without a number."""
 OTHER_OUTCOME = "#5c6770"
 SIDES = {"baseline": PALETTE[0], "candidate": PALETTE[1]}
+LEGEND: Mapping[str, Any] = {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}}
+"""Where the legend stands: above the plot."""
 SCALE = "Cividis"
 """Colours of a heat map; readable with any colour vision."""
 
@@ -106,9 +109,6 @@ class Samples:
     values: Sequence[float]
     processes: Sequence[float] = ()
     """One value per process, such as its median."""
-    phase: str | None = None
-    warmup: Sequence[float] = field(default=())
-    """Values of the warm-up steps, which no statistic includes."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def chart(
         "barmode": "group",
         "hovermode": "closest",
         "showlegend": len(traces) > 1,
-        **_legend(),
+        **LEGEND,
     }
     names = (*axes.by, axes.x)
     table = _table(names, [point for _, group in every for point in group])
@@ -295,7 +295,7 @@ def heat_map(
         "xaxis": {"type": "category", "title": {"text": readable(x)}},
         "yaxis": {"type": "category", "title": {"text": readable(y), "standoff": 12}},
         "hovermode": "closest",
-        **_legend(),
+        **LEGEND,
     }
     left_out = [f"1 in {step} values of {readable(name)}" for name, step in ((x, across), (y, down)) if step > 1]
     note = "Drawn: " + ", ".join(left_out) if left_out else ""
@@ -328,14 +328,14 @@ def distributions(
                 "marker": {"color": color, "size": 5, "opacity": 0.65},
                 "line": {"width": 1.5, "color": color},
                 "fillcolor": "rgba(127, 127, 127, 0.12)",
-                "hovertemplate": f"%{{x}}: %{{y:.5g}}{_unit(unit)}<extra>{_plain(side)}</extra>",
+                "hovertemplate": f"%{{x}}: %{{y:.5g}}{hover_unit(unit)}<extra>{escaped(side)}</extra>",
             }
         )
     layout = {
         "boxmode": "group",
         "xaxis": {"type": "category", "title": {"text": ""}},
         "yaxis": {"title": {"text": readable(metric, unit)}},
-        **_legend(),
+        **LEGEND,
     }
     return {"data": traces, "layout": layout}
 
@@ -353,9 +353,9 @@ def ratios(found: Sequence[Ratio]) -> Figure:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": _plain(finding.replace("_", " ")),
+                "name": escaped(finding.replace("_", " ")),
                 "x": [one.ratio for one in own],
-                "y": [_plain(one.label) for one in own],
+                "y": [escaped(one.label) for one in own],
                 "error_x": {
                     "type": "data",
                     "symmetric": False,
@@ -375,12 +375,12 @@ def ratios(found: Sequence[Ratio]) -> Figure:
         "yaxis": {
             "type": "category",
             "categoryorder": "array",
-            "categoryarray": [_plain(one.label) for one in reversed(found)],
+            "categoryarray": [escaped(one.label) for one in reversed(found)],
         },
         "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": _LINE_AT_1}],
         "hovermode": "closest",
         "showlegend": len(traces) > 1,
-        **_legend(),
+        **LEGEND,
     }
     table = {
         "columns": ["metric and case", "ratio", "low", "high", "finding"],
@@ -395,49 +395,6 @@ _LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
 def _interval(one: Ratio) -> str:
     told = number(one.ratio)
     return told if one.low is None or one.high is None else f"{told} ({number(one.low)} – {number(one.high)})"
-
-
-MOST_TICKS = 12
-"""Most steps of which each has a tick."""
-
-
-def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
-    """Draw samples over the index of their step, which shows a too short warm-up and drift at a glance.
-
-    Steps of the warm-up have negative indexes and open markers. Every group is drawn: a caller that leaves some out
-    says so in the figure's `note`.
-    """
-    traces = []
-    for index, group in enumerate(groups):
-        color = PALETTE[index % len(PALETTE)]
-        name = ", ".join(filter(None, (group.side, group.case, group.phase)))
-        for values, start, symbol in ((group.warmup, -len(group.warmup), "circle-open"), (group.values, 0, "circle")):
-            if not values:
-                continue
-            steps = list(range(start, start + len(values)))
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers" if len(values) <= MAX_STRIP else "lines",
-                    "name": name if symbol == "circle" else f"{name}, warm-up",
-                    "legendgroup": name,
-                    "x": steps,
-                    "y": list(values),
-                    "line": {"width": 1, "color": color},
-                    "marker": {"size": 5, "symbol": symbol, "color": color},
-                    "hovertemplate": f"step %{{x}}: %{{y:.5g}}{_unit(unit)}<extra>{_plain(name)}</extra>",
-                }
-            )
-    longest = max((len(group.warmup) + len(group.values) for group in groups), default=0)
-    layout = {
-        # Few steps have a tick each: without, Plotly puts some between them.
-        "xaxis": {"title": {"text": "Step"}, **({"dtick": 1} if longest <= MOST_TICKS else {})},
-        "yaxis": {"title": {"text": readable(metric, unit)}, "rangemode": "tozero"},
-        "hovermode": "closest",
-        "showlegend": len(traces) > 1,
-        **_legend(),
-    }
-    return {"data": traces, "layout": layout}
 
 
 def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
@@ -523,7 +480,7 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     color = PALETTE[index % len(PALETTE)]
     doubtful = [point.validity in VERDICTS[1:] for point in measured]
     trace: dict[str, Any] = {
-        "name": _plain(name),
+        "name": escaped(name),
         "x": places if lines else [_label(place) for place in places],
         "y": [point.value for point in measured],
         "customdata": [told(point) for point in measured],
@@ -564,7 +521,7 @@ def _marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, 
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": _plain(outcome),
+                "name": escaped(outcome),
                 "yaxis": "y2",
                 "x": places if numeric else [_label(place) for place in places],
                 "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
@@ -601,7 +558,7 @@ def _outcome_cells(
 
         trace: dict[str, Any] = {
             "type": "heatmap",
-            "name": _plain(outcome),
+            "name": escaped(outcome),
             **names,
             "z": [[1 if is_here(point) else None for point in row] for row in grid],
             "customdata": [[told(point) if is_here(point) else [] for point in row] for row in grid],
@@ -642,7 +599,7 @@ class _Hover:
 
     def __init__(self, metric: str | None = None, unit: str | None = None) -> None:
         self._lead = "" if metric is None else f"{readable(metric)}: "
-        self._unit = _unit(unit)
+        self._unit = hover_unit(unit)
 
     def __call__(self, point: Point | None) -> list[str | None]:
         return [] if point is None else [self._text(point), point.url]
@@ -663,12 +620,12 @@ def _words(name: str, value: Scalar) -> str:
     try:
         return _known_words(name, value)
     except TypeError:  # a broken case may have a list
-        return _plain(case_text({name: value}))
+        return escaped(case_text({name: value}))
 
 
 @functools.lru_cache(maxsize=KNOWN, typed=True)
 def _known_words(name: str, value: Scalar) -> str:
-    return _plain(case_text({name: in_use(value)}))
+    return escaped(case_text({name: in_use(value)}))
 
 
 def _written(point: Point | None) -> str:
@@ -709,24 +666,21 @@ def _log_ticks(values: Sequence[float], *, log: bool) -> dict[str, Any]:
     return {"tickvals": ticks, "ticktext": [number(10**tick) for tick in ticks]}
 
 
-def _legend() -> dict[str, Any]:
-    return {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}}
-
-
-def _unit(unit: str | None) -> str:
+def hover_unit(unit: str | None) -> str:
+    """Return the unit behind a number of a hover text."""
     return "" if unit in (None, "", "1") else f" {unit}"
 
 
-def _plain(text: str) -> str:
-    """Escape markup for Plotly."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def escaped(text: object) -> str:
+    """Return a text as Plotly shows it unchanged: it would interpret markup."""
+    return escape(str(text), quote=False)
 
 
 def _label(value: Scalar) -> str:
     value = in_use(value)
     if value is None:
         return "none"
-    return _plain("true" if value is True else str(value))
+    return escaped("true" if value is True else str(value))
 
 
 def _along(points: Iterable[Point], name: str) -> list[Scalar]:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,16 @@ def render(request: Request, template: str, status_code: int = 200, *, plots: bo
 def page_text(template: str, **values: Any) -> str:
     """Return the text of a page that stands alone; values are escaped."""
     return str(_templates().get_template(template).render(**values))
+
+
+def embedded(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a figure for the macro `figure` of parts.html: `json`; `id`, which changes with it, since a page draws a
+    figure again only when its id changes; and `is_cut`, True if its note says what is left out."""
+    # Inside a script element nothing but "</" could end it.
+    text = json.dumps(figure, allow_nan=False).replace("<", "\\u003c")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    is_cut = bool(figure.get("note"))
+    return {"json": Markup(text), "id": f"plot-{digest[:20]}", "is_cut": is_cut}  # noqa: S704  # no "<" is left
 
 
 @functools.cache

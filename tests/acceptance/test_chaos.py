@@ -1,5 +1,5 @@
-"""Chaos, in its short form: `python -m tools.chaos` is the long one. Controls of what it looks for are the tests of
-tests/tools/chaos: each violation, made in a sound database, is found."""
+"""Chaos, in its short form: `python -m tests.chaos` is the long one. Controls of what it looks for are the tests of
+tests/chaos: each violation, made in a sound database, is found."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.chaos.plan import LASTS_S, faults
-from tools.chaos.run import run
+from tests.chaos.plan import LASTS_S, faults
+from tests.chaos.run import run
 
 pytestmark = pytest.mark.acceptance
 

@@ -23,7 +23,7 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
-from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, Offer
+from app.store.records import Finish, NewEvent, NewJob, Offer
 from tests.acceptance.conftest import short_job
 from tests.acceptance.faults import (
     PROJECT,
@@ -37,6 +37,7 @@ from tests.acceptance.faults import (
     state_of,
     without,
 )
+from tests.builders import measurement
 from tools.service import Service, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -47,22 +48,6 @@ OFFER = Offer(
     total_gpus=0,
     free_gpus=0,
     idle=True,
-)
-MEASURED = MeasurementRecord(
-    unit_index=0,
-    case={"n": 1},
-    case_key="0" * 16,
-    device_key="1x Test GPU",
-    validity="valid",
-    phase="forward",
-    metric="forward_ms",
-    unit="ms",
-    outcome="ok",
-    reason=None,
-    n=1,
-    std=0.0,
-    **dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 2.0),  # type: ignore[arg-type]
-    samples=None,
 )
 OPERATIONS = 40
 AUTOMATIC_CHECKPOINT_FRAMES = 1000
@@ -138,7 +123,7 @@ def make_history(service: Service, rng: random.Random, **environment: str) -> Hi
 
         def finish() -> None:
             if claims:
-                ended = Finish("succeeded", measurements=[MEASURED] * 3)
+                ended = Finish("succeeded", measurements=[measurement(case={"n": 1})] * 3)
                 queue.finish(claims.pop(rng.randrange(len(claims))), ended)
 
         operations: list[Callable[[], None]] = [submit, submit, submit, submit_sweep, cancel, claim, claim, finish]

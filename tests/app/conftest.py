@@ -21,6 +21,7 @@ from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
 from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
+from tests.builders import measured
 from tests.databases import put_database
 
 START_TIMEOUT_S = 30.0
@@ -70,34 +71,6 @@ class Worker:
         if state == "failed":
             results.setdefault("error", job_problem("failed", "It broke."))
         return self.services.queue.finish(claim, Finish(state, **results))
-
-
-def record(
-    metric: str,
-    value: float | None,
-    outcome: str = "ok",
-    *,
-    unit_index: int = 0,
-    validity: str | None = None,
-    **case: Any,
-) -> MeasurementRecord:
-    """A measurement of one sample; cases with other coordinates have other keys."""
-    return MeasurementRecord(
-        unit_index=unit_index,
-        case=case,
-        case_key=json.dumps(case, sort_keys=True),
-        device_key="1x test CPU",
-        validity=validity,
-        phase=metric.removesuffix("_ms") if metric.endswith("_ms") else None,
-        metric=metric,
-        unit="ms",
-        outcome=outcome,
-        reason=None if value is not None else "out of memory",
-        n=1 if value is not None else None,
-        std=0.0 if value is not None else None,
-        samples=None,
-        **dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), value),
-    )
 
 
 @dataclass
@@ -183,7 +156,7 @@ def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
             site.worker.report(claim, "progress", done=1, total=2, message="measuring")
             site.worker.report(claim, "log", text="a line of output\n")
             state = "failed" if (claim.name or "").startswith("fails") else "succeeded"
-            measurements = [] if state == "failed" else [record("forward_ms", 1.25, model="tiny", context_length=8)]
+            measurements = [] if state == "failed" else [measured("forward_ms", 1.25, model="tiny", context_length=8)]
             site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
 
     thread = threading.Thread(target=work)
@@ -205,10 +178,9 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
     return serving
 
 
-@pytest.fixture(scope="session")
-def measured() -> Callable[..., MeasurementRecord]:
-    """Make a measurement."""
-    return record
+@pytest.fixture(scope="session", name="measured")
+def _measured() -> Callable[..., MeasurementRecord]:
+    return measured
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, expect
 
-from tests.app.conftest import record, serving
+from tests.app.conftest import serving
 from tests.browser.checks import assert_readable
 from tests.browser.conftest import Watch, watched_page
+from tests.builders import measured
 
 
 def test_a_running_job_is_followed_to_its_end_without_a_reload(tmp_path: Path, chromium: Browser) -> None:
@@ -34,7 +35,7 @@ def test_a_running_job_is_followed_to_its_end_without_a_reload(tmp_path: Path, c
         expect(page.locator("#pace")).to_contain_text("each")
         expect(page.locator("#as-command")).to_be_visible()
         assert_readable(page)
-        rows = [record("step_ms", 1.5, model="tiny")]
+        rows = [measured("step_ms", 1.5, model="tiny")]
         site.worker.finish(claim, measurements=rows, log="first line\n<second> line\nlast line\n")
         expect(page.locator("#log")).to_have_text("first line\n<second> line\nlast line\n")
         expect(page.locator("article .state")).to_have_text("succeeded")

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
-from tests.app.conftest import CAPABILITIES, KINDS, Site, record, serving
-from tests.browser.checks import WIDTHS, assert_fits, assert_readable
-from tests.browser.conftest import PATIENCE_MS, Watch
+from tests.app.conftest import CAPABILITIES, KINDS, Site, serving
+from tests.browser.checks import WIDTHS, assert_fits, assert_readable, at_both_widths
+from tests.browser.conftest import PATIENCE_MS, Watch, watched_page
+from tests.builders import measured
 
 PROCESSES = 8
 LENGTHS = (128, 256, 512)
@@ -56,7 +57,7 @@ def finish(
     for unit in range(PROCESSES):
         for metric, share in (("forward_ms", 0.4), ("step_ms", 1.0)):
             value = None if outcome != "ok" else share * ms * (1 + 0.002 * unit)
-            rows.append(record(metric, value, outcome, unit_index=unit, validity=validity, **case))
+            rows.append(measured(metric, value, outcome, unit_index=unit, validity=validity, **case))
     environment = {"torch": torch, "gpu": "Test GPU"}
     verdict = {"verdict": validity, "counts": {validity: 1}, "checks": []}
     units = [UnitRecord(unit, f"replicate {unit}", "succeeded", environment=environment) for unit in range(PROCESSES)]
@@ -164,7 +165,7 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
         jobs.append(finish(site, factor=factor, torch=torch))
     other = site.submit(spec={"context_length": 64, "mode": "forward"})["id"]
     claim = site.worker.claim_job(other)
-    site.worker.finish(claim, measurements=[record("prefill_ms", 1.0, model="tiny", context_length=64)])
+    site.worker.finish(claim, measurements=[measured("prefill_ms", 1.0, model="tiny", context_length=64)])
 
     page.goto("/ui")
     for job in jobs[:2]:
@@ -195,6 +196,29 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     expect(page.locator("main")).to_contain_text("no case in common")
     page.goto(f"/ui/compare?job={jobs[0]}")
     expect(page.locator("main")).to_contain_text("Add at least one job")
+
+
+def test_exported_files_draw_their_figures_without_server_and_network(
+    site: PlayedSite, chromium: Browser, tmp_path: Path
+) -> None:
+    sweep = submit_sweep(site)
+    jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
+    watch = Watch("")  # files have no host
+    with watched_page(chromium, tmp_path.as_uri(), watch) as page:
+        page.context.set_offline(True)
+        for path, captions in (
+            (f"/sweeps/{sweep}/export", ["Step (ms) along context length", "Step (ms) over context length"]),
+            (f"/compare/export?baseline={jobs[0]}&candidate={jobs[1]}", ["Candidate / baseline", "one dot for each"]),
+            (f"/jobs/{jobs[0]}/export", ["Median time of each phase"]),
+        ):
+            (tmp_path / "export.html").write_text(site.http.get(path).raise_for_status().text)
+            page.goto((tmp_path / "export.html").as_uri())
+            for caption in captions:
+                expect(drawn(page, caption).locator(".main-svg").first).to_be_visible()
+            for _scheme in at_both_widths(page):
+                assert_fits(page)
+        page.get_by_text("Numbers of this plot").first.click()
+        expect(page.locator(".plot-data td").first).to_have_text("process 1")
 
 
 def test_tables_are_chosen_laid_out_and_told_as_commands(site: PlayedSite, page: Page, watch: Watch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -14,13 +15,12 @@ from pydantic import BeforeValidator, Field
 
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.errors import Conflict, FieldError, FlopwatchError, InvalidRequest
+from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import FORMATS, case_text
 from app.specs import KINDS
 from app.store import results
 from app.web import plots
-from app.web.pages.plots import figure
-from app.web.templates import Entry, render, table
+from app.web.templates import Entry, embedded, render, table
 
 router = APIRouter()
 NAVIGATION = Entry("Compare", "/ui/compare", order=50)
@@ -91,8 +91,8 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
         comparisons=comparisons,
         metrics=metrics,
         metric=metric,
-        distributions=_distributions(services, comparisons, metric) if metric else None,
-        ratios=_ratios(comparisons),
+        distributions=distributions(services, comparisons, metric) if metric else None,
+        ratios=ratios(comparisons),
         max_jobs=MAX_JOBS,
     )
 
@@ -133,16 +133,9 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
         sides = (f"job {baseline['id']} (baseline)", f"job {candidate['id']}")
     found: dict[str, Any] = {
         "candidate": candidate,
-        "sides": sides,
         "exports": [(name, f"/compare?{urlencode({**pair, 'format': name})}") for name in FORMATS],
         "file": f"/compare/export?{urlencode(pair)}",
         "problem": None,
-        "about": None,
-        "metrics": [],
-        "headline": None,
-        "rows": [],
-        "table": "",
-        "number": 0,
     }
     try:
         if candidate is None:
@@ -150,57 +143,68 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
         else:
             sheet = results.compare(services.database, baseline["id"], candidate["id"], question)
     except (InvalidRequest, Conflict) as problem:
-        return {**found, "problem": _told(problem)}
+        return {
+            **found,
+            "sides": sides,
+            "problem": str(problem),
+            "about": {},
+            "metrics": [],
+            "headline": None,
+            "rows": [],
+        }
+    return {**found, **comparison(sheet, sides)}
+
+
+def comparison(sheet: results.Sheet, sides: tuple[str, str]) -> dict[str, Any]:
+    """Return what pages show of a comparison. `sides`: the names of baseline and candidate in the plots' legends.
+
+    A profile's comparison has a `table`, and every other one has `rows`.
+    """
     about: Mapping[str, Any] = sheet.about or {}
     names = sheet.names()
-    judged = "finding" in names
-    rows = [dict(zip(names, row, strict=True)) for row in sheet.rows] if judged else []
+    is_judged = "finding" in names
+    rows = [dict(zip(names, row, strict=True)) for row in sheet.rows] if is_judged else []
     coordinates = sheet.names("coordinate")
     for row in rows:
         row["case"] = case_text({name: row[name] for name in coordinates if row[name] is not None})
+    distributions = about.get("distributions", ()) if is_judged else ()
     return {
-        **found,
+        "sides": sides,
         "about": about,
         "coordinates": coordinates,
-        "headline": about.get("headline") if judged else None,
-        "metrics": list(dict.fromkeys(rows[one["row"]]["metric"] for one in about.get("distributions", ())))
-        if judged
-        else [],
+        "headline": about.get("headline") if is_judged else None,
+        "metrics": list(dict.fromkeys(rows[one["row"]]["metric"] for one in distributions)),
         "all_rows": rows,
         "rows": rows[:SHOWN_ROWS],
         "number": len(sheet.rows),
-        "table": "" if judged else table(sheet),
-        "common": not judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
+        "table": "" if is_judged else table(sheet),
+        "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }
 
 
-def _told(problem: FlopwatchError) -> str:
-    return str(problem)
-
-
-def _distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
+def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
     """Return a figure of the processes of all sides, case by case, or of their samples where a side has few processes;
     None if nobody measured this metric.
     """
     groups: dict[tuple[str, str], plots.Samples] = {}
     unit = None
     for one in comparisons:
-        for told in (one["about"] or {}).get("distributions", ()):
-            row = one["all_rows"][told["row"]]
+        for of_row in one["about"].get("distributions", ()):
+            row = one["all_rows"][of_row["row"]]
             if row["metric"] != metric:
                 continue
             unit = row["unit"]
             for side, name in zip(("baseline", "candidate"), one["sides"], strict=True):
                 case = row["case"] or "the case"
-                groups.setdefault((name, case), plots.Samples(name, case, (), processes=told[side]))
+                groups.setdefault((name, case), plots.Samples(name, case, (), processes=of_row[side]))
     cases = list(dict.fromkeys(case for _, case in groups))[:DRAWN_CASES]
     chosen = [group for (_, case), group in groups.items() if case in cases]
     few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
     if few and (samples := _samples(services, comparisons, metric, cases)):
-        return {"of": "samples", **figure(plots.distributions(_named(samples, cases), metric, unit, of="samples"))}
+        return {"of": "samples", **embedded(plots.distributions(_named(samples, cases), metric, unit, of="samples"))}
     if not chosen:
         return None
-    return {"of": "processes", **figure(plots.distributions(_named(chosen, cases), metric, unit, of="processes"))}
+    return {"of": "processes", **embedded(plots.distributions(_named(chosen, cases), metric, unit, of="processes"))}
 
 
 def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
@@ -221,23 +225,24 @@ def _telling(cases: Sequence[str]) -> Mapping[str, str]:
 def _samples(
     services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
 ) -> list[plots.Samples]:
-    """Return the samples of these cases on all sides, the baseline's once."""
-    found: dict[tuple[str, str], plots.Samples] = {}
+    """Return the samples of these cases on each side, those of several jobs together."""
+    found: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
     for one in comparisons:
         if not one["about"]:  # it cannot be compared: the page says why
             continue
-        ids = [one["about"][side]["job"] for side in ("baseline", "candidate")]
-        for samples in results.samples_of(services.database, list(dict.fromkeys(ids)), metric, one["coordinates"]):
-            of_side = samples.side != "baseline" if samples.side else samples.job != ids[0]
-            name, case = one["sides"][of_side], samples.case or "the case"
+        baseline, candidate = (one["about"][side]["jobs"] for side in ("baseline", "candidate"))
+        jobs = list(dict.fromkeys([*baseline, *candidate]))
+        for samples in results.samples_of(services.database, jobs, metric, one["coordinates"]):
+            is_candidate = samples.side != "baseline" if samples.side else samples.job not in baseline
+            name, case = one["sides"][is_candidate], samples.case or "the case"
             if case in cases:
-                found.setdefault((name, case), plots.Samples(name, case, samples.values))
-    return list(found.values())
+                found.setdefault((name, case), {})[samples.job] = samples.values
+    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in found.items()]
 
 
-def _ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a figure of every ratio with its confidence interval."""
-    ratios = []
+    found = []
     names = _telling([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
     for one in comparisons:
         several = len({row["case"] for row in one["rows"]}) > 1
@@ -250,5 +255,5 @@ def _ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
                 one["sides"][1] if len(comparisons) > 1 else "",
             ]
             label = ", ".join(word for word in words if word)
-            ratios.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
-    return figure(plots.ratios(ratios[:DRAWN_CASES])) if ratios else None
+            found.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
+    return embedded(plots.ratios(found[:DRAWN_CASES])) if found else None

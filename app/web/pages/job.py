@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -19,7 +18,6 @@ from app.api.jobs import submit_job
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.layout import case_text, varying_columns
-from app.metrics import readable
 from app.specs import KINDS
 from app.spelling import command, curl
 from app.states import FINISHED_STATES
@@ -27,8 +25,8 @@ from app.store import results
 from app.store.queue import RETRIED_STATES
 from app.web import facts
 from app.web.live import page_tag, tagged, unchanged
-from app.web.plots import PALETTE, Figure, Samples, over_steps
-from app.web.templates import render, table
+from app.web.samples import over_steps
+from app.web.templates import embedded, render, table
 
 router = APIRouter()
 
@@ -45,11 +43,6 @@ SHOWN_CHECKS = 6
 SHOWN_FILES = 200
 SHOWN_ATTEMPTS = 50
 CELLS_PER_PAGE = 100
-DRAWN_STEPS = 1500
-"""Largest number of points of one line in a plot of samples; of more, the smallest and the largest of each stretch are
-drawn."""
-DRAWN_POINTS = 36_000
-"""Largest number of points of all lines of such a plot: a browser draws more only after seconds."""
 
 
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
@@ -109,7 +102,7 @@ def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
         "sampled": sampled_cases(measurements["rows"], columns),
         "units": units[:SHOWN_UNITS] if len(units) > 1 else [],
         "all_units": len(units),
-        "tables": [(own, first_rows(services, own["name"], job_id)) for own in tables[:SHOWN_TABLES]],
+        "tables": [(own, first_rows(services, job_id, own["name"], SHOWN_ROWS)) for own in tables[:SHOWN_TABLES]],
         "all_tables": len(tables),
         "shown_rows": SHOWN_ROWS,
         "open_tables": OPEN_TABLES,
@@ -133,9 +126,9 @@ def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
     }
 
 
-def first_rows(services: Services, name: str, job_id: int) -> Markup:
-    """Return the beginning of a table that units reported."""
-    sheet = results.result_table(services.database, job_id, name, limit=SHOWN_ROWS)
+def first_rows(services: Services, job_id: int, name: str, limit: int) -> Markup:
+    """Return the first `limit` rows of a table that units reported."""
+    sheet = results.result_table(services.database, job_id, name, limit=limit)
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
@@ -179,69 +172,15 @@ class CaseQuery(StrictQuery):
 @router.get("/jobs/{job_id}/samples")
 def samples(services: CurrentServices, job_id: JobId, query: Annotated[CaseQuery, Query()]) -> Response:
     """Return a plot of the times of one case over the index of their step, with a line per phase and process."""
-    return Json(samples_figure(*services.reading.samples(job_id, query.case)))
+    return Json(over_steps(*services.reading.samples(job_id, query.case)))
 
 
-def samples_figure(rows: Sequence[Mapping[str, Any]], of_processes: int) -> Figure:
-    """Draw everything that was sampled in milliseconds or, if nothing was, in the first unit that occurs.
-
-    `of_processes`: how many processes there are; the figure says so if `rows` are of fewer.
-    """
-    units = [row["unit"] for row in rows]
-    unit = "ms" if "ms" in units else next(iter(units), None)
-    shown = [row for row in rows if row["unit"] == unit]
-    processes = sorted({row["unit_index"] for row in shown})
-    names = line_names({(row["metric"], row["phase"]) for row in shown})
-    groups = [
-        Samples(
-            side=names[row["metric"], row["phase"]],
-            case="" if len(processes) == 1 else f"process {processes.index(row['unit_index']) + 1}",
-            values=row["samples"],
-        )
-        for row in sorted(shown, key=lambda row: row["unit_index"])
-    ]
-    figure = over_steps(groups, "time_ms" if unit == "ms" else shown[0]["metric"] if shown else "", unit)
-    phases = list(dict.fromkeys(group.side for group in groups))
-    for trace, group in zip(figure["data"], groups, strict=False):
-        # A phase has one colour and one entry in the legend, however many processes measured it.
-        colour = PALETTE[phases.index(group.side) % len(PALETTE)]
-        trace |= {"legendgroup": group.side, "line": {"width": 1, "color": colour}}
-        trace["marker"] = {**trace["marker"], "color": colour}
-        if len(processes) > 1:
-            trace |= {"showlegend": group.case == "process 1", "text": group.case}
-            trace["name"] = group.side if group.case == "process 1" else trace["name"]
-    read = len({row["unit_index"] for row in rows})
-    drawn_steps = min(DRAWN_STEPS, DRAWN_POINTS // max(1, len(groups)))
-    return {
-        **figure,
-        "data": [thinned(trace, drawn_steps) for trace in figure["data"]],
-        "note": f"Drawn: the first {read} of {of_processes} processes" if read < of_processes else "",
-        "empty": "Nothing was sampled repeatedly.",
-    }
-
-
-def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
-    """Return the names of lines by metric and phase: the phase, if only one metric has it."""
-    phases = Counter(phase for _, phase in measured)
-    found = {}
-    for metric, phase in measured:
-        name = readable(metric).partition(" (")[0].lower()
-        found[metric, phase] = name if phase is None else phase if phases[phase] == 1 else f"{phase}: {name}"
-    return found
-
-
-def thinned(trace: Mapping[str, Any], drawn_steps: int = DRAWN_STEPS) -> dict[str, Any]:
-    """Keep only the smallest and the largest value of each stretch of a line with more than `drawn_steps`, so that no
-    outlier is lost."""
-    steps, values = trace["x"], trace["y"]
-    if len(values) <= drawn_steps:
-        return dict(trace)
-    stretch = -(-len(values) // (drawn_steps // 2))
-    kept: list[int] = []
-    for start in range(0, len(values), stretch):
-        own = range(start, min(start + stretch, len(values)))
-        kept += sorted({min(own, key=values.__getitem__), max(own, key=values.__getitem__)})
-    return {**trace, "mode": "lines", "x": [steps[at] for at in kept], "y": [values[at] for at in kept]}
+def first_samples(services: Services, job_id: int) -> dict[str, Any] | None:
+    """Return the plot of the first case that was sampled repeatedly, and its `case` in words; None if none was."""
+    rows, processes = services.reading.samples(job_id)
+    if not any(row["samples"] for row in rows):
+        return None
+    return {"case": case_text(rows[0]["case"]), **embedded(over_steps(rows, processes))}
 
 
 class CellsQuery(StrictQuery):
@@ -295,8 +234,3 @@ def cells(
         first=(query.page - 1) * CELLS_PER_PAGE + 1,
         more=query.page * CELLS_PER_PAGE < page["total"],
     )
-
-
-def _is_told(row: Mapping[str, Any], metric: str) -> bool:
-    """Return True unless the metric of a cell is merely unknown."""
-    return metric in row["values"] and row["values"][metric]["outcome"] != "unknown"

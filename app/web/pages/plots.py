@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from markupsafe import Markup
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -24,6 +22,7 @@ from app.store import members, results
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
 from app.web.pages.sweeps import told
+from app.web.templates import embedded
 
 router = APIRouter()
 
@@ -81,7 +80,7 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
         source=[(name, value) for name, values in source.items() for value in as_list(values)],
         address=f"/ui/plots?{chosen}",
         table=f"/ui/tables?{chosen}",
-        **drawn(services, version, query.model_dump_json()),
+        view=drawn(services, version, query.model_dump_json()),
     )
 
 
@@ -164,7 +163,7 @@ def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: 
     y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(left[name]), default=None)
     groups = {} if y is None else apart(points, [name for name in axes.by if name != y])
     return {
-        "chart": figure(plots.chart(points, axes, metric, unit)) if points else None,
+        "chart": embedded(plots.chart(points, axes, metric, unit)) if points else None,
         "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
         "filters": filters({name: found for name, found in values.items() if name != axes.x}, only),
@@ -213,7 +212,7 @@ def maps(
     """Return a heat map for each of the first groups of points. `points`: those of all groups."""
     found = []
     for place, group in list(groups.items())[:MAX_MAPS]:
-        found.append({"of": place, **figure(plots.heat_map(group, x, y, metric, unit, points))})
+        found.append({"of": place, **embedded(plots.heat_map(group, x, y, metric, unit, points))})
     return found
 
 
@@ -226,15 +225,6 @@ def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, 
         told = case_text({name: value for name in others if (value := in_use(point.place.get(name))) is not None})
         groups.setdefault(told, []).append(point)
     return groups
-
-
-def figure(drawn: plots.Figure) -> dict[str, Any]:
-    """Return the JSON of a figure to embed in a page, and a name that changes with it: the page redraws the figure only
-    when the name changes."""
-    # Inside a script element nothing but "</" could end it.
-    text = json.dumps(drawn, allow_nan=False).replace("<", "\\u003c")
-    name = f"plot-{page_tag(text).value}"
-    return {"json": Markup(text), "id": name, "is_cut": bool(drawn.get("note"))}  # noqa: S704  # no "<" is left
 
 
 def written(value: Scalar) -> str:

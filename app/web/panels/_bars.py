@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from app.web.panels._panel import plain
-from app.web.plots import PALETTE, Figure
+from app.web.plots import PALETTE, Figure, escaped
 
 BAR = 34
 """Height of a bar with its gap, in pixels."""
@@ -52,12 +51,12 @@ def bars_of(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": plain(part),
+                "name": escaped(part),
                 "y": labels,
                 "x": values,
                 "marker": {"color": (colours or {}).get(part, PALETTE[index % len(PALETTE)])},
                 "customdata": shares,
-                "hovertemplate": f"%{{y}}<br>{plain(part)}: %{{x:.4g}} {unit}%{{customdata}}<extra></extra>",
+                "hovertemplate": f"%{{y}}<br>{escaped(part)}: %{{x:.4g}} {unit}%{{customdata}}<extra></extra>",
             }
         )
     layout = {
@@ -77,5 +76,5 @@ def bars_of(
 
 def label(name: str) -> str:
     """Return a bar's name as Plotly shows it."""
-    text = plain(name)
+    text = escaped(name)
     return text.replace(", ", ",<br>") if len(name) > LONG else text

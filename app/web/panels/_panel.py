@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from app.web.plots import Figure
-
-
-def plain(text: object) -> str:
-    """Return a text of a job's results escaped for Plotly, which would interpret markup."""
-    return escape(str(text), quote=False)
 
 
 @dataclass(frozen=True)

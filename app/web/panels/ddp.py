@@ -11,9 +11,9 @@ from typing import Any
 from app.layout import case_text, in_use
 from app.store.results.sheet import Cell, Sheet
 from app.web.panels._bars import bars_of
-from app.web.panels._panel import Panel, plain
+from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots import Figure
+from app.web.plots import Figure, escaped
 
 STREAMS = {"compute": "computation", "communication": "communication", "exposed": "exposed communication"}
 """Streams of the timeline from the top to the bottom, with their names for people."""
@@ -229,8 +229,8 @@ def draw_operations(rows: Sequence[Row]) -> Figure:
             (ranks.index(int(row["rank"] or 0)), float(row["start_ms"] or 0) - first, float(row["end_ms"] or 0) - first)
             for row in of_kind
         ]
-        trace = blocks(plain(kind), f"var(--plot-{index % 8 + 1})", spans)
-        told = [f"{plain(kind)}, {int(row['size'] or 0):,} bytes" for row in of_kind]
+        trace = blocks(escaped(kind), f"var(--plot-{index % 8 + 1})", spans)
+        told = [f"{escaped(kind)}, {int(row['size'] or 0):,} bytes" for row in of_kind]
         trace["customdata"] = [text for text in told for _ in range(6)]
         trace["hovertemplate"] = "%{customdata}<br>%{x:.4g} ms<extra></extra>"
         traces.append(trace)

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from app.web.panels._bars import bars_of
-from app.web.panels._panel import Panel, plain
+from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots import Figure
+from app.web.plots import Figure, escaped
 
 CATEGORIES = {
     "parameter": "var(--plot-1)",
@@ -151,19 +151,19 @@ def is_wide(stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
 def label(phase: Any, entry: Any) -> dict[str, Any]:
     """Return a phase's name, above the place where it begins."""
     place = {"x": entry, "xref": "x", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
-    return {**place, "text": plain(phase), "showarrow": False, "font": {"size": 11, "color": "var(--quiet)"}}
+    return {**place, "text": escaped(phase), "showarrow": False, "font": {"size": 11, "color": "var(--quiet)"}}
 
 
 def told(row: Row) -> str:
     """Return what an entry made or released, and the lines of code that made it, the innermost first."""
     change = row.get("change_mib")
     if change is None:
-        return plain(row["phase"])
+        return escaped(row["phase"])
     what = f"{'+' if float(change) >= 0 else '−'}{abs(float(change)):.4g} MiB {row['category']}".replace("_", " ")
     name = row.get("name")
     stack = str(row["stack"]).split(" < ") if row.get("stack") else ["no line of code outside torch"]
     lines = [f"{row['phase']}: {what}" + (f", {name}" if name else ""), *stack]
-    return "<br>".join(map(plain, lines))
+    return "<br>".join(map(escaped, lines))
 
 
 def draw_peaks(tables: Mapping[str, Sequence[Row]]) -> Figure:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.web.panels._bars import bars_of
-from app.web.panels._panel import Panel, plain
+from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
-from app.web.plots import PALETTE, SYMBOLS, Figure
+from app.web.plots import PALETTE, SYMBOLS, Figure, escaped
 
 CLASSES = {
     "matmul": "var(--plot-1)",
@@ -127,8 +127,8 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
         attention: The table `attention`; parts without a known cost are left out.
         ceilings: The table `ceilings`.
     """
-    points = [("products", row, plain(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
-    points += [("attention", row, plain(row["part"])) for row in attention]
+    points = [("products", row, escaped(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
+    points += [("attention", row, escaped(row["part"])) for row in attention]
     points = [point for point in points if point[1]["tflops"] and point[1]["intensity"]]
     points = sorted(points, key=lambda point: -float(point[1]["total_ms"] or 0.0))[:MOST_PRODUCTS]
     longest = max((float(row["total_ms"] or 0.0) for _, row, _ in points), default=0.0)
@@ -139,7 +139,7 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
             own = [(row, words) for of, row, words in points if of == group and row["phase"] == phase]
             if own:
                 colour = PALETTE[index % len(PALETTE)]
-                traces.append(cloud(plain(f"{group}, {phase}"), own, longest, symbol=symbol, colour=colour))
+                traces.append(cloud(escaped(f"{group}, {phase}"), own, longest, symbol=symbol, colour=colour))
     if traces:
         intensities = [float(row["intensity"] or 1.0) for _, row, _ in points]
         traces += roofs(limits_of(ceilings), min(intensities), max(intensities))
@@ -178,8 +178,12 @@ def cloud(
         "y": [row["tflops"] for row, _ in points],
         "marker": {"size": sizes, "symbol": symbol, "color": colour, "opacity": 0.7},
         "customdata": [
-            f"{words}<br>{plain(row['phase'])}: {float(row['total_ms'] or 0.0):.4g} ms per step"
-            + (f"<br>{row['limit_percent']:.3g} % of its limit, {plain(row['bound'])}" if row["limit_percent"] else "")
+            f"{words}<br>{escaped(row['phase'])}: {float(row['total_ms'] or 0.0):.4g} ms per step"
+            + (
+                f"<br>{row['limit_percent']:.3g} % of its limit, {escaped(row['bound'])}"
+                if row["limit_percent"]
+                else ""
+            )
             for row, words in points
         ],
         "hovertemplate": "%{customdata}<br>%{x:.3g} FLOP/byte, %{y:.4g} TFLOP/s<extra></extra>",

@@ -95,4 +95,3 @@ document.addEventListener("change", (event) => {
 
 for (const log of document.querySelectorAll("[data-log]")) log.scrollTop = log.scrollHeight;
 countPicked();
-drawPlots(document);

@@ -1,11 +1,12 @@
-// Draws every <figure data-plot="ADDRESS or #ID of a script element"> by Plotly.
+// Draws every <figure data-plot="ADDRESS or #ID of a script element"> by Plotly: on the server's pages, and in exported
+// files, which contain Plotly and this script.
 //
 // The JSON is {"data": [traces], "layout": {…}}, in Plotly's terms; a text "var(--bad)" anywhere in it is the value of
 // that CSS variable, so that plots follow the page into the dark. The figure gets a picture with its caption as name,
 // buttons that make the axes named in data-log ("x", "y", "x y") logarithmic, the JSON's "note" and a table of the
 // numbers.
 
-const PLOTLY = document.querySelector("script[data-plotly]").dataset.plotly;
+const IS_EXPORTED = window.Plotly !== undefined;
 const COLOURS = 8;
 const NARROW = 520;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -15,9 +16,10 @@ const LETTER = 8; // pixels of a letter in a cell of a heat map, and between two
 let library;
 
 function plotly() {
+  if (IS_EXPORTED) return window.Plotly;
   library ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = PLOTLY;
+    script.src = document.querySelector("script[data-plotly]").dataset.plotly;
     script.onload = () => resolve(window.Plotly);
     script.onerror = () => reject(new Error("Plotly could not be loaded"));
     document.head.append(script);
@@ -25,19 +27,25 @@ function plotly() {
   return library;
 }
 
-// Plots are drawn when they come near the window: a page may have many.
+// A page's plots are drawn when they come near the window: there may be many.
 const nearby = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
     nearby.unobserve(target);
-    draw(target).catch((error) => say(target, `This plot could not be drawn: ${error.message}.`));
+    drawOrSayWhyNot(target);
   }
 }, { rootMargin: "400px" });
+
+function drawOrSayWhyNot(figure) {
+  draw(figure).catch((error) => say(figure, `This plot could not be drawn: ${error.message}.`));
+}
 
 export function drawPlots(root) {
   for (const figure of root.querySelectorAll("figure[data-plot]:not([data-drawn])")) {
     figure.dataset.drawn = "waiting";
-    nearby.observe(figure);
+    // The plots of an exported file are drawn at once, so that all of it can be printed.
+    if (IS_EXPORTED) drawOrSayWhyNot(figure);
+    else nearby.observe(figure);
   }
 }
 
@@ -96,7 +104,7 @@ async function draw(figure) {
   // A point with a second value in its customdata leads there: to the job that measured it.
   picture.on("plotly_click", ({ points }) => {
     const to = points[0]?.customdata?.[1];
-    if (typeof to === "string" && to.startsWith("/ui/")) window.location.assign(to);
+    if (!IS_EXPORTED && typeof to === "string" && to.startsWith("/ui/")) window.location.assign(to);
   });
   if (content.note) picture.after(note(`${content.note}.`));
   const details = numbers(content, picture);
@@ -275,3 +283,5 @@ function tabulated({ data, layout }) {
   });
   return { columns: ["series", axis("x"), axis("y")], rows };
 }
+
+drawPlots(document);

@@ -1,4 +1,4 @@
-"""GET /tables and the exports through a real server: parameters, streams, files."""
+"""GET /tables through a real server: parameters, streams, files."""
 
 from __future__ import annotations
 
@@ -149,71 +149,3 @@ def test_what_needs_all_rows_says_how_to_get_them(
     for option in ("format=markdown", "pivot=precision", "sort=step_ms", "limit=5", "relative_to=precision=fp32"):
         detail = get(site, f"/tables?label=table:tables&{option}", 422).json()["detail"]
         assert "take the table as JSON or CSV, without pivot" in detail
-
-
-class TestExport:
-    """One file, which asks nobody for anything."""
-
-    def check(self, response: Any) -> str:
-        text: str = response.text
-        assert "<script" not in text
-        assert not re.search(r"""(src|href)\s*=""", text), "it loads nothing and leads nowhere"
-        assert "url(" not in text
-        assert response.headers["content-security-policy"].startswith("default-src 'none'")
-        assert "default-src &#39;none&#39;" in text
-        return text
-
-    def test_of_a_job(self, site: Any, measured_jobs: list[int]) -> None:
-        job = measured_jobs[0]
-        response = get(site, f"/jobs/{job}/export")
-        text = self.check(response)
-        assert response.headers["content-disposition"] == f'inline; filename="flopwatch-job-{job}.html"'
-        for part in (
-            f"Job {job}",
-            "succeeded",
-            "table=tables",
-            '<td class="number">128</td>',
-            "&#34;context_length&#34;: 64",
-        ):
-            assert part in text, part
-
-    def test_of_a_comparison(self, site: Any, measured_jobs: list[int]) -> None:
-        one, other = measured_jobs[:2]
-        text = self.check(get(site, f"/compare/export?baseline={one}&candidate={other}"))
-        assert f"Comparison of job {one}, job {other}" in text
-        get(site, f"/compare/export?baseline={one}", 422)
-        get(site, "/compare/export?job=999999", 404)
-
-    def test_of_a_sweep(self, site: Any, measured: Callable[..., Any]) -> None:
-        grid = {
-            "context_length": [32, 64],
-            "precision": ["fp32", "bf16"],
-            "optimizer": ["adamw", "torch_adamw"],
-        }
-        body = {
-            "base": {"kind": "benchmark", "model": {"size": "tiny"}},
-            "grid": grid,
-            "name": "<b>exported</b>",
-            "priority": 95,
-        }
-        sweep = site.http.post("/sweeps", json=body).json()["id"]
-        for number, job in enumerate(reversed(site.http.get(f"/jobs?sweep={sweep}").json()["data"]), start=1):
-            case = {"model": "tiny", **{name: job["spec"][name] for name in grid}}
-            claim = site.worker.claim_job(job["id"])
-            site.worker.finish(claim, measurements=[measured("step_ms", number + 0.25, **case)])
-        text = self.check(get(site, f"/sweeps/{sweep}/export"))
-        assert "&lt;b&gt;exported&lt;/b&gt;" in text
-        assert text.count("<svg ") == 3, "a chart and two heat maps"
-        assert text.count(">8.25</text>") == 3, "the greatest of all ends the colours of both maps, and is in one"
-        assert "Step (ms) by context length" in text
-        assert "8 succeeded" in text
-
-    def test_of_a_job_that_waits(self, site: Any) -> None:
-        job = site.submit(priority=-99)["id"]
-        assert "There are no results yet." in self.check(get(site, f"/jobs/{job}/export"))
-        site.http.post(f"/jobs/{job}/cancel")
-
-    def test_unknown_things(self, site: Any) -> None:
-        get(site, "/jobs/999999/export", 404)
-        get(site, "/sweeps/999999/export", 404)
-        get(site, "/jobs/1/export?nose=1", 422)

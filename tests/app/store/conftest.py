@@ -16,6 +16,7 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, StoredArtifact
 from app.store.registration import Registration
+from tests.builders import measurement
 from tests.databases import put_database
 
 KINDS = frozenset({"benchmark"})
@@ -93,29 +94,13 @@ def shop(queue: Queue, registration: Registration) -> Shop:
 
 @pytest.fixture
 def record() -> Callable[..., MeasurementRecord]:
-    """Builds a measurement; what is not given is a plain one."""
+    """Build a measurement; what is not given is plain."""
 
     def build(metric: str = "step_ms", **changes: Any) -> MeasurementRecord:
-        statistics = dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 2.0)
-        plain: dict[str, Any] = {
-            "unit_index": 0,
-            "case": {"model": "tiny", "context_length": 128},
-            "case_key": "key",
-            "device_key": "1x test CPU",
-            "validity": None,
-            "phase": metric.removesuffix("_ms") if metric.endswith("_ms") else None,
-            "metric": metric,
-            "unit": "ms",
-            "outcome": "ok",
-            "reason": None,
-            "n": 10,
-            "std": 0.5,
-            "samples": None,
-            **statistics,
-        }
-        if changes.get("outcome", "ok") != "ok":
-            plain |= dict.fromkeys(("n", "std", *statistics)) | {"reason": "for a reason"}
-        return MeasurementRecord(**{**plain, **changes})
+        plain = {"case": {"model": "tiny", "context_length": 128}, "case_key": "key"}
+        if changes.get("outcome", "ok") == "ok":
+            plain |= {"n": 10, "std": 0.5}
+        return measurement(metric, **plain | changes)
 
     return build
 

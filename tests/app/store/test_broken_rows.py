@@ -22,12 +22,13 @@ from app.store.engine import Database, open_database
 from app.store.lease import Watcher, agreed
 from app.store.queue import Queue
 from app.store.reading import Reading
-from app.store.records import Finish, Idempotency, MeasurementRecord, NewJob, Offer, TableRecord, UnitRecord
+from app.store.records import Finish, Idempotency, NewJob, Offer, TableRecord, UnitRecord
 from app.store.registration import Registration
 from app.store.results.reported import list_tables
 from app.store.stored_json import StoredJson
 from app.store.tables import UtcDateTime
 from tests.app.store.conftest import CAPABILITIES, KINDS, Shop
+from tests.builders import measurement
 from tests.databases import put_database
 
 COLUMNS = [
@@ -38,22 +39,6 @@ COLUMNS = [
 ]
 OFFER = Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
 KEY = Idempotency("key", "POST /jobs", "digest")
-NUMBERS: dict[str, Any] = dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 2.0)
-MEASUREMENT = MeasurementRecord(
-    unit_index=0,
-    case={"context_length": 1},
-    case_key="key",
-    device_key="1x CPU",
-    validity=None,
-    phase=None,
-    metric="step_ms",
-    unit="ms",
-    outcome="ok",
-    reason=None,
-    n=1,
-    samples=None,
-    **NUMBERS,
-)
 BROKEN = ['{"half": ', '"a text"', "null", "7"]
 
 
@@ -73,7 +58,10 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     queue.finish(shop.claim(), Finish("failed", error=error, units=units))
     columns = [{"name": "ms", "type": "number", "unit": None}]
     table = TableRecord(0, "kernels", columns, 1, zlib.compress(b"[[1.5]]"))
-    queue.finish(shop.running_job(), Finish("succeeded", measurements=[MEASUREMENT], tables=[table]))
+    queue.finish(
+        shop.running_job(),
+        Finish("succeeded", measurements=[measurement(case={"context_length": 1})], tables=[table]),
+    )
     shop.running_job(max_attempts=1)
     shop.submit(labels={"team": "a"}, idempotency=KEY)
     shop.submit()

@@ -182,7 +182,7 @@ class TestMeasurements:
         assert all(list(row) == names for row in found["rows"])
         assert found["rows"][0]["case.n"] == 3
         oom = found["rows"][1]
-        assert (oom["outcome"], oom["reason"]) == ("oom", "for a reason")
+        assert (oom["outcome"], oom["reason"]) == ("oom", "out of memory")
         assert [oom[name] for name in names[19:]] == [None] * 10
         last = found["rows"][2]
         assert (last["context_length"], last["mean"]) == (None, None)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from app.store.records import Offer
-from app.web.pages.job import DRAWN_POINTS, DRAWN_STEPS, line_names, samples_figure, thinned
 from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
 
@@ -94,32 +93,6 @@ def test_samples_of_many_processes_are_drawn_or_said_to_be_left_out(
     assert {trace["text"] for trace in figure["data"]} == {f"process {number + 1}" for number in range(drawn)}
     assert [trace["name"] for trace in figure["data"] if trace["showlegend"]] == list(phases)
     assert figure["note"] == note
-
-
-def test_many_long_lines_have_no_more_points_than_a_browser_draws() -> None:
-    rows = [
-        {"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": unit, "samples": [1.0] * 2000, "case": {}}
-        for unit in range(100)
-    ]
-    figure = samples_figure(rows, 100)
-    assert len(figure["data"]) == 100
-    assert 0 < sum(len(trace["x"]) for trace in figure["data"]) <= DRAWN_POINTS
-
-
-def test_a_long_line_keeps_its_outliers() -> None:
-    values = [1.0] * 100_000
-    values[77_777] = 9.0
-    values[5] = 0.5
-    figure = samples_figure(
-        [{"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": 0, "samples": values, "case": {}}], 1
-    )
-    [trace] = figure["data"]
-    assert len(trace["x"]) == len(trace["y"]) <= DRAWN_STEPS
-    assert (77_777, 9.0) in zip(trace["x"], trace["y"], strict=True)
-    assert (5, 0.5) in zip(trace["x"], trace["y"], strict=True)
-    assert trace["x"] == sorted(trace["x"])
-    short = {"x": [0], "y": [1.0]}
-    assert thinned(short) == short
 
 
 def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> None:
@@ -233,13 +206,6 @@ def test_every_kind_has_a_form(fresh_site: Any) -> None:
         assert f"flopwatch submit {kind}" in found.text
         for preset in spec["presets"]:
             page(fresh_site, f"/ui/new?kind={kind}&preset={preset}")
-
-
-def test_lines_of_samples_are_told_apart_in_words(measured: Any) -> None:
-    names = line_names(
-        [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
-    )
-    assert list(names.values()) == ["step", "forward", "backward: phase", "backward: kernel"]
 
 
 def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measured: Any) -> None:

@@ -237,18 +237,6 @@ def test_distributions_stand_side_by_side() -> None:
     assert drawn(plots.distributions(many, "step_ms", "ms", of="samples"))["baseline"]["boxpoints"] != "all"
 
 
-def test_samples_over_steps_show_the_warm_up_apart() -> None:
-    group = Samples("run 1", "tiny", [2.0, 2.5], phase="forward", warmup=[9.0, 4.0, 3.0])
-    figure = plots.over_steps([group], "forward_ms", "ms")
-    warm_up, measured = figure["data"]
-    assert warm_up["x"] == [-3, -2, -1]
-    assert warm_up["marker"]["symbol"] == "circle-open"
-    assert (measured["x"], measured["y"]) == ([0, 1], [2.0, 2.5])
-    assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
-    groups = [Samples(f"run {number}", "tiny", [2.0, 2.5]) for number in range(plots.MAX_SERIES + 1)]
-    assert len(plots.over_steps(groups, "forward_ms", "ms")["data"]) == len(groups), "nobody says which are left out"
-
-
 class TestMorePointsThanPixels:
     def test_of_each_stretch_the_least_and_the_greatest_are_drawn_and_the_figure_says_so(self) -> None:
         points = curve(10_000)

@@ -7,8 +7,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from tools.chaos.evidence import Evidence
-from tools.chaos.plan import NEVER_SUCCEED
+from tests.chaos.evidence import Evidence
+from tests.chaos.plan import NEVER_SUCCEED
 
 FINAL = ("succeeded", "failed", "cancelled")
 NEXT: dict[str, set[str]] = {

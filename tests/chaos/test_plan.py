@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
+from tests.chaos.plan import BEHAVIOURS, ENDLESS, LASTS_S, NEVER_SUCCEED, faults, job_body
 from tests.plugins.hostile_kind.jobs.hostile import BEHAVIOURS as RUN
 from tests.plugins.hostile_kind.specs.hostile import Behaviour, HostileSpec
-from tools.chaos.plan import BEHAVIOURS, ENDLESS, LASTS_S, NEVER_SUCCEED, faults, job_body
 
 
 def test_a_seed_gives_the_same_faults_again() -> None:

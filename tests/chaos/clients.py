@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tools.chaos.evidence import Ledger
-from tools.chaos.plan import BATCH, ENDLESS, KIND, batch_of, job_body
+from tests.chaos.evidence import Ledger
+from tests.chaos.plan import BATCH, ENDLESS, KIND, batch_of, job_body
 from tools.service import FINAL_STATES
 
 UNAVAILABLE = (503, 507)

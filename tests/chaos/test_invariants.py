@@ -20,7 +20,6 @@ from app.store.queue import Queue
 from app.store.records import (
     Finish,
     Idempotency,
-    MeasurementRecord,
     NewEvent,
     NewJob,
     Offer,
@@ -28,9 +27,10 @@ from app.store.records import (
     UnitRecord,
 )
 from app.store.sqlite import driver
+from tests.builders import measurement
+from tests.chaos.evidence import Evidence, Ledger, StoredFile
+from tests.chaos.invariants import INVARIANTS, check
 from tests.plugins.hostile_kind.specs.hostile import HostileSpec
-from tools.chaos.evidence import Evidence, Ledger, StoredFile
-from tools.chaos.invariants import INVARIANTS, check
 
 OFFER = Offer(frozenset({"hostile"}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
 WORKER, AGENT = "host-77-abcdef", 77
@@ -103,31 +103,13 @@ class History:
         self.files[sha256] = StoredFile(sha256, len(text))
         artifacts = [StoredArtifact(0, "nonce.txt", "text", "text/plain", len(text), sha256)]
         units = [UnitRecord(0, "unit 0", end.state)]
-        self._queue.finish(claim, Finish(end.state, end.error, [measured(nonce)], units=units, artifacts=artifacts))
+        self._queue.finish(
+            claim, Finish(end.state, end.error, [measurement("nonce", float(nonce))], units=units, artifacts=artifacts)
+        )
 
     def _mark(self, what: str, claim: Any, nonce: int) -> None:
         whose = {"agent": AGENT, "job": claim.job_id, "attempt": claim.attempt, "unit": 0, "pid": 1}
         self.marks.append({"mark": what, **whose, "nonce": nonce})
-
-
-def measured(nonce: int) -> MeasurementRecord:
-    statistics = dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), float(nonce))
-    return MeasurementRecord(
-        unit_index=0,
-        case={},
-        case_key="key",
-        device_key="1x nothing",
-        validity=None,
-        phase=None,
-        metric="nonce",
-        unit="1",
-        outcome="ok",
-        reason=None,
-        n=1,
-        std=None,
-        samples=None,
-        **statistics,  # type: ignore[arg-type]
-    )
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,11 @@ from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database
 from app.store.sqlite import driver
-from tools.chaos import invariants
-from tools.chaos.clients import Clients
-from tools.chaos.evidence import Evidence, Ledger, leftovers, read_marks, stored_files
-from tools.chaos.plan import Fault
-from tools.chaos.site import Site, logs_of
+from tests.chaos import invariants
+from tests.chaos.clients import Clients
+from tests.chaos.evidence import Evidence, Ledger, leftovers, read_marks, stored_files
+from tests.chaos.plan import Fault
+from tests.chaos.site import Site, logs_of
 from tools.service import FINAL_STATES, wait_until
 
 REST_S = 90.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from tools.chaos.plan import LEASE_S, Fault
+from tests.chaos.plan import LEASE_S, Fault
 from tools.service import Service, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]

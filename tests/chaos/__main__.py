@@ -1,6 +1,6 @@
 """Chaos: attacks a whole Flopwatch from all sides at once, and then checks whether it has kept its promises.
 
-    python -m tools.chaos [--minutes 10] [--seed N] [--only FAULT …] [--keep]
+    python -m tests.chaos [--minutes 10] [--seed N] [--only FAULT …] [--keep]
 
 A server, three workers and seven clients run hostile jobs, while processes are killed and stopped, the disk is full,
 the write lock is held and clocks jump (plan.py). When everything has come to rest, the API, the database, the files and
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from tools.chaos.plan import LASTS_S, faults
-from tools.chaos.run import run
+from tests.chaos.plan import LASTS_S, faults
+from tests.chaos.run import run
 
 ROUND_S = 60.0
 """Length of a round. A long run is rounds with a service of their own each, so that little is lost when one fails."""
@@ -32,7 +32,7 @@ ROUND_S = 60.0
 
 def main(arguments: Sequence[str]) -> int:
     """Run rounds until the time is over; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.chaos", description="Attack a whole Flopwatch.")
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Attack a whole Flopwatch.")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the faults go on in all")
     parser.add_argument("--seed", type=int, default=None, help="of the first round; the others count on from it")
     parser.add_argument("--round-seconds", type=float, default=ROUND_S, help="length of a round's attack")

@@ -1,0 +1,55 @@
+"""Samples over the index of their step: lines, names, and what is drawn of very many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.web import thinning
+from app.web.samples import line_names, over_steps
+
+
+def row(samples: list[float], unit_index: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": unit_index, "samples": samples, **fields}
+
+
+def test_milliseconds_are_drawn_and_other_units_only_without_any() -> None:
+    rate = row([5.0, 6.0], metric="tokens_per_s", phase=None, unit="tokens/s")
+    assert [trace["name"] for trace in over_steps([rate, row([1.0, 2.0])], 1)["data"]] == ["step"]
+    figure = over_steps([rate], 1)
+    assert [trace["name"] for trace in figure["data"]] == ["tokens/s"]
+    assert figure["layout"]["yaxis"]["title"]["text"] == "Tokens/s"
+
+
+def test_lines_of_processes_share_colour_and_legend() -> None:
+    first, second = over_steps([row([1.0, 2.0], unit_index) for unit_index in (3, 7)], 2)["data"]
+    assert (first["name"], second["name"]) == ("step", "step, process 2")
+    assert first["line"] == second["line"]
+    assert (first["showlegend"], second["showlegend"]) == (True, False)
+
+
+def test_few_steps_have_a_tick_each() -> None:
+    assert over_steps([row([1.0] * 12)], 1)["layout"]["xaxis"]["dtick"] == 1
+    assert "dtick" not in over_steps([row([1.0] * 13)], 1)["layout"]["xaxis"]
+
+
+def test_many_long_lines_have_no_more_points_than_a_browser_draws() -> None:
+    figure = over_steps([row([1.0, 2.0] * 1000, unit_index) for unit_index in range(100)], 100)
+    assert len(figure["data"]) == 100
+    assert all(2 <= len(trace["x"]) <= 2 * thinning.LEAST_COLUMNS + 2 for trace in figure["data"])
+
+
+def test_a_long_line_keeps_its_outliers() -> None:
+    values = [1.0] * 100_000
+    values[77_777] = 9.0
+    values[5] = 0.5
+    [trace] = over_steps([row(values)], 1)["data"]
+    assert len(trace["x"]) == len(trace["y"]) <= thinning.MAX_POINTS + 2
+    assert {(77_777, 9.0), (5, 0.5)} <= set(zip(trace["x"], trace["y"], strict=True))
+    assert trace["x"] == sorted(trace["x"])
+
+
+def test_a_line_is_named_by_its_phase_and_by_its_metric_only_where_two_share_the_phase() -> None:
+    names = line_names(
+        [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
+    )
+    assert list(names.values()) == ["step", "forward", "backward: phase", "backward: kernel"]
