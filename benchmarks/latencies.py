@@ -89,7 +89,7 @@ REQUESTS = (
     "GET /ui/compare?job={job_id}&job={other}",
     "POST /sweeps/{sweep_id}/resume",
 )
-"""Requests beside one to every route. `{fresh}` makes a new address in each round, for answers that are kept."""
+"""Requests beside one to every route. `{fresh}` makes a new address in each round, for answers that are cached."""
 TABLES = (
     *("format=json", "format=csv", "format=markdown", "format=latex", "format=html"),
     "format=json&sort=-metric_0&limit=50",
@@ -195,7 +195,8 @@ def measure(
         return 1000 * (time.perf_counter() - start), status, content
 
     send()
-    begin, used_s, samples = time.perf_counter(), cpu_s(server), []
+    begin, used_s = time.perf_counter(), cpu_s(server)
+    samples: list[float] = []
     while len(samples) < 2 or (len(samples) < rounds and time.perf_counter() - begin < budget_s):
         took_ms, status, content = send()
         samples.append(took_ms)

@@ -139,7 +139,8 @@ def _claims(database: Database, number: int, processes: int, most: int | None = 
 def _claim(url: str, most: int) -> tuple[float, float, list[float]]:
     """Claim until no job is left, at most so often; returns the first and last moment, and each claim's seconds."""
     with closing(Database(url, busy_timeout_s=BUSY_TIMEOUT_S)) as database:
-        queue, latencies = Queue(database), []
+        queue = Queue(database)
+        latencies: list[float] = []
         queue.running()  # connects
         first = last = time.monotonic()
         while len(latencies) < most and queue.claim("worker", OFFER) is not None:
