@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from app.store.sqlite import driver
+from app.store.database.sqlite import driver
 from tools.service import Service
 
 TIMEOUT_S = 600.0

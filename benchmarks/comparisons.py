@@ -24,10 +24,10 @@ from typing import NamedTuple, TypeVar
 
 from tabulate import tabulate
 
-from app.client import Flopwatch
-from app.store.results import inference, judging
-from app.store.results.judging import Row
-from app.store.results.sheet import Cell
+from app.results import inference, judging
+from app.results.judging import Row
+from app.results.sheet import Cell
+from flopwatch.client import Flopwatch
 
 METRIC = "forward_ms"
 SHORT, LONG = LENGTHS = (128, 130)

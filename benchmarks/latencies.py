@@ -29,8 +29,8 @@ from app.errors import job_problem
 from app.main import ROUTERS, create_app
 from app.settings import Settings
 from app.store import tables
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
 from app.store.records import Finish
 from app.web import pages
 from benchmarks._shared import TINY, Row, ask, connected, cpu_s, percentiles, print_table, server_of, started_service

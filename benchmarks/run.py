@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.client import Flopwatch
+from flopwatch.client import Flopwatch
 
 SPECS = Path(__file__).parent / "specs"
 

@@ -27,12 +27,12 @@ import typer
 
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewJob, Offer
 from benchmarks._shared import TINY, Row, percentiles, print_table
+from workers.agent.spool import Spool
 from workers.measure.measurement import Measurement
-from workers.spool import Spool
 
 BUSY_TIMEOUT_S = 60.0
 """Longest wait for other writers, of which there are more than in service."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from app.client import Flopwatch
 from benchmarks import latencies, run, service, store
 from benchmarks._shared import TINY
+from flopwatch.client import Flopwatch
 from tests.forked import ForkedService
 from tools.service import Service
 
