@@ -39,7 +39,6 @@ SHOWN_CASES = 200
 SHOWN_MEASUREMENTS = 200
 SHOWN_ROWS = 20
 SHOWN_TABLES = 20
-OPEN_TABLES = 3
 SHOWN_UNITS = 100
 SHOWN_CHECKS = 6
 SHOWN_FILES = 200
@@ -107,7 +106,6 @@ def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
         "tables": [(own, first_rows(services, job_id, own["name"], SHOWN_ROWS)) for own in tables[:SHOWN_TABLES]],
         "all_tables": len(tables),
         "shown_rows": SHOWN_ROWS,
-        "open_tables": OPEN_TABLES,
         "artifacts": artifacts[:SHOWN_FILES],
         "all_artifacts": len(artifacts),
         "attempts": attempts[-SHOWN_ATTEMPTS:],
