@@ -17,6 +17,7 @@ ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY pyproject.toml README.md CHANGELOG.md LICENSE /src/
 COPY app /src/app
+COPY flopwatch /src/flopwatch
 COPY kernels /src/kernels
 COPY migrations /src/migrations
 COPY parallel /src/parallel

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Integer, Text, cast, func, ins
 
 from app.errors import job_problem
 from app.store import tables
-from app.store.engine import Database
+from app.store.database.engine import Database
 from benchmarks._shared import BATCH, copy_jobs, copy_rows
 from tools.service import submit
 

@@ -20,8 +20,8 @@ from sqlalchemy import ColumnElement, Connection, Integer, Table, insert, litera
 from tabulate import tabulate
 
 from app.store import tables
-from app.store.engine import Database
-from app.store.sqlite import driver
+from app.store.database.engine import Database
+from app.store.database.sqlite import driver
 from tools.service import Service, wait_for_job
 
 JSON = {"Content-Type": "application/json"}

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.store.results import inference, judging
-from app.store.results.judging import Row
-from app.store.results.sheet import Cell
+from app.results import inference, judging
+from app.results.judging import Row
+from app.results.sheet import Cell
 from benchmarks._shared import host, print_report, started_service, wait_for_success
 from tools.service import submit
 

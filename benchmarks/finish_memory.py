@@ -17,12 +17,12 @@ from pathlib import Path
 
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.store.engine import open_database
-from app.store.queue import Queue
+from app.store.database.engine import open_database
+from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewJob, Offer
 from benchmarks._shared import print_report
+from workers.agent.spool import Spool
 from workers.measure.measurement import Measurement
-from workers.spool import Spool
 
 METRICS = 10
 SAMPLES = [1.0 + number / 64 for number in range(20)]

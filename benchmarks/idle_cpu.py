@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from app.store.engine import open_database
+from app.store.database.engine import open_database
 from benchmarks._shared import copy_jobs, print_report, started_service
 from tools.service import submit, wait_for_job
 

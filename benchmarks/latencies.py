@@ -28,7 +28,7 @@ from fastapi import FastAPI
 
 from app.main import ROUTERS, create_app
 from app.settings import Settings
-from app.store.engine import open_database
+from app.store.database.engine import open_database
 from app.web import pages
 from benchmarks._filling import BODY, TIMEOUT_S, TINY, Filled, Size, fill
 from benchmarks._shared import percentiles, print_now, print_report, started_service

@@ -22,8 +22,8 @@ from typing import Any
 
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
 from app.store.records import Finish, MeasurementRecord, NewJob, Offer
 from benchmarks._shared import percentiles, print_report
 

@@ -23,12 +23,13 @@ from urllib.parse import urlsplit
 import psutil
 from sqlalchemy import insert
 
+from app import results
 from app.layout import FORMATS
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from app.store import results, tables
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
+from app.store import tables
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
 from app.store.records import NewJob
 from benchmarks._filling import (
     BODY,

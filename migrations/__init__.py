@@ -1,1 +1,1 @@
-"""The database's schema, step by step: Alembic's scripts, which app.store.migrating runs."""
+"""The database's schema, step by step: Alembic's scripts, which app.store.database.migrating runs."""

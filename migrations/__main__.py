@@ -9,8 +9,8 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 
-from app.store.engine import Database
-from app.store.migrating import migrations_folder, revisions
+from app.store.database.engine import Database
+from app.store.database.migrating import migrations_folder, revisions
 
 
 def main() -> None:

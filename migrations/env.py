@@ -1,4 +1,4 @@
-"""Run by Alembic: upgrades on the connection, and in the transaction, that app.store.migrating hands over."""
+"""Run by Alembic: upgrades on the connection, and in the transaction, that app.store.database.migrating hands over."""
 
 from typing import Any, Literal
 

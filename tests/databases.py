@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from app.settings import Settings
-from app.store.engine import open_database
+from app.store.database.engine import open_database
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from types import FrameType
 import httpx
 
 from app.presets import DEMO_SWEEPS
-from app.spelling import sweep_fields
+from flopwatch.spelling import sweep_fields
 from tools.service import Service
 
 COLUMNS = "forward_ms,backward_ms,optimizer_ms,step_ms"

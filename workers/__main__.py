@@ -20,7 +20,7 @@ def check_packages() -> None:
         InvalidEnvironment: another package shadows ours; the message names its folder.
     """
     home = Path(__file__).resolve().parent.parent
-    for name in ("app", "kernels", "parallel"):
+    for name in ("app", "flopwatch", "kernels", "parallel"):
         found = importlib.util.find_spec(name)
         origin = Path(found.origin).resolve() if found is not None and found.origin else None
         if origin is None or origin.parent.parent != home:
@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
             check_dependencies()
             with without_collector():
                 from app.settings import Settings
-                from app.store.private import UMASK
-                from workers.agent import serve
+                from app.store.database.private import UMASK
+                from workers.agent.agent import serve
 
             os.umask(UMASK)
             logging.basicConfig(
@@ -63,23 +63,23 @@ def main(arguments: list[str]) -> int:
             check_packages()
             return run_here(rest)
         case ["warm", descriptor]:
-            from workers import warm
+            from workers.processes import warm
 
             warm.main(int(descriptor))
             return 0
         case ["keeper", control, messages, log]:
-            from workers import keeper
+            from workers.processes import keeper
 
             keeper.main(int(control), int(messages), int(log))
             return 0
         case ["child", messages]:
             with without_collector():
-                from workers import child
+                from workers.processes import child
 
             return child.main(int(messages))
         case ["wrapped", file]:
             with without_collector():
-                from workers import child
+                from workers.processes import child
 
             return child.main_wrapped(Path(file))
     print(__doc__, file=sys.stderr)

@@ -29,13 +29,13 @@ from app.layout import shortened
 from app.settings import Settings
 from app.specs import KINDS
 from workers import uploaded
+from workers.agent.spool import Spool
+from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
 from workers.jobs._base import parse_spec
 from workers.measure.table import Column, Scalar, Table
 from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
-from workers.spool import Spool
 from workers.torch_host import give_free_memory_back, start_afresh
-from workers.verdicts import TABLE
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
@@ -236,7 +236,7 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
         sys.stdout.write("\n")
         return
     # Imported here, since pandas takes half a second to import, and the job must not wait for it.
-    from app.store.results import local_table, merged, render
+    from app.results import local_table, merged, render
 
     sheet = local_table(spec, result["measurements"], result["validity"])
     lines = sheet.missing or []

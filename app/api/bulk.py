@@ -15,7 +15,7 @@ from app.api.schemas import BulkCancelled, BulkDeleted
 from app.api.services import CurrentServices
 from app.errors import FieldError, InvalidRequest
 from app.states import JobState
-from app.store.filters import JobFilter
+from app.store.reading.filters import JobFilter
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

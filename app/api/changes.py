@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from anyio.to_thread import run_sync
 
 from app.errors import FlopwatchError
-from app.store.engine import ChangeWatch, Database
-from app.store.reading import Reading
+from app.store.database.engine import ChangeWatch, Database
+from app.store.reading.queries import Reading
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
+from app import results
 from app.api.parameters import Id, StrictQuery, Text, described
 from app.api.schemas import Comparison
 from app.api.services import CurrentServices
 from app.api.tables import written
 from app.errors import FieldError, InvalidRequest
 from app.layout import Format
-from app.store import results
-from app.store.engine import Database
+from app.store.database.engine import Database
 
 router = APIRouter(prefix="/compare", tags=["results"])
 

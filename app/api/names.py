@@ -15,7 +15,7 @@ from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase
 from app.specs._base import Location, names_in
 from app.specs._code import ALLOW_IT, RUNS_CODE, codes_of
-from app.store.uploads import url_of
+from app.store.files.uploads import url_of
 
 NOBODY_RUNS_CODE = f"No worker runs uploaded code: {ALLOW_IT}"
 

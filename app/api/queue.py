@@ -17,7 +17,7 @@ from app.api.schemas import Page, Place
 from app.api.services import CurrentServices
 from app.specs import KINDS
 from app.specs._base import StrictModel
-from app.store.pausing import ALL
+from app.store.queue.pausing import ALL
 
 router = APIRouter(prefix="/queue", tags=["queue"])
 

@@ -11,14 +11,14 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from pydantic import Field
 
+from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
 from app.api.tables import Caption, LatexLabel, split, written
 from app.layout import Format
-from app.store import results
 from app.store.public import MAX_ID
-from app.store.reading import MAX_MEASUREMENTS
+from app.store.reading.queries import MAX_MEASUREMENTS
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 

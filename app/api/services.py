@@ -17,18 +17,18 @@ from app.api.changes import Changes
 from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
-from app.store.artifacts import ArtifactFiles
-from app.store.baselines import Baselines
-from app.store.bulk import Bulk
-from app.store.engine import Database, open_database
-from app.store.lease import Watcher, agreed
-from app.store.pausing import Pausing
-from app.store.pruning import Pruning, Retention
-from app.store.queue import Queue
-from app.store.reading import Reading
-from app.store.registration import Registration
-from app.store.slices import Slices
-from app.store.uploads import Uploads
+from app.store.database.engine import Database, open_database
+from app.store.database.slices import Slices
+from app.store.files.artifacts import ArtifactFiles
+from app.store.files.uploads import Uploads
+from app.store.keeping.baselines import Baselines
+from app.store.keeping.bulk import Bulk
+from app.store.keeping.pruning import Pruning, Retention
+from app.store.queue.lease import Watcher, agreed
+from app.store.queue.pausing import Pausing
+from app.store.queue.registration import Registration
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
+from app import results
 from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
 from app.api.services import CurrentServices
 from app.layout import Format, Statistic
-from app.store import results
 
 router = APIRouter(prefix="/tables", tags=["results"])
 

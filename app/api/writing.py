@@ -16,7 +16,7 @@ from anyio import CapacityLimiter, move_on_after
 from anyio.to_thread import run_sync
 
 from app.errors import DatabaseBusy
-from app.store.locking import patience
+from app.store.database.locking import patience
 
 THREADS = 8
 """Number of threads for short writes. Only one writes at a time, so more would not be faster."""

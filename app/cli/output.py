@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.cli.terminal import cell, echo, echo_json, echo_table
-from app.client import Flopwatch, Show, progress_bar
-from app.connection import problem_text
 from app.layout import (
     FIRST_IN_QUEUE,
     age,
@@ -24,6 +22,8 @@ from app.layout import (
     ran,
     verdict,
 )
+from flopwatch.client import Flopwatch, Show, progress_bar
+from flopwatch.connection import problem_text
 
 MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait."""

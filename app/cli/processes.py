@@ -58,7 +58,7 @@ PR_SET_PDEATHSIG = 1
 def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
     """Run the server."""
     with without_collector():
-        from app.cli.server import listen
+        from app.server.process import listen
 
     use_data_dir(data_dir)
     settings = _server_settings(host, port, insecure=insecure)
@@ -147,7 +147,7 @@ def backup(
     """Write a consistent copy of the database to a file, while server and workers continue. Artifacts are not
     included."""
     from app.errors import FlopwatchError
-    from app.store.engine import Database
+    from app.store.database.engine import Database
 
     if path.exists():
         raise typer.BadParameter(f"{path} exists already; backups are never overwritten.")
@@ -175,9 +175,9 @@ def lease(
     from contextlib import closing
 
     from app.errors import FlopwatchError
-    from app.store.engine import open_existing
-    from app.store.lease import change
-    from app.store.queue import Queue
+    from app.store.database.engine import open_existing
+    from app.store.queue.lease import change
+    from app.store.queue.transitions import Queue
 
     use_data_dir(data_dir)
     settings = _settings()
@@ -207,10 +207,10 @@ def prune(
     Works on the database itself, with or without a server.
     """
     from app.errors import FlopwatchError
-    from app.store.artifacts import ArtifactFiles
-    from app.store.engine import open_existing
-    from app.store.pruning import Pruning, Retention
-    from app.store.slices import Slices
+    from app.store.database.engine import open_existing
+    from app.store.database.slices import Slices
+    from app.store.files.artifacts import ArtifactFiles
+    from app.store.keeping.pruning import Pruning, Retention
 
     if dry_run and vacuum:
         raise typer.BadParameter("--dry-run changes nothing, so leave --vacuum out")
@@ -263,11 +263,11 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     database."""
     from contextlib import closing
 
-    from app.cli.access import refuse_open_access
     from app.errors import FlopwatchError
-    from app.store.engine import open_database
-    from app.store.lease import agreed
-    from app.store.private import UMASK
+    from app.server.access import refuse_open_access
+    from app.store.database.engine import open_database
+    from app.store.database.private import UMASK
+    from app.store.queue.lease import agreed
 
     os.umask(UMASK)
     settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)

@@ -11,7 +11,7 @@ from app.cli.common import AsJson, with_server
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from app.client import Flopwatch
+    from flopwatch.client import Flopwatch
 
 ALL = "all"
 Kind = Annotated[
@@ -34,7 +34,7 @@ def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> N
 @with_server
 def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Let jobs start again after `flopwatch pause`."""
-    from app.client import ClientError
+    from flopwatch.client import ClientError
 
     paused: list[str] | str = []
     if kind is not None:
@@ -50,7 +50,7 @@ COMMANDS = (pause, resume)
 
 def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
     from app.cli.output import print_json
-    from app.client import ClientError, Refused
+    from flopwatch.client import ClientError, Refused
 
     try:
         answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()

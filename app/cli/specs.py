@@ -13,10 +13,10 @@ import typer
 
 from app.cli.arguments import list_fields, parse_spec
 from app.cli.common import fail
-from app.own_code import OwnCode, put_into
+from flopwatch.own_code import OwnCode, put_into
 
 if TYPE_CHECKING:
-    from app.client import Flopwatch
+    from flopwatch.client import Flopwatch
 
 
 def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dict[str, Any], frozenset[str]]:

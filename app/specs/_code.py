@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from app.own_code import ROLE
 from app.specs._base import Needs, StrictModel
 from app.specs._identity import Scalar
+from flopwatch.own_code import ROLE
 
 FAMILY, NAME = "code", "uploaded"
 RUNS_CODE = f"{FAMILY}:{NAME}"

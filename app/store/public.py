@@ -12,8 +12,8 @@ from sqlalchemy import RowMapping
 
 from app.errors import NotFound
 from app.states import JOB_STATES
+from app.store.files.uploads import code_links
 from app.store.stored_json import broken, is_unreadable
-from app.store.uploads import code_links
 
 MAX_ID = 2**63 - 1
 """The largest id. The database's integers have 64 bits; a number from a URL can have any length."""

@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 
 from pydantic import BeforeValidator, Field
 
+from app import results
 from app.api.parameters import StrictQuery, Text
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import readable
-from app.store import results
-from app.store.engine import Database
-from app.store.results.sheet import Column
+from app.results.sheet import Column
+from app.store.database.engine import Database
 from app.web.panels._results import JobResults
 
 PAGE = 50

@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 from app.layout import case_text, in_use, number
 from app.metrics import readable
+from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
-from app.store.results.sheet import Cell, Sheet
 from app.web import thinning
 
 Figure = dict[str, Any]

@@ -16,9 +16,9 @@ from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
+from app import results
 from app.layout import FIRST_IN_QUEUE, FORMATS, age, doubts, duration, notes, number, ran, verdict
 from app.metrics import readable
-from app.store import results
 
 STATIC = Path(__file__).parent / "static"
 

@@ -48,7 +48,7 @@ def downgrade() -> None:
 
 
 def _known_hosts(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Return a row for each different host that workers registered, as app.store.hosts writes them.
+    """Return a row for each different host that workers registered, as app.store.queue.hosts writes them.
 
     Rows of workers that cannot be read are left out: what they had is unknown anyway.
     """

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.store.sqlite import driver
+from app.store.database.sqlite import driver
 from tools.service import Service
 from tools.waiting import wait_until
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from app.store import tables
-from app.store.engine import Database
+from app.store.database.engine import Database
 from tests.acceptance.conftest import end_all_jobs
 from tests.acceptance.sabotage import (
     POLL_S,

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.client import Flopwatch
+from flopwatch.client import Flopwatch
 from tools.service import wait_for_job
 
 SOURCE = """

@@ -210,14 +210,14 @@ def test_control_of_the_full_disk(service: Service, disk: Any) -> None:
 
 OURS = """
 import sys
-from app.store.engine import Database
+from app.store.database.engine import Database
 with Database(sys.argv[1]).write():
     print("locked", flush=True)
     sys.stdin.read()
 """
 FOREIGN = """
 import sys
-from app.store.sqlite import driver
+from app.store.database.sqlite import driver
 connection = driver().connect(sys.argv[1].removeprefix("sqlite:///"), isolation_level=None)
 connection.execute("BEGIN IMMEDIATE")
 print("locked", flush=True)

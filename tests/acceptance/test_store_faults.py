@@ -21,8 +21,8 @@ import pytest
 
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewEvent, NewJob, Offer
 from tests.acceptance.conftest import short_job
 from tests.acceptance.faults import (
@@ -193,7 +193,7 @@ PUT = """
 import resource, sys
 from pathlib import Path
 from app.errors import DiskFull
-from app.store.artifacts import ArtifactFiles
+from app.store.files.artifacts import ArtifactFiles
 _, folder, limit, *sources = sys.argv
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from app.errors import DatabaseBusy
-from app.store.engine import Database
+from app.store.database.engine import Database
 from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     POLL_S,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("app", "kernels", "migrations", "parallel", "workers")
+PACKAGES = ("app", "flopwatch", "kernels", "migrations", "parallel", "workers")
 
 
 @pytest.fixture(scope="session")

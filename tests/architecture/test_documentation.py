@@ -60,7 +60,9 @@ def test_links_lead_somewhere(document: Path) -> None:
         if not re.match(r"[a-z]+:", target):
             path, _, _ = target.partition("#")
             assert not path or (document.parent / path).exists(), target
-    for name in re.findall(r"`((?:app|benchmarks|kernels|migrations|parallel|tests|workers)/[\w/.-]*)`", text):
+    for name in re.findall(
+        r"`((?:app|benchmarks|flopwatch|kernels|migrations|parallel|tests|workers)/[\w/.-]*)`", text
+    ):
         assert (ROOT / name).exists(), name
     for module in re.findall(r"python -m (benchmarks\.\w+)", text):
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module

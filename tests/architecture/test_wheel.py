@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("app", "kernels", "migrations", "parallel", "workers")
+PACKAGES = ("app", "flopwatch", "kernels", "migrations", "parallel", "workers")
 
 HIDE_THE_EXTRA = """
 import importlib.machinery
@@ -24,7 +24,7 @@ importlib.machinery.PathFinder.find_spec = lambda name, *rest: None if name in h
 SERVE_A_JOB = """
 import json, sys
 from pathlib import Path
-import app, kernels, migrations, parallel, workers
+import app, flopwatch, kernels, migrations, parallel, workers
 from app.main import create_app
 from app.settings import Settings
 from fastapi.testclient import TestClient
@@ -34,7 +34,7 @@ with TestClient(create_app(Settings(data_dir=folder)), base_url="http://localhos
     answers = {path: client.get(path) for path in ("/healthz", "/ui", "/docs", "/specs")}
     answers["POST /jobs"] = client.post("/jobs", json={"spec": {"kind": "benchmark"}})
     print(json.dumps({
-        "files": [module.__file__ for module in (app, kernels, migrations, parallel, workers)],
+        "files": [module.__file__ for module in (app, flopwatch, kernels, migrations, parallel, workers)],
         "statuses": {path: answer.status_code for path, answer in answers.items()},
     }))
 """

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 
 from app.settings import Settings
-from app.store.artifacts import ArtifactFiles
-from app.store.engine import Database
-from app.store.sqlite import driver
+from app.store.database.engine import Database
+from app.store.database.sqlite import driver
+from app.store.files.artifacts import ArtifactFiles
 from tests.chaos import invariants
 from tests.chaos.clients import Clients
 from tests.chaos.evidence import Evidence, Ledger, leftovers, read_marks, stored_files

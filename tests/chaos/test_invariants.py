@@ -15,8 +15,9 @@ import pytest
 
 from app.errors import job_problem
 from app.settings import Settings
-from app.store.engine import open_database
-from app.store.queue import Queue
+from app.store.database.engine import open_database
+from app.store.database.sqlite import driver
+from app.store.queue.transitions import Queue
 from app.store.records import (
     Finish,
     Idempotency,
@@ -26,7 +27,6 @@ from app.store.records import (
     StoredArtifact,
     UnitRecord,
 )
-from app.store.sqlite import driver
 from tests.builders import measurement
 from tests.chaos.evidence import Evidence, Ledger, StoredFile
 from tests.chaos.invariants import INVARIANTS, check

@@ -8,8 +8,8 @@
 - the ranks of a unit are forks of the unit's process.
 
 A fork shows the command line and the variables that a new interpreter would show below /proc. Warm parents, units and
-ranks in new interpreters are tested in tests/workers/test_launch.py, tests/workers/test_child.py and
-tests/parallel/test_process_group.py.
+ranks in new interpreters are tested in tests/workers/processes/test_launch.py, tests/workers/processes/test_child.py
+and tests/parallel/test_process_group.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Forked(subprocess.Popen[bytes]):
 
 def prepare() -> None:
     """Fork the worker's first warm parent now; call it in a worker's process before it starts. See the module."""
-    from workers import launch
+    from workers.processes import launch
 
     waiting = _WaitingWarmParent()
     started = launch.subprocess.Popen
@@ -105,7 +105,7 @@ class _WaitingWarmParent:
 def _be_warm_parent(orders: socket.socket) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    from workers import warm
+    from workers.processes import warm
 
     order, descriptors, _, _ = socket.recv_fds(orders, LARGEST_ORDER, 1)
     orders.close()

@@ -35,14 +35,14 @@ import second_folder
 
 PRELOADED = (
     "alembic.command",
-    "app.cli.access",
+    "app.server.access",
     "app.cli.commands",
-    "app.cli.server",
-    "app.store.lease",
+    "app.server.process",
+    "app.store.queue.lease",
     "pysqlite3",
     "sqlalchemy.dialects.sqlite",
     "torch.distributed.launcher.api",
-    "workers.agent",
+    "workers.agent.agent",
 )
 
 
@@ -54,7 +54,7 @@ def main(descriptor: int) -> None:
     second_folder.add(Path(__file__).with_name("staged_kind"))
     for name in PRELOADED:
         importlib.import_module(name)
-    importlib.import_module("workers.warm").preload()
+    importlib.import_module("workers.processes.warm").preload()
     gc.disable()
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
     gc.freeze()
@@ -84,7 +84,7 @@ def main(descriptor: int) -> None:
 
 def _accept(listener: socket.socket, parent: int) -> socket.socket:
     """Fork for each client; returns in the forks, with the client's connection."""
-    from workers.processes import die_with_parent  # only now: `main` first prepares the import of `workers`
+    from workers.processes.linux import die_with_parent  # only now: `main` first prepares the import of `workers`
 
     die_with_parent(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -2,7 +2,7 @@
 
 Their warm parents import no `torch._dynamo`, which takes half of their time and which hardly a test's job needs: a
 process that does imports it by itself. With WARM_PARENT=empty they import nothing: for services whose jobs need no
-torch, or that run none. tests/workers/test_launch.py starts a real warm parent.
+torch, or that run none. tests/workers/processes/test_launch.py starts a real warm parent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 
 if "warm" in sys.orig_argv:
-    from workers import warm
+    from workers.processes import warm
 
     empty = os.environ.get("WARM_PARENT") == "empty"
     warm.PRELOADED = () if empty else tuple(name for name in warm.PRELOADED if name != "torch._dynamo")

@@ -17,7 +17,7 @@ ENDING = ("adopt_orphans", "kill_all", "reap", "signal_all")
 def _no_end_of_others() -> Iterator[None]:
     """Let nobody adopt, reap or kill the children of pytest's own process, such as Chromium or other tests' ranks."""
     try:
-        from workers import keeper, launch, warm
+        from workers.processes import keeper, launch, warm
     except ImportError:
         yield
         return
@@ -43,7 +43,7 @@ def _elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.fixture
 def childless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a launcher run in pytest's own process, without a child or a dead agent's leftover to end."""
-    from workers import launch
+    from workers.processes import launch
 
     monkeypatch.setattr(launch, "lock_folder", lambda: tmp_path / "locks")
     monkeypatch.setattr(launch, "adopt_orphans", lambda: None)

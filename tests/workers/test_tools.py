@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.profilers import install
-from workers import agent, tools
+from workers import tools
+from workers.agent import agent
 
 
 @pytest.fixture(autouse=True)

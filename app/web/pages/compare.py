@@ -13,12 +13,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import BeforeValidator, Field
 
+from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import FORMATS, case_text
 from app.specs import KINDS
-from app.store import results
 from app.web import plots
 from app.web.templates import Entry, embedded, render, table
 

@@ -13,20 +13,20 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
+from app import results
 from app.api.bodies import NO_TIMEOUT, JobBody, parse
 from app.api.jobs import submit_job
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.layout import case_text, varying_columns
 from app.specs import KINDS
-from app.spelling import command, curl
 from app.states import FINISHED_STATES
-from app.store import results
-from app.store.queue import RETRIED_STATES
+from app.store.queue.transitions import RETRIED_STATES
 from app.web import facts
 from app.web.live import page_tag, tagged, unchanged
 from app.web.samples import over_steps
 from app.web.templates import embedded, render, table
+from flopwatch.spelling import command, curl
 
 router = APIRouter()
 

@@ -23,7 +23,7 @@ from app.metrics import headline
 from app.presets import DEMO_SWEEPS
 from app.specs import KINDS
 from app.states import JOB_STATES, JobState
-from app.store.registration import ALIVE
+from app.store.queue.registration import ALIVE
 from app.web.live import by_content
 from app.web.templates import Entry, render
 

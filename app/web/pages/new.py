@@ -22,11 +22,11 @@ from app.api.sweeps import SweepBody, submit_sweep, valid_specs
 from app.errors import InvalidRequest, NotFound
 from app.specs import KINDS
 from app.specs._sweep import expand
-from app.spelling import command, curl
 from app.web import forms
 from app.web.forms import Field
 from app.web.pages.job import body_of
 from app.web.templates import Entry, render
+from flopwatch.spelling import command, curl
 
 router = APIRouter()
 NAVIGATION = Entry("New job", "/ui/new", order=50)

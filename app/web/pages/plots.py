@@ -12,13 +12,14 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
 from app.layout import case_text, in_use
 from app.metrics import headline, readable
 from app.specs import Scalar
-from app.store import members, results
+from app.store.reading import members
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
 from app.web.pages.sweeps import told

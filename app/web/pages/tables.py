@@ -13,13 +13,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import ValidationError, create_model
 
+from app import results
 from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices, Services
 from app.api.tables import TableQuery
 from app.errors import InvalidRequest
 from app.layout import FORMATS, Statistic
 from app.specs import KINDS
-from app.store import members, results
+from app.store.reading import members
 from app.web import separated
 from app.web.templates import Entry, render, table
 

@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from app import results
+from app.results.sheet import Sheet
 from app.specs import KINDS, Scalar
-from app.store import results
-from app.store.artifacts import ArtifactFiles
-from app.store.engine import Database
-from app.store.reading import Reading
-from app.store.results.sheet import Sheet
+from app.store.database.engine import Database
+from app.store.files.artifacts import ArtifactFiles
+from app.store.reading.queries import Reading
 
 MOST_ROWS = 50_000
 """Most rows of a table that one plot reads; a unit's table has no more."""

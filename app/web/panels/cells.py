@@ -14,8 +14,8 @@ from itertools import product
 
 from app.layout import case_text
 from app.metrics import readable
+from app.results.sheet import Sheet
 from app.specs import Scalar
-from app.store.results.sheet import Sheet
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from app.layout import case_text, in_use
-from app.store.results.sheet import Cell, Sheet
+from app.results.sheet import Cell, Sheet
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row

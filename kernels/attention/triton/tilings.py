@@ -1,8 +1,8 @@
 """Sizes of tiles for each device, precision and head dimension.
 
-docs/decisions/0011-tiles-of-triton-attention.md has the times that chose those for an H200. Elsewhere the sizes are
-chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared memory, what Ada and consumer
-Blackwell have; `tests/kernels/test_triton_fits.py` compiles them for several devices.
+Those for an H200 were the fastest of 550 that `tune.py` timed (docs/decisions/0011-tiles-of-triton-attention.md).
+Elsewhere the sizes are chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared
+memory, what Ada and consumer Blackwell have; `tests/kernels/test_triton_fits.py` compiles them for several devices.
 """
 
 from __future__ import annotations

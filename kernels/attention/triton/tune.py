@@ -216,7 +216,7 @@ def default_timer(device: torch.device) -> Timer:
 
 
 def shown(tiling: Tiling) -> str:
-    """Write a tiling as docs/decisions do."""
+    """Return a tiling as text: "held, queries × keys, warps, stages"."""
     return f"{'held, ' * tiling.hold}{tiling.queries} × {tiling.keys}, {tiling.warps}, {tiling.stages}"
 
 

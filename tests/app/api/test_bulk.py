@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import event as events
 
 from app.specs.benchmark import BenchmarkSpec
-from app.store import bulk, deleting, slices
-from app.store.filters import JobFilter
+from app.store.database import slices
+from app.store.keeping import bulk, deleting
+from app.store.reading.filters import JobFilter
 from app.store.records import Finish, NewJob
 from tools.waiting import wait_until
 

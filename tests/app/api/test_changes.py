@@ -16,9 +16,9 @@ from app.api.changes import Changes, Followed
 from app.errors import NotFound
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
-from app.store.reading import Reading
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
 from app.store.records import NewJob
 from tools.waiting import wait_until
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from app.specs._code import RUNS_CODE
-from app.store.artifacts import ArtifactFiles
-from app.store.pruning import KEEP_UNUSED_CODE, Pruning, Retention
+from app.store.files.artifacts import ArtifactFiles
+from app.store.keeping.pruning import KEEP_UNUSED_CODE, Pruning, Retention
 from app.store.records import Offer
 from app.store.tables import utc_now
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.specs._code import RUNS_CODE
-from app.store.pruning import KEEP_UNUSED_CODE
+from app.store.keeping.pruning import KEEP_UNUSED_CODE
 from tests.app.api.test_files import prune, upload
 from tests.app.web.checker import page
 

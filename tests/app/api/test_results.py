@@ -20,8 +20,8 @@ import httpx
 import pytest
 from fastapi.responses import FileResponse
 
+from app import results
 from app.api.services import TABLES_AT_ONCE
-from app.store import results
 from app.store.records import StoredArtifact, UnitRecord
 
 

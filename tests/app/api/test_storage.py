@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from app.errors import DatabaseBusy
-from app.store.engine import Database
-from app.store.sqlite import SQLite, driver
+from app.store.database.engine import Database
+from app.store.database.sqlite import SQLite, driver
 from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.store.results import choosing
+from app.store.reading import measurements
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_table_that_is_too_large_is_streamed(
 ) -> None:
     path = f"/tables?label=table:tables{options}"
     whole = get(site, path).json()
-    monkeypatch.setattr(choosing, "MAX_MEASUREMENTS", 3)
+    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
     response = get(site, path)
     assert "content-length" not in response.headers
     rows = response.json()["rows"]
@@ -145,7 +145,7 @@ def test_a_table_that_is_too_large_is_streamed(
 def test_what_needs_all_rows_says_how_to_get_them(
     site: Any, measured_jobs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "MAX_MEASUREMENTS", 3)
+    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
     for option in ("format=markdown", "pivot=precision", "sort=step_ms", "limit=5", "relative_to=precision=fp32"):
         detail = get(site, f"/tables?label=table:tables&{option}", 422).json()["detail"]
         assert "take the table as JSON or CSV, without pivot" in detail

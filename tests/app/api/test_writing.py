@@ -19,8 +19,8 @@ from app.api.writing import LONG_THREADS, THREADS, Writes
 from app.errors import DatabaseBusy
 from app.main import create_app
 from app.settings import Settings
-from app.store.bulk import Bulk, BulkDeleted
-from app.store.queue import Queue
+from app.store.keeping.bulk import Bulk, BulkDeleted
+from app.store.queue.transitions import Queue
 from benchmarks import latencies
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from app import address
-from app.connection import parse_stream
 from app.layout import FIRST_IN_QUEUE
 from app.specs import KINDS
 from app.store.records import StoredArtifact, UnitRecord
+from flopwatch import address
+from flopwatch.connection import parse_stream
 from tools.waiting import wait_until
 
 TINY = ("benchmark", "model.size=tiny")

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cli.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within
-from app.cli.logs import BURST, WINDOW_S, RateLimit
+from app.server.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within
+from app.server.logs import BURST, WINDOW_S, RateLimit
 from tests.databases import put_database
 from tests.forked import PLUGINS, forkserver
 from tools.waiting import wait_until
@@ -40,12 +40,12 @@ PAUSE_S = 0.5
 """Between two rounds over all of them: what is tried here is their number, not how busy one client makes the server."""
 
 LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES // 2}, {FILES}))"
-NO_CAP = "from app.cli.connections import Incoming; Incoming.make_room = lambda self: None"
+NO_CAP = "from app.server.connections import Incoming; Incoming.make_room = lambda self: None"
 NO_LOOK_AT_READERS = (
-    "from app.cli.connections import Connection, Incoming; Connection._look_at_reader = lambda self: None; "
+    "from app.server.connections import Connection, Incoming; Connection._look_at_reader = lambda self: None; "
     "Incoming._end_unread = lambda self: False"
 )
-NO_RATE_LIMIT = "from app.cli.logs import RateLimit; RateLimit.filter = lambda self, record: True"
+NO_RATE_LIMIT = "from app.server.logs import RateLimit; RateLimit.filter = lambda self, record: True"
 
 BEGINNINGS = (
     b"",

@@ -21,13 +21,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from app.cli.access import refuse_open_access
 from app.cli.commands import cli
-from app.cli.server import reachable
+from app.server.access import refuse_open_access
+from app.server.process import reachable
 from app.settings import Settings
-from app.store.engine import open_database
-from app.store.reading import Reading
-from app.store.registration import Registration
+from app.store.database.engine import open_database
+from app.store.queue.registration import Registration
+from app.store.reading.queries import Reading
 from tests.forked import PLUGINS, PROJECT, ForkedService
 from tools.waiting import wait_until
 

@@ -14,9 +14,9 @@ from app.cli.commands import cli
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
-from app.store.reading import Reading
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewJob, Offer
 from app.store.tables import utc_now
 

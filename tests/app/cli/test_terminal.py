@@ -15,8 +15,9 @@ import pytest
 
 from app import characters
 from app.characters import one_line, shown
-from app.cli import logs, terminal
+from app.cli import terminal
 from app.errors import job_problem
+from app.server import logs
 from app.store.records import NewEvent, UnitRecord
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"

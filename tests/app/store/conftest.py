@@ -11,11 +11,11 @@ import pytest
 
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from app.store.engine import Database, open_database
-from app.store.queue import Queue
-from app.store.reading import Reading
+from app.store.database.engine import Database, open_database
+from app.store.queue.registration import Registration
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
 from app.store.records import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, StoredArtifact
-from app.store.registration import Registration
 from tests.builders import measurement
 from tests.databases import put_database
 

@@ -11,8 +11,8 @@ import pytest
 from app.api.names import Known
 from app.api.specs import describe
 from app.specs import KINDS
-from app.spelling import command
 from app.web import forms
+from flopwatch.spelling import command
 
 NOBODY = Known({"kinds": set(), "capabilities": set()})
 

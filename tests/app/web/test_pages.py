@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 
 from app.layout import FORMATS
 from app.specs.attention import AttentionSpec
+from app.store.reading import measurements
 from app.store.records import StoredArtifact, UnitRecord
-from app.store.results import choosing
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
 
@@ -159,7 +159,7 @@ def test_of_many_measurements_the_first_are_shown(site: Any, measured: Any) -> N
 def test_a_page_reads_a_bounded_number_of_measurements(
     fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "MAX_BEGINNING", 5)
+    monkeypatch.setattr(measurements, "MAX_BEGINNING", 5)
     sweep = fresh_site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2, 3]}}).json()
     for length in (1000, 2000, 3000):
         cases = [measured(f"{phase}_ms", 1.0, context_length=length) for phase in ("forward", "backward")]

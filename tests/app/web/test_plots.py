@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet
+from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web import plots
 from app.web.plots import Axes, Point, Samples
 

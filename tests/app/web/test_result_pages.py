@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.specs import spec_adapter
-from app.store import members
+from app.store.reading import members
 from app.web.pages import plots as plots_page
 from app.web.pages.compare import _telling
 from app.web.pages.sweeps import listed, told

@@ -20,14 +20,14 @@ from typing import Any
 from sqlalchemy import Connection, event
 
 from app.api.changes import Changes
-from app.store.artifacts import ArtifactFiles
-from app.store.engine import Database
-from app.store.locking import WriteLock
+from app.store.database.engine import Database
+from app.store.database.locking import WriteLock
+from app.store.database.sqlite import SQLite
+from app.store.files.artifacts import ArtifactFiles
 from app.store.public import job_dict
-from app.store.queue import Queue
+from app.store.queue.submission import job_row
+from app.store.queue.transitions import Queue
 from app.store.records import Idempotency, NewJob, Submitted
-from app.store.sqlite import SQLite
-from app.store.submission import job_row
 from app.store.tables import utc_now
 
 COMMIT_DELAY_S = 0.1

@@ -30,7 +30,7 @@ def replace(owner: Any, name: str, replacement: Any) -> None:
 
 def watcher() -> None:
     """Nobody looks for lost workers."""
-    from app.store.lease import Watcher
+    from app.store.queue.lease import Watcher
 
     replace(Watcher, "poll", lambda _self: [])
 
@@ -44,7 +44,7 @@ def doubts_of_ceilings() -> None:
 
 def last_attempt() -> None:
     """A lost job goes back to the queue however often it was tried."""
-    from app.store.queue import Queue
+    from app.store.queue.transitions import Queue
 
     original = Queue.recover
 
@@ -61,7 +61,7 @@ def monotonic_clock() -> None:
     from sqlalchemy import select
 
     from app.store import tables
-    from app.store.lease import Watcher
+    from app.store.queue.lease import Watcher
     from app.store.records import RunningAttempt
 
     attempt, worker = tables.attempt.c, tables.worker.c
@@ -80,8 +80,8 @@ def monotonic_clock() -> None:
 
 def atomic_claim() -> None:
     """A worker looks for a job first and takes it a moment later, whatever became of it meanwhile."""
-    from app.store import queue
-    from app.store.claims import next_job as original
+    from app.store.queue import transitions
+    from app.store.queue.claims import next_job as original
 
     seen: list[int] = []
 
@@ -95,20 +95,20 @@ def atomic_claim() -> None:
             time.sleep(0.1)  # long enough for another worker to look, too
         return found
 
-    replace(queue, "next_job", next_job)
+    replace(transitions, "next_job", next_job)
 
 
 def fence() -> None:
     """Every claim counts for ever."""
-    from app.store import queue
+    from app.store.queue import transitions
 
-    replace(queue, "_beat", lambda _connection, _claim: True)
+    replace(transitions, "_beat", lambda _connection, _claim: True)
 
 
 def cancel_of_queued() -> None:
     """A cancel is a mere wish, also of a job that waits."""
     from app.store.public import job_dict
-    from app.store.queue import Queue, _find
+    from app.store.queue.transitions import Queue, _find
 
     def cancel(self: Queue, job_id: int) -> dict[str, Any]:
         with self._database.write() as connection:
@@ -120,7 +120,7 @@ def cancel_of_queued() -> None:
 
 def cancel_wins() -> None:
     """A finish overwrites a cancel that was asked for."""
-    from app.store.queue import Queue
+    from app.store.queue.transitions import Queue
 
     original = Queue.finish
 
@@ -134,8 +134,8 @@ def cancel_wins() -> None:
 
 def notice_of_cancels() -> None:
     """A worker does not hear that a job is to be cancelled."""
+    from workers.agent.unit_run import StopSignal
     from workers.outcome import Cancelled
-    from workers.unit_run import StopSignal
 
     original = StopSignal.set
 
@@ -148,7 +148,7 @@ def notice_of_cancels() -> None:
 
 def crashes() -> None:
     """A process that ends without saying how has succeeded."""
-    from workers import unit_run
+    from workers.agent import unit_run
     from workers.outcome import Succeeded
 
     replace(unit_run, "_crash", lambda *_: Succeeded())
@@ -156,14 +156,14 @@ def crashes() -> None:
 
 def subreaper() -> None:
     """Orphans go to init."""
-    from workers import processes
+    from workers.processes import linux
 
-    replace(processes, "adopt_orphans", lambda: None)
+    replace(linux, "adopt_orphans", lambda: None)
 
 
 def kill_after_terminate() -> None:
     """A job that is to end is only asked to."""
-    from workers.launch import Process
+    from workers.processes.launch import Process
 
     replace(Process, "kill", lambda _self: None)
     replace(Process, "kill_with_keeper", lambda _self: None)
@@ -171,7 +171,7 @@ def kill_after_terminate() -> None:
 
 def watched_pipe() -> None:
     """A keeper does not notice the end of its agent."""
-    from workers import keeper
+    from workers.processes import keeper
 
     original = keeper._receive
 
@@ -186,7 +186,7 @@ def watched_pipe() -> None:
 
 def orphans_of_keepers() -> None:
     """What a killed keeper leaves behind is left alone."""
-    from workers import launch, warm
+    from workers.processes import launch, warm
 
     replace(launch, "kill_all", lambda *_spare: None)
     replace(warm, "kill_all", lambda *_spare, **_named: None)
@@ -194,7 +194,7 @@ def orphans_of_keepers() -> None:
 
 def capped_log() -> None:
     """All output is kept."""
-    from workers import log
+    from workers.agent import log
 
     original = log.CappedLog.__init__
     endless = 1 << 40

@@ -357,17 +357,17 @@ from pathlib import Path
 
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.store.artifacts import ArtifactFiles
-from app.store.engine import open_database
-from app.store.queue import Queue
-from app.store.reading import Reading
+from app.store.files.artifacts import ArtifactFiles
+from app.store.database.engine import open_database
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
-from app.store.results import list_tables, result_table
+from app.results import list_tables, result_table
 from workers.agent import capabilities
-from workers.devices import Lease, discover
-from workers.job_run import JobRun
+from workers.devices.locks import Lease, discover
+from workers.agent.job_run import JobRun
 from workers.jobs import RUNNERS, _outside_profilers
-from workers.launch import Launcher
+from workers.processes.launch import Launcher
 
 folder, spec = Path(sys.argv[1]), spec_adapter.validate_json(sys.argv[2])
 settings = Settings(data_dir=folder)

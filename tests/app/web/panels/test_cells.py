@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet
+from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.panels import JobResults
 from app.web.panels.cells import MOST_CHARTS, Lines, charts
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.store.results.sheet import Cell, Column, Sheet
+from app.results.sheet import Cell, Column, Sheet
 from app.web.panels.ddp import draw_exposed, draw_operations, draw_timeline, joined, parts_of_steps
 
 

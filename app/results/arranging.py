@@ -1,0 +1,314 @@
+"""Arranges the cases of a table: relates them to a reference, spreads a coordinate over columns, sorts rows and marks
+the best cells.
+
+A *line* is a case with the cells of its metrics, before rows are made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app.errors import FieldError, InvalidRequest
+from app.layout import in_use
+from app.metrics import better, gain, gain_name
+from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
+from app.specs import Scalar
+
+REFERENCE, NO_COUNTERPART, SEVERAL = "reference", "no counterpart", "several counterparts"
+RUN = "run"
+"""Column of a pivoted table that counts the jobs which measured the same case."""
+MAX_PIVOTED = 1000
+"""Most values of a coordinate that become columns."""
+
+
+@dataclass(slots=True)
+class Line:
+    """A case of a table: its coordinates by name, its cells by column, and the facts about it."""
+
+    coordinates: Mapping[str, Scalar]
+    cells: dict[str, Cell]
+    job: int | None
+    validity: str | None = None
+    reason: str | None = None
+    mark: str = ""
+    partial: bool = False
+
+    def values(self, names: Iterable[str]) -> Hashable:
+        """Return the values of these coordinates with their types, to compare lines by: in Python, 1 equals True."""
+        found = (in_use(self.coordinates.get(name)) for name in names)
+        return tuple((type(value), value) for value in found)
+
+
+@dataclass(frozen=True)
+class Related:
+    """Columns that relate metrics to a reference, by name with the metric of each, and notes on them."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def as_text(value: Scalar) -> str:
+    """Write a coordinate's value as people type it: "fp32", "128", "true", "none"."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def relate(
+    lines: Sequence[Line],
+    relative_to: Mapping[str, str],
+    metrics: Sequence[str],
+    units: Mapping[str, str],
+    varying: Sequence[str],
+) -> Related:
+    """Add to each line how many times better it is than its counterpart, the line with the reference's coordinates.
+
+    Args:
+        lines: the lines; their cells get the new columns.
+        relative_to: the reference's coordinates, as people type them: {"precision": "fp32"}.
+        metrics: the metrics to relate.
+        units: the unit of each metric.
+        varying: the coordinates in which lines differ, the most important first. A line and its counterpart agree in
+            all of them, except the reference's coordinates and those that depend on these.
+
+    Raises:
+        InvalidRequest: no line has these coordinates.
+    """
+    _check_reference(lines, relative_to)
+    others = [name for name in varying if name not in relative_to]
+    dependent = _dependent(lines, others, [], list(relative_to))
+    matched = [name for name in others if name not in dependent]
+    references: dict[Hashable, list[Line]] = {}
+    for line in lines:
+        if _is_reference(line, relative_to):
+            references.setdefault(line.values(matched), []).append(line)
+    names = {gain_name(metric, units.get(metric)): metric for metric in metrics}
+    for line in lines:
+        found = references.get(line.values(matched), [])
+        own = [reference for reference in found if reference.job == line.job]
+        for name, metric in names.items():
+            direction = better(metric, units.get(metric))
+            if _is_reference(line, relative_to):
+                itself = None if line.cells[metric].value is None else 1.0
+                line.cells[name] = Cell(itself, None, None, REFERENCE, line.job)
+            elif not found:
+                line.cells[name] = Cell(None, None, None, NO_COUNTERPART, line.job)
+            elif len(found) > 1 and len(own) != 1:
+                line.cells[name] = Cell(None, None, None, SEVERAL, line.job)
+            else:
+                value, base = line.cells[metric].value, (own or found)[0].cells[metric].value
+                ratio = None if value is None or base is None else gain(base, value, direction)
+                line.cells[name] = NOT_MEASURED if ratio is None else Cell(ratio, None, None, "ok", line.job)
+    what = ", ".join(f"{name}={value}" for name, value in relative_to.items())
+    notes = [f"{name}: {_gain_text(metric, units.get(metric))} {what}." for name, metric in names.items()]
+    if dependent:
+        notes.append(f"Rows and their counterparts differ in {', '.join(dependent)}, too.")
+    return Related(names, notes)
+
+
+def _gain_text(metric: str, unit: str | None) -> str:
+    direction = better(metric, unit)
+    if direction is None:
+        return f"{metric}, divided by that of"
+    what = f"above 1× is {'faster' if gain_name(metric, unit).endswith('speedup') else 'better'}"
+    formula = "reference / row" if direction == "less" else "row / reference"
+    return f"{metric}, {formula}, so that {what}; the reference is"
+
+
+def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
+    return all(as_text(line.coordinates.get(name)) == value for name, value in relative_to.items())
+
+
+def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> None:
+    if not lines or any(_is_reference(line, relative_to) for line in lines):
+        return
+    known = list(dict.fromkeys(name for line in lines for name in line.coordinates))
+    for name, value in relative_to.items():
+        if name not in known:
+            detail = f"{name!r} is none of these results' coordinates: {', '.join(known)}."
+            break
+        values = list(dict.fromkeys(as_text(line.coordinates.get(name)) for line in lines))
+        if value not in values:
+            detail = f"No row has {name}={value}; there is {', '.join(values[:20])}{'…' if len(values) > 20 else ''}."
+            break
+    else:
+        detail = f"No row has {' and '.join(f'{name}={value}' for name, value in relative_to.items())}."
+    raise InvalidRequest(detail, errors=(FieldError("/relative_to", detail),))
+
+
+def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str], by: Sequence[str]) -> list[str]:
+    """Return those of `names` that depend on the coordinates `by`: where the other coordinates agree, `by` determines
+    them.
+
+    An implementation's block size is an example, since other implementations have none: it must not split a row over
+    implementations.
+
+    Args:
+        lines: the lines.
+        names: the coordinates to judge, the most important first.
+        fixed: coordinates that make the rows in any case.
+        by: the coordinates that make the columns, or the reference.
+    """
+    made_of = list(fixed)
+    for name in names:
+        if not _follows(lines, name, [*made_of, *by]):
+            made_of.append(name)
+    return [name for name in names if name not in made_of and not _follows(lines, name, made_of)]
+
+
+def _follows(lines: Sequence[Line], name: str, others: Sequence[str]) -> bool:
+    found: dict[Hashable, Hashable] = {}
+    return all(found.setdefault(line.values(others), line.values([name])) == line.values([name]) for line in lines)
+
+
+@dataclass(frozen=True)
+class Pivoted:
+    """A pivoted table: the coordinates of its rows, its columns, and its rows, each with the lines in it."""
+
+    coordinates: Sequence[str]
+    columns: Sequence[Column]
+    rows: Sequence[tuple[list[Scalar], list[Any], list[Line]]]
+    """Values of the coordinates, cells of the columns, lines."""
+    notes: Sequence[str]
+
+
+def pivot(
+    lines: Sequence[Line],
+    coordinate: str,
+    coordinates: Sequence[str],
+    fixed: Collection[str],
+    metrics: Sequence[Column],
+) -> Pivoted:
+    """Turn the values of one coordinate into columns, for each of the metrics.
+
+    Args:
+        lines: the cases.
+        coordinate: the one whose values become columns.
+        coordinates: those that rows would show.
+        fixed: those of them that rows show in any case.
+        metrics: the columns to spread.
+
+    Raises:
+        InvalidRequest: the coordinate has more than MAX_PIVOTED values.
+    """
+    others = [name for name in coordinates if name != coordinate]
+    kept = [name for name in others if name in fixed]
+    dependent = _dependent(lines, [name for name in others if name not in fixed], kept, [coordinate])
+    shown = [name for name in others if name not in dependent]
+    spread = (line.coordinates.get(coordinate) for line in lines)
+    values = _in_order(dict.fromkeys((type(value), value) for value in spread))
+    if len(values) > MAX_PIVOTED:
+        detail = f"{coordinate} has {len(values)} values, and a table at most {MAX_PIVOTED} columns of one metric."
+        raise InvalidRequest(detail, errors=(FieldError("/pivot", detail),))
+    rows: dict[Hashable, list[dict[Hashable, Line]]] = {}
+    for line in lines:
+        value = line.coordinates.get(coordinate)
+        runs = rows.setdefault(line.values(shown), [])
+        free = next((run for run in runs if (type(value), value) not in run), None)
+        if free is None:
+            runs.append(free := {})
+        free[type(value), value] = line
+    repeated = any(len(runs) > 1 for runs in rows.values())
+    columns = [_spread(column, coordinate, value) for column in metrics for _, value in values]
+    found = []
+    for runs in rows.values():
+        for number, run in enumerate(runs, start=1):
+            first = next(iter(run.values()))
+            place = [first.coordinates.get(name) for name in shown] + ([number] if repeated else [])
+            cells = [
+                _cell(run.get(value), column.name, marked=column.role == "metric")
+                for column in metrics
+                for value in values
+            ]
+            found.append((place, cells, list(run.values())))
+    notes = [f"The columns differ in {', '.join(dependent)}, too."] if dependent else []
+    if repeated:
+        notes.append(f"Several jobs measured the same case: column {RUN} counts them.")
+    return Pivoted([*shown, *([RUN] if repeated else [])], columns, found, notes)
+
+
+def _cell(line: Line | None, name: str, *, marked: bool) -> Cell:
+    if line is None:
+        return NOT_MEASURED
+    cell = line.cells[name]
+    return cell if cell.outcome is None else replace(cell, mark=line.mark if marked else "", validity=line.validity)
+
+
+def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]]:
+    """Return numbers in ascending order; other values in their original order."""
+    found = list(values)
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for _, value in found)
+    return sorted(found, key=lambda pair: pair[1]) if numbers else found  # type: ignore[arg-type, return-value]
+
+
+def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
+    head = f"{coordinate}={as_text(value)}"
+    return replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
+
+
+def stressed(sheet: Sheet) -> Sheet:
+    """Return the sheet with the best valid cell of each column marked, where the metric has a direction."""
+    rows = [list(row) for row in sheet.rows]
+    verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
+    for index, column in enumerate(sheet.columns):
+        direction = _direction(column)
+        if direction is None:
+            continue
+        cells = [
+            (row[index].value, row)
+            for row in rows
+            if row[index].value is not None and (row[index].validity if verdict is None else row[verdict]) != "invalid"
+        ]
+        if len(cells) < 2:
+            continue
+        best = (min if direction == "less" else max)(value for value, _ in cells)
+        for value, row in cells:
+            if value == best:
+                row[index] = replace(row[index], best=True)
+    return replace(sheet, rows=rows)
+
+
+def _direction(column: Column) -> str | None:
+    return better(column.group or column.name, column.unit) if column.role == "metric" else None
+
+
+def ordered(sheet: Sheet, sort: str | None) -> Sheet:
+    """Return the sheet with its rows sorted by a column ("-column": descending), and rows without a value last.
+
+    Raises InvalidRequest when there is no such column.
+    """
+    if sort is None:
+        return sheet
+    names = sheet.names()
+    descending = sort not in names and sort.startswith("-")
+    name = sort[1:] if descending else sort
+    if name not in names:
+        if not sheet.rows:
+            return sheet
+        detail = f"There is no column {name!r} to sort by; there is {', '.join(names)}."
+        raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
+    index = names.index(name)
+    value = _sortable([row[index] for row in sheet.rows])
+    numbers = range(len(sheet.rows))
+    known = [number for number in numbers if value(number) is not None]
+    unknown = [number for number in numbers if value(number) is None]
+    known.sort(key=value, reverse=descending)
+    order = [*known, *unknown]
+    marks = [sheet.marks[number] for number in order] if sheet.marks else ()
+    return replace(sheet, rows=[sheet.rows[number] for number in order], marks=marks)
+
+
+def _sortable(values: Sequence[Any]) -> Callable[[int], Any]:
+    """Return a function from a row's number to its sort key. Values of several types are sorted as texts."""
+    plain = [value.value if isinstance(value, Cell) else value for value in values]
+    types = {type(value) for value in plain if value is not None}
+    if len(types) > 1 and not types <= {int, float}:
+        plain = [None if value is None else str(value) for value in plain]
+    return lambda number: plain[number]
+
+
+def page(sheet: Sheet, limit: int | None, after: int) -> Sheet:
+    """Return the sheet with the rows from number `after` on, at most `limit` of them."""
+    end = None if limit is None else after + limit
+    following = str(end) if end is not None and end < len(sheet.rows) else None
+    return replace(sheet.part(after, end), next=following)

@@ -1,0 +1,169 @@
+"""Finds the differences between two sides of a comparison beside their numbers: environments and specs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from app.specs import KINDS, Scalar
+from app.specs._base import flat
+from app.store import tables
+from app.store.public import readable
+from app.store.reading import measurements
+
+DECISIVE = {
+    "device.type": "device",
+    "device.name": "device",
+    "device.capability": "instructions",
+    "device.driver": "driver",
+    "software.torch": "torch",
+    "software.triton": "triton",
+    "software.cuda": "CUDA",
+    "software.cudnn": "cuDNN",
+    "software.nccl": "NCCL",
+    "threads.intra_op": "threads",
+}
+"""Facts that two results must share to be compared, and how a sentence names them. The others are listed only."""
+CHANGING = ("device.at_start.",)
+"""Beginnings of names of facts that differ from process to process."""
+OF_THE_DEVICE = ("device.", "software.cuda", "software.cudnn", "software.nccl", "threads.")
+
+Side = str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact in which the sides differ."""
+
+    name: str
+    baseline: Scalar
+    candidate: Scalar
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the difference as JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class EnvironmentDifference(Difference):
+    decisive: bool
+    """True if results with this difference cannot be compared."""
+
+    def in_words(self) -> str:
+        """Return the difference as part of a sentence: "torch 2.11 against 2.13"."""
+        return f"{DECISIVE.get(self.name, self.name)} {_shown(self.baseline)} against {_shown(self.candidate)}"
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """The environments and specs of the jobs of one side."""
+
+    environments: Sequence[Mapping[str, Scalar]]
+    """Flat facts, one mapping for each job that has recorded them."""
+    specs: Sequence[Mapping[str, Scalar]]
+    """Flat fields, one mapping for each job."""
+
+
+def read(connection: Connection, jobs: Sequence[Row[Any]], side: Side = None) -> Circumstances:
+    """Read the environments and specs of these jobs; `side` selects one side of a comparison."""
+    return Circumstances(_environments(connection, jobs, side), [_spec(job, side) for job in jobs])
+
+
+def _environments(connection: Connection, jobs: Sequence[Row[Any]], side: Side) -> list[dict[str, Scalar]]:
+    """Return the environment of the first unit of each job, on this side, that recorded one."""
+    unit = tables.unit.c
+    recorded = measurements.recorded_attempts(connection, [job.id for job in jobs])
+    query = select(unit.environment).order_by(unit.unit_index).limit(1)
+    if side is not None:
+        query = query.where(unit.side == side)
+    found = []
+    for job_id, attempt in recorded.items():
+        of_job = query.where(unit.job_id == job_id, unit.attempt == attempt, unit.environment.is_not(None))
+        environment = readable(connection.execute(of_job).scalar_one_or_none())
+        if environment:
+            found.append(_flat(environment))
+    return found
+
+
+def _spec(job: Row[Any], side: Side) -> dict[str, Scalar]:
+    spec = job.spec
+    if side is not None and job.kind in KINDS and KINDS[job.kind].holds_specs:
+        spec = spec.get(side, {})
+    return _flat({name: value for name, value in spec.items() if name != "kind"})
+
+
+def _flat(nested: Mapping[str, Any]) -> dict[str, Scalar]:
+    return {
+        name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in flat(nested).items()
+    }
+
+
+def environment_differences(
+    one: Circumstances, other: Circumstances, *, devices_may_differ: bool = True
+) -> list[EnvironmentDifference]:
+    """Return the facts of the environments in which the sides differ, decisive ones first.
+
+    `devices_may_differ`: allow specs that themselves ask for different devices; a check against a baseline does not.
+    """
+    if not one.environments or not other.environments:
+        return []
+    chosen = devices_may_differ and _devices_are_chosen(one, other)
+    found = [
+        EnvironmentDifference(
+            *difference, decisive=difference[0] in DECISIVE and not (chosen and difference[0].startswith(OF_THE_DEVICE))
+        )
+        for difference in _differences(one.environments, other.environments)
+        if not difference[0].startswith(CHANGING)
+    ]
+    return sorted(found, key=lambda difference: not difference.decisive)
+
+
+def spec_differences(one: Circumstances, other: Circumstances) -> list[Difference]:
+    """Return the fields in which the specs differ, including those that do not change the work: seed, measure_steps,
+    device."""
+    return [Difference(*difference) for difference in _differences(one.specs, other.specs)]
+
+
+def obstacles(
+    differences: Iterable[EnvironmentDifference], elsewhere: Iterable[tuple[Scalar, Scalar]] = ()
+) -> list[str]:
+    """Return the reasons why results cannot be compared, such as "torch 2.11 against 2.13"; empty if they can be.
+
+    `elsewhere`: pairs of different devices of matched cases, where the environments do not show the difference.
+    """
+    decisive = [one for one in differences if one.decisive]
+    told = [one.in_words() for one in decisive if one.name != "device.type"]
+    if not any(one.name == "device.name" for one in decisive):
+        told += [f"device {_shown(one)} against {_shown(other)}" for one, other in elsewhere if other is not None]
+    return list(dict.fromkeys(told))
+
+
+def _devices_are_chosen(one: Circumstances, other: Circumstances) -> bool:
+    """Return True if the specs themselves ask for different devices: that comparison is meant."""
+    asked = [{spec.get("device") for spec in side.specs} for side in (one, other)]
+    return not asked[0] & asked[1] and "auto" not in asked[0] | asked[1]
+
+
+def _differences(
+    ones: Sequence[Mapping[str, Scalar]], others: Sequence[Mapping[str, Scalar]]
+) -> list[tuple[str, Scalar, Scalar]]:
+    names = dict.fromkeys(name for facts in (*ones, *others) for name in facts)
+    found = []
+    for name in names:
+        values = [list(dict.fromkeys(facts.get(name) for facts in side)) for side in (ones, others)]
+        if {repr(value) for value in values[0]} != {repr(value) for value in values[1]}:
+            found.append((name, _joined(values[0]), _joined(values[1])))
+    return found
+
+
+def _joined(values: Sequence[Scalar]) -> Scalar:
+    """Return the value that the jobs of one side share, or their several values as one text."""
+    return values[0] if len(values) == 1 else " / ".join(map(_shown, values))
+
+
+def _shown(value: Scalar) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

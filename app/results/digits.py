@@ -1,0 +1,104 @@
+"""Formats numbers for people: four significant digits, and the same number of decimals throughout a column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from app.results.sheet import Cell, Column
+
+TOO_SMALL = 1e-6
+"""A smaller number, which six decimals would show as 0, is written with an exponent."""
+PURE_DECIMALS = 4
+"""Smallest number of decimals of a number without a unit: sums of 10.0001 and 10.0021 must look different."""
+MAX_DECIMALS = 6
+WIDE = 1000.0
+"""If the largest number of a column is more than this many times the smallest, each number gets its own decimals."""
+
+
+def column_texts(values: Sequence[Any], column: Column) -> list[str]:
+    """Write the cells of a column."""
+    if column.role == "gain":
+        return [_gain(value) for value in values]
+    if column.role == "metric":
+        decimals = _common(values, column.unit)
+        return [cell_text(value, column.unit, decimals) for value in values]
+    decimals = _common([Cell(value, None, None, "ok") for value in values if isinstance(value, float)], column.unit)
+    return [_text(value, column, decimals) for value in values]
+
+
+def _text(value: Any, column: Column, decimals: int | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and column.role == "value":
+        return digits(value, column.unit) if decimals is None else f"{value:.{decimals}f}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _gain(cell: Any) -> str:
+    """Write how many times better a row is: "1.18×"."""
+    if cell.outcome != "ok" or cell.value is None:
+        return cell.outcome or ""
+    return f"{cell.value:.2f}×" if cell.value >= 0.1 else f"{cell.value:.2g}×"
+
+
+def _common(cells: Iterable[Any], unit: str | None) -> int | None:
+    """Return the number of decimals that suits all numbers of a column; None if each needs its own.
+
+    It shows three digits of the smallest number and four of the largest, one digit of the smallest standard deviation,
+    and at most two digits of every standard deviation.
+    """
+    known = [cell for cell in cells if cell.value is not None]
+    sizes = [abs(cell.value) for cell in known if cell.value]
+    if not sizes or min(sizes) < TOO_SMALL or max(sizes) > WIDE * min(sizes):
+        return None
+    spreads = [cell.spread for cell in known if cell.spread and cell.n is not None and cell.n > 1]
+    if any(spread < TOO_SMALL for spread in spreads):
+        return None
+    if not spreads and all(size.is_integer() if isinstance(size, float) else True for size in sizes):
+        return 0
+    wanted = max(_decimals(min(sizes), 3), _decimals(max(sizes), 4))
+    if spreads:
+        wanted = min(max(wanted, _decimals(min(spreads), 1)), wanted + 2, max(_decimals(one, 2) for one in spreads))
+    return min(MAX_DECIMALS, max(wanted, PURE_DECIMALS) if unit == "1" else wanted)
+
+
+def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) -> str:
+    """Write a metric of a case: "21.346 ± 0.012", "oom", or nothing where it was not measured.
+
+    decimals: number of decimals of this number and its standard deviation; None: chosen for this number.
+    """
+    if cell.outcome is None:
+        return ""
+    if cell.outcome != "ok" or cell.value is None:
+        return "unknown" if cell.outcome == "ok" else cell.outcome
+    value, spread = cell.value, cell.spread
+    if spread is None or cell.n is None or cell.n < 2:
+        return digits(value, unit) if decimals is None else f"{value:.{decimals}f}"
+    if decimals is not None:
+        return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
+    if spread == 0 and float(value).is_integer():
+        return f"{value:.0f} ± 0"
+    if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
+        return f"{value:.3g} ± {spread:.2g}"
+    # The two leading digits of the standard deviation determine the significant digits of the mean.
+    decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
+    return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
+
+
+def digits(value: float, unit: str | None) -> str:
+    """Write four digits of a number; a whole one, as counts are, without decimals."""
+    if float(value).is_integer():
+        return f"{value:.0f}"
+    if abs(value) < TOO_SMALL:
+        return f"{value:.3g}"
+    decimals = _decimals(value, 4)
+    return f"{value:.{max(decimals, PURE_DECIMALS) if unit == '1' else decimals}f}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    """Return the number of decimals that shows `digits` significant digits of `value`, at most MAX_DECIMALS."""
+    if value == 0:
+        return 0
+    return min(MAX_DECIMALS, max(0, digits - 1 - math.floor(math.log10(abs(value)))))

@@ -1,0 +1,492 @@
+"""Judges a comparison: each metric of each case, the whole in one plain sentence, and the gate of a CI job."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.metrics import Direction, better, headline, is_size, is_speed
+from app.results import inference
+from app.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
+from app.results.sheet import Cell
+
+Finding = Literal["better", "worse", "changed", "no_difference", "inconclusive"]
+Conclusion = Literal[
+    "better", "worse", "changed", "mixed", "no_difference", "inconclusive", "invalid", "missing", "not_comparable"
+]
+GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
+
+SIDES = ("baseline", "candidate")
+HEADLINE, OTHERS = "headline", "others"
+HEADLINE_SHARE = 0.8
+"""The part of ALPHA that the headline metric has; all others share the rest."""
+ASKED_FOR = (1, 3, 5)
+"""Differences in percent for which a row says how many replicates would find them."""
+RELEVANT_PERCENT = 5.0
+"""If no difference is found but one larger than this cannot be excluded, the answer is "inconclusive"."""
+DEFAULT_REPLICATES = 8
+MANY_TESTS = 200
+
+NOTHING = Estimate(None, None, None, None, None)
+"""The estimate if there is nothing to compare."""
+
+
+@dataclass
+class Row:
+    """A metric of a case on both sides, before and after it was judged.
+
+    `judge` alone changes it. Frozen, each would be made anew three times, and a comparison of large jobs has 150 000.
+    """
+
+    case: str
+    """The coordinates that distinguish the case from others of the comparison, in words; may be empty."""
+    metric: str
+    unit: str
+    cells: tuple[Cell, Cell]
+    verdicts: tuple[str | None, str | None]
+    baseline: Sequence[float] = ()
+    """One value per process, in turn; empty if a process has none."""
+    candidate: Sequence[float] = ()
+    estimate: Estimate | None = None
+    p_adjusted: float | None = None
+    alpha: float = ALPHA
+    family: str = HEADLINE
+    """The rows with which it shares a part of ALPHA: the headline metric's, or all others."""
+    drift: float = 0.0
+    """The largest relative change within one side, if the sides were not alternated."""
+    finding: Finding | None = None
+    """None if a side has no value."""
+
+    @property
+    def better(self) -> Direction | None:
+        """Whether less or more is better; None if neither is."""
+        return better(self.metric, self.unit)
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the baseline has a value and the candidate none."""
+        return self.cells[0].value is not None and self.cells[1].value is None
+
+    @property
+    def is_up(self) -> bool:
+        """True if the candidate's median is above the baseline's. Unlike a ratio, this is also known for values below
+        0."""
+        return statistics.median(self.candidate) > statistics.median(self.baseline)
+
+    @property
+    def invalid_sides(self) -> tuple[str, ...]:
+        """The sides for which a check found that other work was measured."""
+        return tuple(side for side, verdict in zip(SIDES, self.verdicts, strict=True) if verdict == "invalid")
+
+    @property
+    def smallest_difference(self) -> float | None:
+        """The smallest relative difference that this number of processes is likely to find."""
+        if self.estimate is None or self.estimate.spread is None:
+            return None
+        found = inference.smallest_difference(self.estimate.spread, len(self.baseline), len(self.candidate), self.alpha)
+        return None if found is None else max(found, self.drift)
+
+    def replicates_for(self, percent: float) -> int | None:
+        """Return how many processes each side needs to find a difference of so many percent."""
+        if self.estimate is None or self.estimate.spread is None:
+            return None
+        freedom = len(self.baseline) + len(self.candidate) - 2
+        return inference.replicates_for(
+            percent / 100, inference.spread_limit(self.estimate.spread, freedom), self.alpha
+        )
+
+    @property
+    def bound(self) -> float | None:
+        """The largest relative difference that the interval contains; None without an interval."""
+        if self.estimate is None or self.estimate.low is None or self.estimate.high is None:
+            return None
+        return max(abs(self.estimate.low - 1), abs(self.estimate.high - 1), self.drift)
+
+    @property
+    def processes(self) -> str:
+        """The numbers of processes, in words."""
+        one, other = len(self.baseline), len(self.candidate)
+        if one == other:
+            return f"{one} process{'es' if one > 1 else ''} each"
+        return f"{one} and {other} processes"
+
+    def loss(self) -> tuple[float, float, float] | None:
+        """Return the fraction by which the candidate is worse, with the ends of its interval; negative: it is better.
+
+        None if the metric has no direction, or no interval.
+        """
+        found = self.estimate
+        if self.better is None or found is None or found.ratio is None or found.low is None or found.high is None:
+            return None
+        if self.better == "less":
+            return found.ratio - 1, found.low - 1, found.high - 1
+        return 1 - found.ratio, 1 - found.high, 1 - found.low
+
+    def sentence(self) -> str | None:
+        """Say what was found; None if a side has no value."""
+        if self.finding is None:
+            return None
+        if self.finding in ("better", "worse", "changed"):
+            return f"candidate is {self._factor()}; {self.processes}"
+        if self.finding == "no_difference":
+            assert self.bound is not None
+            if self.bound == 0:
+                return f"no difference: the same in all processes; {self.processes}"
+            return f"no difference larger than {percent(self.bound)}; {self.processes}"
+        return f"inconclusive: {self.doubt()}"
+
+    def _factor(self) -> str:
+        found = self.estimate
+        assert found is not None
+        if found.ratio is None:
+            return self.word()
+        up = found.ratio > 1
+        low, high = found.low or found.ratio, found.high or found.ratio
+        ends = (low, high) if up else (1 / high, 1 / low)
+        factor = found.ratio if up else 1 / found.ratio
+        digits = 2 if factor >= 1.1 else 3
+        interval = f"95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
+        return f"{factor:.{digits}f}× {self.word()}, {interval}"
+
+    def word(self) -> str:
+        """Return the adjective for what the candidate is: faster, slower, larger, smaller, higher, lower."""
+        if self.better is not None and is_speed(self.metric, self.unit):
+            return "faster" if self.is_up == (self.better == "more") else "slower"
+        if is_size(self.metric, self.unit):
+            return "larger" if self.is_up else "smaller"
+        return "higher" if self.is_up else "lower"
+
+    def doubt(self, limit_percent: float = RELEVANT_PERCENT) -> str:
+        """Say why it is inconclusive, and how to detect a difference of this many percent."""
+        if min(len(self.baseline), len(self.candidate)) < FEWEST:
+            return (
+                f"{self.processes}, and fewer than {FEWEST} cannot tell a difference from chance; the steps of one "
+                f"process are no independent samples; measure both sides with {DEFAULT_REPLICATES} replicates"
+            )
+        if self.estimate is not None and self._is_drift(self.estimate):
+            return (
+                f"the sides differ by {percent(abs((self.estimate.ratio or 1) - 1))}, and one side alone drifted by "
+                f"{percent(self.drift)}; measure them in turns, with a job of kind compare"
+            )
+        if self.bound is None:
+            return f"no interval, since not all values are positive; {self.processes}"
+        cure = self.cure(limit_percent)
+        if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
+            return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}{self._alone()}"
+        return f"no difference found, but one of {percent(self.bound)} cannot be excluded; {self.processes}{cure}"
+
+    def _p_in_words(self) -> str:
+        """Say which p-value is too large for a finding, and whether the correction has made it larger."""
+        is_raw = self.p_adjusted == (self.estimate or NOTHING).p_value
+        corrected = "" if is_raw else " after the correction for all metrics and cases"
+        return f"p is {self.p_adjusted:.3g}{corrected}"
+
+    def _alone(self) -> str:
+        """Say that the metric by itself has all of ALPHA, where others have most of it. In a new comparison: who asks
+        for a metric since its interval looks good has chosen it by chance."""
+        return f"; a new comparison of {self.metric} alone has more power" if self.family == OTHERS else ""
+
+    def cure(self, limit_percent: float) -> str:
+        """Say what would decide about a difference of this many percent: more processes, or measuring in turns.
+
+        More processes make finding it more likely, and narrow the interval. If there are already as many as usually
+        find it, the sides differ by nearly this much, and nobody can say how many would decide.
+        """
+        if 100 * self.drift > limit_percent:
+            return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
+        needed = self.replicates_for(limit_percent)
+        if needed is None:
+            return ""
+        if needed > min(len(self.baseline), len(self.candidate)):
+            return f"; {needed} processes each would find {limit_percent:g} %"
+        return "; more processes would narrow the interval"
+
+    def _is_drift(self, found: Estimate) -> bool:
+        """Return True if the sides differ, but by no more than the drift within one side."""
+        return (
+            self.p_adjusted is not None
+            and self.p_adjusted <= ALPHA
+            and found.excludes_one
+            and found.ratio is not None
+            and abs(found.ratio - 1) <= self.drift
+        )
+
+    def found(self) -> Finding | None:
+        """Return the finding that follows from estimate, p-value and drift."""
+        if self.estimate is None:
+            return None
+        if min(len(self.baseline), len(self.candidate)) < FEWEST or self._is_drift(self.estimate):
+            return "inconclusive"
+        if self.p_adjusted is not None and self.p_adjusted <= ALPHA and self.estimate.excludes_one:
+            if self.better is None:
+                return "changed"
+            return "better" if self.is_up == (self.better == "more") else "worse"
+        if self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT:
+            return "no_difference"
+        return "inconclusive"
+
+
+def percent(part: float) -> str:
+    """Write a fraction in percent, with two digits: "0.6 %", "12 %"."""
+    value = 100 * part
+    return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.095 else f"{value:.2g} %"
+
+
+def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
+    """Return the metric that summarises the comparison: the most important one that both sides have."""
+    both = {row.metric for row in rows if all(cell.value is not None for cell in row.cells)}
+    every = list(dict.fromkeys([*columns, *(row.metric for row in rows)]))
+    either = {row.metric for row in rows}
+    return headline([metric for metric in every if metric in (both or either)])
+
+
+def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked: Sequence[str] = ()) -> list[Row]:
+    """Return the rows, to which it has given estimates, adjusted p-values and findings.
+
+    Args:
+        rows: the comparison's metrics.
+        headline: the metric that has the larger part of ALPHA.
+        alternated: False if the sides were measured one after the other.
+        asked: the only metrics that are asked for; they share ALPHA. None: all.
+    """
+    tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
+    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
+    judged = list(rows)
+    for index in tested:
+        row = judged[index]
+        row.estimate = inference.estimate(row.baseline, row.candidate, resamples=resamples)
+        row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
+        row.family = HEADLINE if asked or row.metric == headline else OTHERS
+    with_p = [index for index in tested if (judged[index].estimate or NOTHING).p_value is not None]
+    tests = [
+        Hypothesis(rows[index].baseline, rows[index].candidate, _p_value(judged[index]), judged[index].family)
+        for index in with_p
+    ]
+    shares = {HEADLINE: HEADLINE_SHARE, OTHERS: 1 - HEADLINE_SHARE}
+    values, needed = inference.adjusted(tests, shares)
+    for index, value in zip(with_p, values, strict=True):
+        judged[index].p_adjusted = value
+    for index in tested:
+        judged[index].alpha = needed.get(judged[index].family, ALPHA)
+    for row in judged:
+        row.finding = row.found()
+    return judged
+
+
+def _p_value(row: Row) -> float:
+    assert row.estimate is not None
+    assert row.estimate.p_value is not None
+    return row.estimate.p_value
+
+
+def drift(*sides: Sequence[float]) -> float:
+    """Return the largest relative change from the first half of a side's processes to the second."""
+    found = [0.0]
+    for side in sides:
+        half = len(side) // 2
+        if half >= 2 and min(side) > 0:
+            found.append(abs(statistics.median(side[-half:]) / statistics.median(side[:half]) - 1))
+    return max(found)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The gate of a CI job: whether the candidate is worse by more than `fail_above_percent`."""
+
+    fail_above_percent: float
+    metrics: Sequence[str]
+    outcome: GateOutcome
+    sentence: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the gate as JSON has it."""
+        return {
+            "fail_above_percent": self.fail_above_percent,
+            "metrics": list(self.metrics),
+            "outcome": self.outcome,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A comparison as a whole."""
+
+    headline: str | None
+    conclusion: Conclusion
+    sentence: str
+    gate: Gate | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the judgement as JSON has it."""
+        return {
+            "sentence": self.sentence,
+            "conclusion": self.conclusion,
+            "headline": self.headline,
+            "gate": None if self.gate is None else self.gate.as_json(),
+        }
+
+
+def conclude(
+    rows: Sequence[Row],
+    headline: str | None,
+    obstacles: Sequence[str],
+    *,
+    alternated: bool,
+    same: str | None = None,
+    asked: Sequence[str] = (),
+    fail_above_percent: float | None = None,
+) -> Judgement:
+    """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared; `same` is the sentence
+    to say where both sides are the same jobs, since findings about these mislead.
+    """
+    metrics = tuple(asked) or ((headline,) if headline is not None else ())
+    chosen = [row for row in rows if row.metric in metrics]
+    conclusion, sentence = _summed_up(chosen, obstacles)
+    if same is not None:
+        sentence = same
+    elif not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
+        sentence += "; not alternated, so changes of the host count as well"
+    gate = None if fail_above_percent is None else _gate(chosen, metrics, obstacles, sentence, fail_above_percent)
+    return Judgement(headline, conclusion, sentence, gate)
+
+
+def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusion, str]:
+    if obstacles:
+        return "not_comparable", f"not comparable: {'; '.join(obstacles)}"
+    with_values = [row for row in rows if row.finding is not None]
+    if not with_values:
+        return "missing", _nothing_in_common(rows)
+    without = len(rows) - len(with_values)
+    others = f"; no value on a side in {without} of {len(rows)} cases" if without else ""
+    if invalid := [row for row in with_values if row.invalid_sides]:
+        which = f" in {len(invalid)} of {len(with_values)} cases" if len(with_values) > 1 else ""
+        return "invalid", f"invalid: {_of_other_work(invalid)}{which}{others}"
+    if len(with_values) == 1:
+        (row,) = with_values
+        assert row.finding is not None
+        return row.finding, f"{_where(row, rows)}: {row.sentence()}{others}"
+    return _of_many(with_values, rows)
+
+
+def _of_other_work(invalid: Sequence[Row]) -> str:
+    """Say which side's checks found that other work was measured."""
+    sides = [side for side in SIDES if any(side in row.invalid_sides for row in invalid)]
+    return f"the {' and the '.join(sides)} measured other work than was asked for"
+
+
+def _nothing_in_common(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "missing: the sides have no case and metric in common"
+    side, cell = next(
+        (side, cell) for row in rows for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None
+    )
+    why = f" ({cell.outcome})" if cell.outcome not in (None, "ok") else ""
+    return f"missing: {rows[0].metric} has no value on the side of the {side}{why}"
+
+
+def _where(row: Row, rows: Sequence[Row]) -> str:
+    several = len({other.case for other in rows}) > 1
+    return f"{row.metric}, {row.case}" if several and row.case else row.metric
+
+
+def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusion, str]:
+    """Sum up the findings of several cases or metrics."""
+    of: dict[str, list[Row]] = {}
+    for row in with_values:
+        of.setdefault(str(row.finding), []).append(row)
+    parts = []
+    for finding in ("better", "worse", "changed"):
+        if found := of.get(finding):
+            most = max(found, key=_how_far)
+            factor = f", {_how_far(most):.2f}×" if _how_far(most) > 1 else ""
+            parts.append(f"{finding} in {len(found)} (most in {_where(most, rows)}: {most.word()}{factor})")
+    if found := of.get("no_difference"):
+        parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in found))} in {len(found)}")
+    if found := of.get("inconclusive"):
+        parts.append(f"inconclusive in {len(found)} ({found[0].doubt()})")
+    if missing := len(rows) - len(with_values):
+        parts.append(f"no value on a side in {missing}")
+    found_any = [finding for finding in ("better", "worse", "changed") if finding in of]
+    conclusion: Any
+    if found_any:
+        conclusion = found_any[0] if len(found_any) == 1 else "mixed"
+    else:
+        conclusion = "inconclusive" if "inconclusive" in of else "no_difference"
+    metrics = ", ".join(dict.fromkeys(row.metric for row in with_values))
+    return conclusion, f"{metrics}, {len(rows)} cases: candidate is {', '.join(parts)}" if found_any else (
+        f"{metrics}, {len(rows)} cases: {', '.join(parts)}"
+    )
+
+
+def _how_far(row: Row) -> float:
+    """Return the factor by which the sides differ, at least 1; 1 if there is no ratio."""
+    ratio = (row.estimate or NOTHING).ratio
+    return 1.0 if ratio is None else math.exp(abs(math.log(ratio)))
+
+
+def _gate(
+    rows: Sequence[Row], metrics: Sequence[str], obstacles: Sequence[str], sentence: str, fail_above_percent: float
+) -> Gate:
+    """Judge for every row whether the candidate is worse by more than the limit; the worst answer counts.
+
+    "slower" needs a found difference larger than the limit; "passed" needs an interval that excludes a larger one.
+    """
+
+    def answer(outcome: GateOutcome, text: str) -> Gate:
+        return Gate(fail_above_percent, list(metrics), outcome, text)
+
+    if obstacles:
+        return answer("not_comparable", sentence)
+    judged = [(row, _gate_outcome(row, fail_above_percent / 100)) for row in rows]
+    for outcome in ("slower", "invalid", "missing", "inconclusive"):
+        found = [row for row, its in judged if its == outcome]
+        if found:
+            return answer(outcome, _gate_sentence(outcome, found, rows, fail_above_percent))
+    if not any(its == "passed" for _, its in judged):
+        return answer("missing", sentence if sentence.startswith("missing") else "missing: there is nothing to judge")
+    passed = f"passed: not worse by more than {fail_above_percent:g} %"
+    if any(row.finding == "inconclusive" for row in rows):  # too little is known to say more
+        return answer("passed", f"{passed}; {', '.join(metrics)}; {rows[0].processes}")
+    return answer("passed", f"{passed}; {sentence}")
+
+
+def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
+    """Judge one row; None if the baseline has nothing to compare with."""
+    if row.is_missing:
+        return "missing"
+    if row.finding is None:
+        return None
+    if row.invalid_sides:
+        return "invalid"
+    loss = row.loss()
+    if row.finding == "worse" and (loss is None or loss[0] > limit):
+        return "slower"
+    if loss is not None and min(len(row.baseline), len(row.candidate)) >= FEWEST and max(loss[2], row.drift) <= limit:
+        return "passed"
+    return "passed" if row.finding == "better" else "inconclusive"
+
+
+def _gate_sentence(outcome: GateOutcome, found: Sequence[Row], rows: Sequence[Row], fail_above_percent: float) -> str:
+    row = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    where = _where(row, rows)
+    if outcome == "missing":
+        outcome_of = row.cells[1].outcome
+        return f"missing: the candidate has no {where}{f' ({outcome_of})' if outcome_of else ''}{more}"
+    if outcome == "invalid":
+        return f"invalid: {where}: {_of_other_work(found)}{more}"
+    if outcome == "slower":
+        return f"worse by more than {fail_above_percent:g} %: {where}: {row.sentence()}{more}"
+    loss = row.loss()
+    if row.finding == "inconclusive":
+        return f"{where}: inconclusive: {row.doubt(fail_above_percent)}{more}"
+    if loss is None:
+        return f"inconclusive: {where}{more}"
+    return (
+        f"inconclusive: {where}: worse by up to {percent(max(loss[2], row.drift))} cannot be excluded; "
+        f"{row.processes}{row.cure(fail_above_percent)}{more}"
+    )

@@ -1,0 +1,567 @@
+"""Tables of measurements: one row per case of a job (see `cases`), one column per metric.
+
+Rows show the coordinates that a kind asks for (`table_rows`), then all others that vary, except those that a shown
+label represents. If two rows still look the same, they also show the coordinates in which they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from operator import attrgetter
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+from app.errors import FieldError, InvalidRequest
+from app.layout import Statistic, in_use
+from app.metrics import headline
+from app.results.arranging import Line, Related, ordered, page, pivot, relate, stressed
+from app.results.cases import (
+    OF_THE_JOB,
+    CaseOfJob,
+    Job,
+    Part,
+    StoredCases,
+    cases_of,
+    cell_of,
+    column_name,
+    metric_names,
+    planned,
+)
+from app.results.footnotes import Doubt, Footnotes, doubts_of, told
+from app.results.reasons import Gap, reasons
+from app.results.sheet import Column, Sheet, type_of
+from app.specs import KINDS, Scalar, SpecBase
+from app.states import VERDICTS, worst
+from app.store.database.engine import Database
+from app.store.public import finite
+from app.store.reading import measurements
+
+UNKNOWN = "unknown"
+EVERY_METRIC = "all"
+
+Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
+"""Tells why a case is not valid."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a table of cases."""
+
+    rows: Sequence[str] | None = None
+    """Coordinates that are always shown, and first; those that vary follow. None: the kind's own."""
+    columns: Sequence[str] | None = None
+    """Metrics, named as their columns, in this order; "all" for every one. None: the kind's `table_columns` that were
+    measured; in a pivoted table the kind's main metric."""
+    statistic: Statistic = "mean"
+    """Statistic of the samples, and of the processes if there are several."""
+    pivot: str | None = None
+    """The coordinate whose values become columns, for each of the metrics."""
+    relative_to: Mapping[str, str] = field(default_factory=dict)
+    """Coordinates of the reference rows, {"precision": "fp32"}: additional columns relate all other rows to these, for
+    the metrics in `columns` or, by default, the kind's main metric."""
+    best: bool = False
+    """Set the best cell of each column in bold, in formats for people."""
+    links: bool = False
+    """Show the job of each row in formats for people; JSON and CSV always have it."""
+
+
+def table(
+    database: Database,
+    *,
+    kind: str | Collection[str] | None = None,
+    sweep: int | Collection[int] | None = None,
+    jobs: Collection[int] = (),
+    labels: measurements.Labels = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    statistic: Statistic = "mean",
+    pivot: str | None = None,
+    relative_to: Mapping[str, str] = MappingProxyType({}),
+    best: bool = False,
+    links: bool = False,
+    sort: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
+    first: int | None = None,
+) -> Sheet:
+    """Return the results of finished jobs, in submission order.
+
+    Args:
+        database: the store.
+        kind, sweep, jobs, labels, since, until: the choice of jobs, as Choice. Several kinds must be named.
+        rows, columns, statistic, pivot, relative_to, best, links: the layout, as Layout.
+        sort: a column, in ascending order, or "-column" for descending order.
+        limit, after: the largest number of rows, and the number of rows before them; the notes refer to the whole
+            table.
+        first: return only the beginning of the table: at most this many rows, and fewer if they have very many
+            measurements; `Sheet.is_cut` says whether there are more. None: the whole table.
+
+    Raises:
+        NotFound: there is no such job or sweep.
+        InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, or there are more than
+            measurements.MAX_JOBS jobs or measurements.MAX_MEASUREMENTS measurements.
+    """
+    with database.read() as connection:
+        number = None if first is None else first + 1
+        which = {"kind": kind, "sweep": sweep, "jobs": jobs, "labels": labels, "since": since, "until": until}
+        chosen = measurements.choose_jobs(connection, **which, first=number)  # type: ignore[arg-type]  # they are as above
+        if kind is None or isinstance(kind, str):
+            refuse_several_kinds(job.kind for job in chosen)
+        measured, is_cut = None, False
+        if first is not None:
+            chosen, measured, is_cut = measurements.first_measurements(connection, chosen, statistic)
+        part = Part.read(connection, chosen, statistic, measured)
+    cases, units = part.cases()
+    if first is not None:
+        cases, is_cut = cases[:first], is_cut or len(cases) > first
+    layout = Layout(rows, columns, statistic, pivot, relative_to, best, links)
+    sheet = ordered(_sheet(cases, units, layout, part.why), sort)
+    return replace(page(sheet, limit, after) if limit is not None or after else sheet, is_cut=is_cut)
+
+
+def metric_table(
+    database: Database, metrics: Sequence[str], *, sweep: int | None = None, jobs: Collection[int] = ()
+) -> Sheet:
+    """Return the table of these metrics, named as their columns, as `table` does. It reads no other metrics, so a page
+    that shows a few need not wait for all.
+
+    Raises:
+        NotFound, InvalidRequest: as `table`.
+    """
+    with database.read() as connection:
+        chosen = measurements.choose_jobs(connection, sweep=sweep, jobs=jobs)
+        refuse_several_kinds(job.kind for job in chosen)
+        found = measurements.measurements(connection, chosen, "mean", set().union(*map(metric_names, metrics)))
+        measured = [row for row in found if column_name(row.metric, row.phase) in metrics]
+        part = Part.read(connection, chosen, "mean", measured)
+    cases, units = part.cases()
+    return _sheet(cases, units, Layout(columns=list(metrics)), part.why)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The columns of a table that is made part by part."""
+
+    coordinates: Sequence[str]
+    metrics: Sequence[str]
+    units: Mapping[str, str]
+    columns: Sequence[Column]
+    statistic: Statistic
+    notes: Sequence[str]
+
+    def rows(self, part: Part) -> list[list[Any]]:
+        """Return the rows of a part: scalars and cells."""
+        cases, _ = part.cases(self.units)
+        lines, _ = _lines(cases, self.metrics, self.statistic, part.why)
+        return _rows(lines, self.coordinates, self.columns)
+
+
+def plan_of(
+    cases: Iterable[Job],
+    unmeasured: Iterable[Job],
+    measured: Iterable[Job],
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    statistic: Statistic,
+) -> Plan:
+    """Return the columns of a table of cases that are not read yet.
+
+    Args:
+        cases: each case once for each device: kind, case (JSON text), device_key.
+        unmeasured: kind and spec (JSON text) of jobs that measured nothing, whose rows show their planned cases.
+        measured: each metric once for each outcome: metric, phase, unit, outcome.
+        rows, columns, statistic: as for `table`.
+
+    Raises:
+        InvalidRequest: there is no such coordinate or metric.
+    """
+    units: dict[str, str] = {}
+    outcomes: dict[str, set[str]] = {}
+    for row in measured:
+        name = column_name(row.metric, row.phase)
+        units.setdefault(name, row.unit)
+        outcomes.setdefault(name, set()).add(row.outcome)
+    stored = StoredCases(units)
+    found = []
+    for row in cases:
+        holds_specs = row.kind in KINDS and KINDS[row.kind].holds_specs
+        coordinates = stored.coordinates(row.case, row.device_key, "" if holds_specs else None)
+        # A non-empty measurement, so that the case counts when the code below determines which coordinates vary.
+        case = CaseOfJob(None, row.kind, (row.kind,), coordinates, processes={name: [] for name in list(units)[:1]})
+        found.append(case)
+    for row in unmeasured:
+        found += [CaseOfJob(None, row.kind, (row.kind,), left) for left in planned(row.spec, stored)]
+    chosen = coordinates_of(found, rows, apart=False)
+    chosen += [name for name in ("case_key", "job") if name not in chosen]
+    metrics = _metrics(_table_columns(found), units, outcomes, columns)
+    described = [
+        *(_coordinate_column(name, (case.show(name) for case in found)) for name in chosen),
+        *_value_columns(metrics, units, Related()),
+        *_about_rows(None),
+    ]
+    described = [replace(column, type="integer") if column.name == "job" else column for column in described]
+    note = f"Cells: {statistic} of the samples; where several processes measured a case, of the processes' own."
+    return Plan(chosen, metrics, units, described, statistic, [note])
+
+
+def refuse_several_kinds(kinds: Iterable[str]) -> None:
+    """Raise InvalidRequest when the kinds are several, naming them."""
+    several = sorted(set(kinds))
+    if len(several) > 1:
+        detail = (
+            f"These jobs are of several kinds, which have different rows and columns: {', '.join(several)}. "
+            "Choose one with kind, or name all that shall share the table."
+        )
+        raise InvalidRequest(detail, errors=(FieldError("/kind", detail),))
+
+
+def local_table(
+    spec: SpecBase, measurements: Iterable[Mapping[str, Any]], validity: Mapping[str, Any] | None = None
+) -> Sheet:
+    """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`).
+
+    All units of such a job ran in one process, as those of `flopwatch run` do, and the note on the cells says so.
+
+    Args:
+        spec: the job's spec.
+        measurements: as on the wire (Measurement.to_wire). Each may have "validity", its case's verdict, and in a
+            comparison "side".
+        validity: the job's verdict, which says why rows are not valid.
+    """
+    job = SimpleNamespace(id=None, kind=spec.kind, state="succeeded", spec=spec.model_dump(mode="json"), error=None)
+    optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
+    rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
+    cases, units = cases_of([job], rows, lambda row: row.side)
+    return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key), one_process=True)
+
+
+def _sheet(
+    cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons, *, one_process: bool = False
+) -> Sheet:
+    """Return the table of these cases. `one_process` says that one process ran all units, not each its own."""
+    asked = layout.rows
+    if layout.pivot is not None:
+        _refuse_unknown_pivot(cases, layout.pivot)
+        asked = None if asked is None else [name for name in asked if name != layout.pivot]
+    coordinates = coordinates_of(cases, asked, also=layout.pivot)
+    metrics = _metrics(_table_columns(cases), units, _outcomes(cases), layout.columns)
+    shown = (
+        metrics
+        if layout.columns is not None or layout.pivot is None
+        else [name for name in [headline(metrics)] if name]
+    )
+    lines, notes = _lines(cases, shown, layout.statistic, why)
+    related = Related()
+    if layout.relative_to:
+        of = shown if layout.columns is not None else [name for name in [headline(shown)] if name]
+        in_order = dict.fromkeys([*_table_rows(cases), *_known(cases)])
+        varying = [name for name in in_order if _varies(cases, name)]
+        related = relate(lines, layout.relative_to, of, units, varying)
+    columns = _value_columns(shown, units, related)
+    statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
+    notes = [*statistics, *related.notes, *notes]
+    if layout.pivot is None:
+        sheet = _unpivoted(lines, coordinates, columns, layout)
+    else:
+        fixed = [name for name in coordinates if name in (asked or _table_rows(cases))]
+        sheet = _pivoted(lines, layout, coordinates, fixed, columns)
+    sheet = replace(
+        sheet,
+        missing=_missing(cases, coordinates, set(shown)),
+        spreads=layout.statistic == "mean",
+        notes=[*notes, *sheet.notes] if cases else [],
+    )
+    return stressed(sheet) if layout.best else sheet
+
+
+def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
+    """Return the columns of the metrics, each followed by the one that relates it to a reference."""
+    found = []
+    for name in metrics:
+        found.append(Column(name, "number", units.get(name), role="metric"))
+        found += [Column(gain, "number", "1", role="gain") for gain, of in related.columns.items() if of == name]
+    return found
+
+
+def _lines(
+    cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, why: Reasons
+) -> tuple[list[Line], list[str]]:
+    """Return the cells of all cases, with their verdicts, and the footnotes."""
+    footnotes = Footnotes()
+    found: list[tuple[Line, Sequence[Doubt]]] = []
+    for case in cases:
+        verdict = case.validity()
+        doubts = why(case) if verdict in VERDICTS[1:] else ()
+        cells = {metric: cell_of(case, metric, statistic, partial=True) for metric in metrics}
+        partial = case.partial and any(cell.value is not None for cell in cells.values())
+        footnotes.count(verdict, doubts)
+        if partial and case.stopped is not None:
+            footnotes.count_partial(case.job, case.stopped)
+        reason = told(list(dict.fromkeys(doubts))) if doubts else None
+        found.append((Line(_shown(case), cells, case.job, verdict, reason, partial=partial), doubts))
+    for line, doubts in found:
+        line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
+    return [line for line, _ in found], footnotes.notes()
+
+
+def _shown(case: CaseOfJob) -> dict[str, Scalar]:
+    return {**case.coordinates, "job": case.job, "kind": case.kind, "case_key": case.key}  # all OF_THE_JOB
+
+
+def _on_statistics(
+    cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, *, one_process: bool
+) -> list[str]:
+    """Return a sentence that explains the cells, and what ± refers to."""
+    numbers = {
+        len(rows)
+        for case in cases
+        for metric, rows in case.processes.items()
+        if metric in metrics and (len(rows) > 1 or (rows[0].n or 0) > 1)
+    }
+    if not numbers:
+        return []
+    several = max(numbers) > 1
+    counts = sorted(number for number in numbers if number > 1)
+    of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else ""
+    if one_process:
+        times, repeated = f"{of} repetitions in one process, which are no independent samples", "a case was repeated"
+    else:
+        times, repeated = f"{of} processes", "several processes measured a case"
+    if statistic == "mean":
+        samples, several_times = (
+            "mean ± standard deviation of the samples of one process",
+            f"mean ± standard deviation of the means of {times}",
+        )
+    else:
+        name = _STATISTIC_NAMES.get(statistic, statistic)
+        samples, several_times = f"{name} of the samples", f"{name} of the {name}s of {times}"
+    parts = [*([samples] if 1 in numbers else []), *([several_times] if several else [])]
+    return [f"Cells: {f'; or, where {repeated}, '.join(parts)}."]
+
+
+_STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
+
+
+def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
+    """Return the table with one row per case."""
+    described = [
+        *(_coordinate_column(name, (line.coordinates.get(name) for line in lines)) for name in coordinates),
+        *columns,
+    ]
+    if lines:
+        described += _about_rows(None if "job" in coordinates or lines[0].job is None else layout.links)
+    rows = _rows(lines, coordinates, described)
+    return Sheet(columns=described, rows=rows, marks=_marks(line.mark for line in lines))
+
+
+def _coordinate_column(name: str, values: Iterable[Scalar]) -> Column:
+    return Column(name, type_of(values), role="coordinate", links=name == "job")
+
+
+def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column]) -> list[list[Any]]:
+    """Return the rows with one case each: first its coordinates, then its cells, then its _FACTS."""
+    metrics = [column.name for column in columns if column.role in ("metric", "gain")]
+    facts = [column.name for column in columns[len(coordinates) + len(metrics) :]]
+    about = [attrgetter(_FACTS[name]) for name in facts]
+    rows = []
+    for line in lines:
+        row: list[Any] = [line.coordinates.get(name) for name in coordinates]
+        row += [line.cells[name] for name in metrics]
+        row += [fact(line) for fact in about]
+        rows.append(row)
+    return rows
+
+
+_FACTS = {"validity": "validity", "validity_reason": "reason", "partial": "partial", "job": "job"}
+"""The columns about each row, with the attribute of Line that each comes from."""
+
+
+def _about_rows(links: bool | None) -> list[Column]:
+    """Return the columns about the validity of each row and, unless `links` is None, about its job."""
+    return [
+        Column("validity", "string", in_text=False),
+        Column("validity_reason", "string", in_text=False),
+        Column("partial", "boolean", in_text=False),
+        *([] if links is None else [Column("job", "integer", in_text=links, links=True)]),
+    ]
+
+
+def _marks(marks: Iterable[str]) -> list[str]:
+    found = list(marks)
+    return found if any(found) else []
+
+
+def _pivoted(
+    lines: Sequence[Line], layout: Layout, coordinates: Sequence[str], fixed: Collection[str], columns: Sequence[Column]
+) -> Sheet:
+    """Return the table whose columns are the values of a coordinate."""
+    assert layout.pivot is not None
+    # Cases that look the same get separate rows below each other, so no further coordinate is needed.
+    plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
+    found = pivot(lines, layout.pivot, plain, fixed, columns)
+    described = [
+        *(
+            Column(name, type_of(place[index] for place, _, _ in found.rows), role="coordinate")
+            for index, name in enumerate(found.coordinates)
+        ),
+        *found.columns,
+    ]
+    if lines:
+        described += [*_about_rows(None), Column("jobs", "string", in_text=layout.links, links=True)]
+    rows = []
+    for place, cells, inside in found.rows:
+        verdicts = {line.validity for line in inside}
+        verdict = worst(verdicts)
+        why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
+        jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
+        rows.append([*place, *cells, verdict, why, any(line.partial for line in inside), jobs])
+    return Sheet(columns=described, rows=rows, notes=found.notes, traces=True)
+
+
+def _known(cases: Iterable[CaseOfJob]) -> list[str]:
+    return list(dict.fromkeys(name for case in cases for name in case.coordinates))
+
+
+def _table_rows(cases: Sequence[CaseOfJob]) -> list[str]:
+    return list(dict.fromkeys(name for kind in _kinds(cases) for name in KINDS[kind].table_rows))
+
+
+def _refuse_unknown_pivot(cases: Sequence[CaseOfJob], name: str) -> None:
+    _refuse_unknown("pivot", [name], [*_known(cases), *OF_THE_JOB], there_is_something=bool(cases))
+
+
+def coordinates_of(
+    cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None, apart: bool = True
+) -> list[str]:
+    """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
+
+    Args:
+        cases: the cases.
+        asked: the requested coordinates; the kind's own are left out if no case has a value of them.
+        also: a coordinate that the table shows in another place than its rows.
+        apart: add the coordinates that distinguish rows that look the same.
+    """
+    known = _known(cases)
+    if asked is None:
+        used = {name for case in cases for name, value in case.coordinates.items() if value is not None}
+        chosen = [name for name in _table_rows(cases) if name in used]
+        if len({case.kind for case in cases}) > 1:
+            chosen.insert(0, "kind")
+    else:
+        _refuse_unknown("rows", asked, [*known, *OF_THE_JOB], there_is_something=bool(cases))
+        chosen = list(dict.fromkeys(asked))
+    if also is not None and also not in chosen:
+        chosen.append(also)
+    varying = [name for name in known if name not in chosen and _varies(cases, name)]
+    hidden = _stood_for(cases, chosen)
+    chosen += [name for name in varying if name not in hidden]
+    if apart:
+        _tell_apart(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
+    return chosen
+
+
+def _varies(cases: Sequence[CaseOfJob], name: str) -> bool:
+    # A job that measured nothing lacks some columns of its case, such as the device; that does not count as a
+    # difference.
+    values = [case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates]
+    first = in_use(values[0]) if values else None
+    others = (in_use(value) for value in values if value is not first)
+    # Types count too: in Python, 1 equals True.
+    return any(value is not first and (value != first or type(value) is not type(first)) for value in others)
+
+
+def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
+    """Return the coordinates that a shown label represents in every case that has them."""
+    labels = [item for kind in _kinds(cases) for item in KINDS[kind].labels.items() if item[0] in shown]
+    return {
+        name
+        for label, names in labels
+        for name in names
+        if all(label in case.coordinates for case in cases if name in case.coordinates)
+    }
+
+
+def _tell_apart(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[str]) -> None:
+    """Add to `chosen`, in place, the coordinates of `more` that differ between rows that look the same."""
+    for name in more:
+        # JSON texts distinguish 1 from true, which Python does not.
+        alike: dict[str, list[CaseOfJob]] = {}
+        for case in cases:
+            alike.setdefault(repr([case.show(shown) for shown in chosen]), []).append(case)
+        if len(alike) == len(cases):
+            return
+        if name not in chosen and any(
+            len({repr(case.show(name)) for case in look}) > 1 for look in alike.values() if len(look) > 1
+        ):
+            chosen.append(name)
+
+
+def _metrics(
+    preferred: Sequence[str],
+    units: Mapping[str, str],
+    outcomes: Mapping[str, Collection[str]],
+    asked: Sequence[str] | None,
+) -> list[str]:
+    """Return the metrics that are columns.
+
+    Args:
+        preferred: those that the kind shows.
+        units: the unit of each that was measured.
+        outcomes: the outcomes of each, in any case.
+        asked: those that were asked for.
+    """
+    every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
+    if asked is not None:
+        offered = {name for kind in KINDS.values() for name in kind.table_columns}
+        known = [EVERY_METRIC, *units, *sorted(offered - set(units))]
+        _refuse_unknown("columns", asked, known, there_is_something=bool(units))
+        return list(dict.fromkeys(name for word in asked for name in (every if word == EVERY_METRIC else [word])))
+    if not units:  # all jobs failed before they measured anything: their outcomes need a column
+        return list(preferred[:1])
+    # A column is left out if it is "ok" in no cell and unknown in some, even if other cells have a worse outcome.
+    told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
+    return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
+
+
+def _outcomes(cases: Iterable[CaseOfJob]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for case in cases:
+        for name in case.processes:
+            found.setdefault(name, set()).add(case.outcome(name))
+    return found
+
+
+def _table_columns(cases: Sequence[CaseOfJob]) -> list[str]:
+    return list(dict.fromkeys(name for kind in _kinds(cases) for name in KINDS[kind].table_columns))
+
+
+def _kinds(cases: Sequence[CaseOfJob]) -> list[str]:
+    """Return the kinds that the tables of these cases follow. Kinds that this version does not know are left out."""
+    return [kind for kind in dict.fromkeys(kind for case in cases for kind in case.tabled_as) if kind in KINDS]
+
+
+def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
+    """Return the reasons why these metrics have no numbers, for the cells that the jobs reached."""
+    measured: set[int] = set()
+    gaps = []
+    for number, case in enumerate(cases):
+        for metric, rows in case.processes.items():
+            for row in rows:
+                if row.outcome == "ok" and finite(row.value) is not None:
+                    measured.add(number)
+                elif metric in metrics:
+                    gaps.append(Gap(number, metric, UNKNOWN if row.outcome == "ok" else row.outcome, row.reason or ""))
+    if not gaps:
+        return []
+    return reasons([{name: case.show(name) for name in coordinates} for case in cases], measured, gaps)
+
+
+def _refuse_unknown(what: str, asked: Sequence[str], known: Sequence[str], *, there_is_something: bool) -> None:
+    unknown = [name for name in asked if name not in known]
+    if unknown and there_is_something:
+        detail = f"{unknown[0]!r} is none of these results' {what}: {', '.join(known)}."
+        raise InvalidRequest(detail, errors=(FieldError(f"/{what}", detail),))

@@ -1,0 +1,381 @@
+"""Writes a sheet as text: JSON and CSV with every number, Markdown, LaTeX and HTML for people."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from app.errors import InvalidRequest
+from app.layout import FORMATS, Format
+from app.metrics import readable
+from app.results.digits import cell_text, column_texts
+from app.results.sheet import Cell, Column, Sheet
+
+__all__ = ["cell_text", "csv_lines", "json_columns", "render", "scalar_columns", "scalar_rows"]
+
+EMPTY = "No results.\n"
+LONG = 40
+"""Pages wrap texts with more characters than this, in a column wide enough to read them."""
+SITE = "/"
+"""The server's address in links on its own pages."""
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:  # noqa: A002  (the parameter's name)
+    """Write a table of results as text.
+
+    JSON ({"columns", "rows", "next"}, with "missing" and "notes" for measurements) and CSV have every column; a metric
+    has its value, `_std` beside a mean, `_n` and `_outcome`. Markdown, LaTeX and HTML have mean ± standard deviation,
+    or the outcome in words, signs on rows that are not valid or only partial, and the sheet's notes below.
+
+    Args:
+        sheet: the table.
+        format: one of layout.FORMATS.
+        base_url: the server's address with a "/" at its end, for links to jobs; None: HTML has links within the site,
+            Markdown and LaTeX have none.
+    """
+    if format not in _RENDERERS:
+        raise InvalidRequest(f"There is no format {format!r}; there is {', '.join(FORMATS)}.")
+    return _RENDERERS[format](sheet, base_url)
+
+
+def _json(sheet: Sheet, _base_url: str | None) -> str:
+    columns, rows = _numbers(sheet)
+    names = [column.name for column in columns]
+    answer: dict[str, Any] = {
+        "columns": json_columns(columns),
+        "rows": [dict(zip(names, row, strict=True)) for row in rows],
+        "next": sheet.next,
+    }
+    if sheet.missing is not None:
+        answer |= {"missing": list(sheet.missing), "notes": list(sheet.notes)}
+    if sheet.about is not None:
+        answer |= sheet.about
+    return json.dumps(answer, allow_nan=False)
+
+
+def json_columns(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Return columns as JSON describes them."""
+    return [{"name": column.name, "type": column.type, "unit": column.unit} for column in columns]
+
+
+def _csv(sheet: Sheet, _base_url: str | None) -> str:
+    columns, rows = _numbers(sheet)
+    return csv_lines([[column.name for column in columns], *rows])
+
+
+def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
+    """Write rows of scalars as lines of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([[_csv_cell(value) for value in row] for row in rows])
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a cell that no spreadsheet runs as a formula: texts are escaped, numbers stay numbers.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    if not isinstance(value, str):
+        return value
+    shown = f"'{value}" if value.startswith(_FORMULA_STARTS) else value
+    # Readers take this line break for the end of a row, even inside quotes.
+    return shown.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _numbers(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
+    """Return the sheet with several columns for each metric; all its cells are scalars."""
+    columns = scalar_columns(sheet.columns, spreads=sheet.spreads, traces=sheet.traces)
+    return columns, scalar_rows(sheet.columns, sheet.rows, spreads=sheet.spreads, traces=sheet.traces)
+
+
+def scalar_columns(columns: Sequence[Column], *, spreads: bool, traces: bool) -> list[Column]:
+    """Return the columns of JSON and CSV: several for each metric, whose values `scalar_rows` gives."""
+    found: list[Column] = []
+    for column in columns:
+        found.append(column)
+        parts: list[tuple[str, Any, str | None]] = []
+        if column.role == "metric":
+            parts += [("_std", "number", column.unit)] if spreads else []
+            parts.append(("_n", "integer", None))
+        if column.role in ("metric", "gain"):
+            parts.append(("_outcome", "string", None))
+            parts += [("_job", "integer", None), ("_validity", "string", None)] if traces else []
+        for suffix, type_, unit in parts:
+            name = column.name + suffix if column.group is None else f"{column.group}{suffix}, {column.head}"
+            found.append(Column(name, type_, unit))
+    return found
+
+
+def scalar_rows(
+    columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, spreads: bool, traces: bool
+) -> list[list[Any]]:
+    """Return rows as JSON and CSV have them: for each cell the values of the columns that `scalar_columns` gives it."""
+    parts = [_parts(column.role, spreads, traces) for column in columns]
+    return [
+        [
+            part
+            for value, parts_of in zip(row, parts, strict=True)
+            for part in ((value,) if parts_of is None else parts_of(value))
+        ]
+        for row in rows
+    ]
+
+
+def _parts(role: str, spreads: bool, traces: bool) -> Callable[[Cell], tuple[Any, ...]] | None:
+    """Return the function that gives a cell's values; None for columns whose cells are scalars."""
+    if role not in ("metric", "gain"):
+        return None
+    names = ["value"]
+    if role == "metric":
+        names += ["spread", "n"] if spreads else ["n"]
+    names.append("outcome")
+    if traces:
+        names += ["job", "validity"]
+    return attrgetter(*names)
+
+
+class _Texts:
+    """The shown columns of a sheet and the texts of their cells, the same in all formats for people."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
+        self.columns = [column for _, column in shown]
+        self.values = [[row[index] for index, _ in shown] for row in sheet.rows]
+        by_column = [column_texts([row[at] for row in self.values], column) for at, column in enumerate(self.columns)]
+        self.rows = [list(row) for row in zip(*by_column, strict=True)] if by_column else []
+        self.marks = sheet.marks or [""] * len(self.rows)
+        groups = list(dict.fromkeys(column.group for column in self.columns if column.group is not None))
+        self.groups = groups if len(groups) > 1 else []
+        """The groups that column heads have to name."""
+        of_one = [f"{groups[0]}."] if len(groups) == 1 and sheet.notes else []
+        self.notes = [f"All columns of numbers are {text}" for text in of_one] + list(sheet.notes)
+
+    def is_right(self, column: Column) -> bool:
+        """Return True if the column is aligned to the right."""
+        return column.role in ("metric", "gain") or (column.role == "value" and column.type in ("number", "integer"))
+
+    def plain_head(self, column: Column) -> str:
+        """Return the column's name as queries use it, with its unit unless the name contains it."""
+        if column.group is not None and not self.groups:
+            return str(column.head)
+        if column.unit in (None, "1") or column.role in ("metric", "gain"):
+            return column.name
+        told = _IN_NAMES.get(column.unit, column.unit.lower())
+        is_told = f"_{told}_" in "_" + re.sub(r"\W+", "_", column.name.lower()) + "_"
+        return column.name if is_told else f"{column.name} ({column.unit})"
+
+    def mark(self, row: int, at: int) -> str:
+        """Return the signs after a cell: those of its row after the first cell, and its own."""
+        value = self.values[row][at]
+        return str(self.marks[row]) if at == 0 and self.marks[row] else value.mark if isinstance(value, Cell) else ""
+
+    def is_best(self, row: int, at: int) -> bool:
+        value = self.values[row][at]
+        return isinstance(value, Cell) and value.best
+
+
+_IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops"}
+"""The spelling in column names of units that are not words."""
+
+
+def _job_links(text: str, link: Callable[[str], str]) -> str:
+    """Return a list of job ids with each id as a link."""
+    return re.sub(r"\d+", lambda found: link(found[0]), text)
+
+
+def _markdown(sheet: Sheet, base_url: str | None) -> str:
+    texts = _Texts(sheet)
+    notes = "".join(f"- {_one_line(note)}\n" for note in texts.notes)
+    notes = f"\n{notes}" if notes else ""
+    lead = "".join(f"{_one_line(sentence)}\n\n" for sentence in sheet.lead)
+    if not sheet.rows:
+        return lead + EMPTY + notes
+    import tabulate
+
+    def cell(row: int, at: int, text: str) -> str:
+        written = text.replace("|", "\\|").replace("\n", " ")
+        if base_url is not None and texts.columns[at].links:
+            written = _job_links(written, lambda job: f"[{job}]({base_url}ui/jobs/{job})")
+        if texts.is_best(row, at):
+            written = f"**{written}**"
+        return " ".join(filter(None, (written, texts.mark(row, at))))
+
+    heads = [texts.plain_head(column).replace("|", "\\|") for column in texts.columns]
+    rows = [[cell(row, at, text) for at, text in enumerate(cells)] for row, cells in enumerate(texts.rows)]
+    align = ["right" if texts.is_right(column) else "left" for column in texts.columns]
+    tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
+    body = tabulate.tabulate(rows, headers=heads, tablefmt="pipe", disable_numparse=True, colalign=align)
+    title = f"**{_one_line(sheet.caption)}**\n\n" if sheet.caption else ""
+    return f"{lead}{title}{body}\n{notes}"
+
+
+def _latex(sheet: Sheet, base_url: str | None) -> str:
+    """Write a `tabular` with booktabs' rules; with a caption or a label, inside a `table`."""
+    texts = _Texts(sheet)
+    floats = sheet.caption is not None or sheet.latex_label is not None
+    linked = base_url is not None and any(column.links for column in texts.columns)
+
+    def cell(row: int, at: int, text: str) -> str:
+        written = _tex(text)
+        if base_url is not None and texts.columns[at].links:
+            written = _job_links(written, lambda job: rf"\href{{{base_url}ui/jobs/{job}}}{{{job}}}")
+        if texts.is_best(row, at):
+            written = rf"\textbf{{{written}}}"
+        mark = texts.mark(row, at)
+        return written + (rf"\textsuperscript{{{_tex(mark)}}}" if mark else "")
+
+    body = [
+        f"{' & '.join(cell(row, at, text) for at, text in enumerate(cells))} \\\\"
+        for row, cells in enumerate(texts.rows)
+    ]
+    layout = "".join("r" if texts.is_right(column) else "l" for column in texts.columns)
+    lines = [
+        f"% Needs \\usepackage{{booktabs{',hyperref' if linked else ''}}}",
+        *(f"% {_one_line(sentence)}" for sentence in sheet.lead),
+        *([r"\begin{table}", r"\centering"] if floats else []),
+        *([rf"\caption{{{_tex(sheet.caption)}}}"] if sheet.caption is not None else []),
+        *([rf"\label{{{sheet.latex_label}}}"] if sheet.latex_label is not None else []),
+        rf"\begin{{tabular}}{{{layout}}}",
+        r"\toprule",
+        *_latex_heads(texts),
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\smallskip{{\footnotesize {_tex(_one_line(note))}\par}}" for note in texts.notes),
+        *([r"\end{table}"] if floats else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_heads(texts: _Texts) -> list[str]:
+    heads = []
+    for column in texts.columns:
+        if column.head is None:
+            heads.append(_tex(readable(column.name, column.unit)))
+        else:
+            coordinate, _, value = column.head.partition("=")
+            heads.append(_tex(f"{readable(coordinate)} {value}"))
+    if not texts.groups:
+        return [f"{' & '.join(heads)} \\\\"]
+    above, rules, at = [], [], 0
+    while at < len(texts.columns):
+        column, start = texts.columns[at], at
+        while at < len(texts.columns) and column.group is not None and texts.columns[at].group == column.group:
+            at += 1
+        if column.group is None:
+            above.append("")
+            at += 1
+            continue
+        above.append(rf"\multicolumn{{{at - start}}}{{c}}{{{_tex(readable(column.group, column.unit))}}}")
+        rules.append(rf"\cmidrule(lr){{{start + 1}-{at}}}")
+    return [f"{' & '.join(above)} \\\\", "".join(rules), f"{' & '.join(heads)} \\\\"]
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "→": r"$\rightarrow$",
+    "µ": r"$\mu$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "…": r"\ldots{}",
+    "†": r"\textdagger{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "\n": " ",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+def _tex(text: str) -> str:
+    """Escape a text for LaTeX."""
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def _html(sheet: Sheet, base_url: str | None) -> str:
+    """Write a table element without styles.
+
+    Cells that hold numbers, and their heads, have the class "number"; texts too long for one line the class "long"; a
+    row with a sign the class "marked". The best cell of a column stands in "strong".
+    """
+    texts = _Texts(sheet)
+    site = SITE if base_url is None else base_url
+
+    def cell(row: int, at: int, text: str) -> str:
+        written = html.escape(text)
+        if texts.columns[at].links:
+            written = _job_links(written, lambda job: f'<a href="{html.escape(site)}ui/jobs/{job}">{job}</a>')
+        if texts.is_best(row, at):
+            written = f"<strong>{written}</strong>"
+        mark = texts.mark(row, at)
+        written += f"<sup>{html.escape(mark)}</sup>" if mark else ""
+        return _html_cell("td", text, _is_number(texts.values[row][at]), written)
+
+    lines = [*(f"<p>{html.escape(sentence)}</p>" for sentence in sheet.lead), "<table>"]
+    if sheet.caption:
+        lines.append(f"<caption>{html.escape(sheet.caption)}</caption>")
+    lines += [f"<thead>{_html_heads(texts)}</thead>", "<tbody>"]
+    for row, cells in enumerate(texts.rows):
+        start = '<tr class="marked">' if texts.marks[row] else "<tr>"
+        lines.append(f"{start}{''.join(cell(row, at, text) for at, text in enumerate(cells))}</tr>")
+    notes = [f"<p>{html.escape(note)}</p>" for note in texts.notes]
+    return "\n".join([*lines, "</tbody>", "</table>", *notes, ""])
+
+
+def _html_heads(texts: _Texts) -> str:
+    numeric = [texts.is_right(column) or column.type in ("number", "integer") for column in texts.columns]
+    if not texts.groups:
+        heads = zip(texts.columns, numeric, strict=True)
+        cells = "".join(_html_cell("th", texts.plain_head(column), right) for column, right in heads)
+        return f"<tr>{cells}</tr>"
+    above, below, done = [], [], set()
+    for column, right in zip(texts.columns, numeric, strict=True):
+        if column.group is None:
+            above.append(f'<th rowspan="2"{_class(right)}>{html.escape(texts.plain_head(column))}</th>')
+            continue
+        if column.group not in done:
+            done.add(column.group)
+            width = sum(other.group == column.group for other in texts.columns)
+            above.append(f'<th colspan="{width}">{html.escape(column.group)}</th>')
+        below.append(_html_cell("th", str(column.head), right))
+    return f"<tr>{''.join(above)}</tr><tr>{''.join(below)}</tr>"
+
+
+def _class(is_number: bool) -> str:
+    return ' class="number"' if is_number else ""
+
+
+def _one_line(note: str) -> str:
+    return " ".join(note.split())
+
+
+def _html_cell(tag: str, text: str, is_number: bool, written: str | None = None) -> str:
+    name = "number" if is_number else "long" if len(text) > LONG else None
+    attribute = f' class="{name}"' if name else ""
+    return f"<{tag}{attribute}>{html.escape(text) if written is None else written}</{tag}>"
+
+
+def _is_number(value: Any) -> bool:
+    number = value.value if isinstance(value, Cell) else value
+    return isinstance(number, int | float) and not isinstance(number, bool)
+
+
+_RENDERERS: dict[str, Callable[[Sheet, str | None], str]] = {
+    "json": _json,
+    "csv": _csv,
+    "markdown": _markdown,
+    "latex": _latex,
+    "html": _html,
+}

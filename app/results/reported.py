@@ -1,0 +1,250 @@
+"""The tables that a job's units reported: kernels of a profile, allocations, dtypes of modules.
+
+Tables of one name from several units become one table, with a column `unit_index`. The store keeps each unit's part
+whole, so this module sorts the rows; the agent bounds their number per job. A page in the order of the reports reads
+only its own parts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Row, Select, select
+
+from app.errors import Conflict, FieldError, InvalidRequest, NotFound
+from app.results.arranging import ordered, page
+from app.results.sheet import Column, Sheet, free_names
+from app.specs import KINDS, Scalar
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.public import checked_id, of_attempt
+from app.store.reading.measurements import recorded_attempt
+from app.store.stored_json import is_unreadable
+
+UNIT_INDEX = "unit_index"
+NOTE = "note"
+"""Column of remarks on rows. In formats for people, a remark that many rows share stands once below the table."""
+EVERY_COLUMN = "all"
+MAX_FOOTNOTES = 9
+
+Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
+"""One unit's report under a name: the unit's index, the columns ({"name", "type", "unit"}), the rows."""
+
+
+def list_tables(database: Database, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+    """Return the tables of an attempt, by default of the last recorded one; `rows` is the number of rows.
+
+    They are in the order of the kind's `first_tables`, and within one entry as they were reported; the others follow by
+    name.
+
+    Raises NotFound.
+    """
+    with database.read() as connection:
+        parts = _parts(connection, job_id, attempt)
+        kind = connection.execute(select(tables.job.c.kind).where(tables.job.c.id == job_id)).scalar_one()
+    by_name: dict[str, list[Row[Any]]] = {}
+    for part in parts:
+        by_name.setdefault(part.name, []).append(part)
+    by_name = {name: by_name[name] for name in sorted(by_name, key=lambda name: _place(kind, name, by_name[name]))}
+    return [
+        {
+            "name": name,
+            "columns": [_public(column) for column in _columns(found[0].columns, several=len(found) > 1)],
+            "rows": sum(part.row_count for part in found),
+            "units": [part.unit_index for part in found],
+            "partial": any(part.partial for part in found),
+            "url": f"/jobs/{job_id}/tables/{quote(name, safe='')}{of_attempt(attempt)}",
+        }
+        for name, found in by_name.items()
+    ]
+
+
+def _place(kind: str, name: str, parts: Sequence[Row[Any]]) -> tuple[int, int, str]:
+    """Return the sort key of a table; `kind` may be unknown to this version."""
+    spec = KINDS.get(kind)
+    if spec is None or (place := spec.table_place(name)) == len(spec.first_tables):
+        return sys.maxsize, 0, name
+    return place, min(part.id for part in parts), name
+
+
+def result_table(
+    database: Database,
+    job_id: int,
+    name: str,
+    *,
+    unit: int | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
+    attempt: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> Sheet:
+    """Return one table of a job, with the rows of all its units or of one.
+
+    Args:
+        database: the store.
+        job_id: the job's id.
+        name: the table's name.
+        unit: the index of a unit; None: all of them.
+        sort: a column, in ascending order, or "-column" for descending order; unknown values come last. None: as
+            reported.
+        limit: the largest number of rows; None: all.
+        after: the number of rows before these; `Sheet.next` of the previous page.
+        attempt: the number of an attempt; None: the last that recorded results.
+        columns: these columns, in this order; "all" for every one. None: formats for people show the kind's
+            `first_columns`, JSON and CSV have all.
+
+    Raises:
+        NotFound: there is no such job, the job has no such table, or this unit reported none.
+        InvalidRequest: there is no such column to show, or to sort by.
+        Conflict: the stored table cannot be read.
+    """
+    with database.read() as connection:
+        known = _parts(connection, job_id, attempt)
+        names = list(dict.fromkeys(part.name for part in known))
+        if name not in names:
+            raise NotFound(f"Job {job_id} has no table {name!r}; it has: {', '.join(names) or 'none'}.")
+        found = [part for part in known if part.name == name]
+        units = ", ".join(str(part.unit_index) for part in found)
+        found = [part for part in found if unit in (None, part.unit_index)]
+        if not found:
+            raise NotFound(f"Unit {unit} of job {job_id} has no table {name!r}; these have: {units}.")
+        _check_readable(found)
+        start, end = after, None if limit is None else after + limit
+        if sort is not None:
+            start, end = 0, None
+        described = _columns(found[0].columns, several=len(found) > 1)
+        rows = _rows(connection, found, start, end)
+        kind = connection.execute(select(tables.job.c.kind).where(tables.job.c.id == job_id)).scalar_one()
+    sheet = Sheet(columns=described, rows=rows)
+    if sort is not None:
+        sheet = page(ordered(sheet, sort), limit, after)
+    else:
+        total = sum(part.row_count for part in found)
+        sheet = replace(sheet, next=str(end) if end is not None and end < total else None)
+    if columns is not None:
+        return _chosen(sheet, columns)
+    first = KINDS[kind].columns_first(name) if kind in KINDS else None
+    return for_people(sheet, first)
+
+
+def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
+    """Return the sheet with these columns only."""
+    names = sheet.names()
+    for name in columns:
+        if name not in (*names, EVERY_COLUMN):
+            detail = f"There is no column {name!r}; there is {', '.join(names)}, or {EVERY_COLUMN} for every one."
+            raise InvalidRequest(detail, errors=(FieldError("/columns", detail),))
+    wanted = dict.fromkeys(one for name in columns for one in (names if name == EVERY_COLUMN else [name]))
+    at = [names.index(name) for name in wanted]
+    # A request that names the units' column gets it even if there is only one unit.
+    described = [
+        replace(sheet.columns[index], in_text=sheet.columns[index].in_text or EVERY_COLUMN not in columns)
+        for index in at
+    ]
+    return replace(sheet, columns=described, rows=[[row[index] for index in at] for row in sheet.rows])
+
+
+def for_people(sheet: Sheet, first: Sequence[str] | None) -> Sheet:
+    """Return the sheet for people: with few columns, and with remarks that many rows share below the table.
+
+    first: the columns to show; None: all of them. Those that are left out are named below the table.
+    """
+    columns, notes = list(sheet.columns), list(sheet.notes)
+    shown = [column.name for column in columns] if first is None else [UNIT_INDEX, *first]
+    left_out = [column.name for column in columns if column.in_text and column.name not in shown]
+    columns = [replace(column, in_text=column.in_text and column.name in shown) for column in columns]
+    if left_out:
+        notes.append(f"Not shown: {', '.join(left_out)} (columns={EVERY_COLUMN} shows every column).")
+    found = replace(sheet, columns=columns, notes=notes)
+    return _with_footnotes(found) if NOTE in shown else found
+
+
+def _with_footnotes(sheet: Sheet) -> Sheet:
+    """Move remarks that several rows share from the column `note` below the table; the rows keep a sign."""
+    names = sheet.names()
+    if NOTE not in names:
+        return sheet
+    at = names.index(NOTE)
+    told = [row[at] for row in sheet.rows if row[at]]
+    distinct = list(dict.fromkeys(told))
+    if len(distinct) == len(told) or len(distinct) > MAX_FOOTNOTES:
+        return sheet
+    columns = [replace(column, in_text=column.in_text and column.name != NOTE) for column in sheet.columns]
+    if len(distinct) == 1 and len(told) == len(sheet.rows):
+        return replace(sheet, columns=columns, notes=[*sheet.notes, f"Of all rows: {distinct[0]}."])
+    signs = {note: f"[{number}]" for number, note in enumerate(distinct, start=1)}
+    marks = [signs.get(row[at], "") for row in sheet.rows]
+    return replace(
+        sheet, columns=columns, marks=marks, notes=[*sheet.notes, *(f"{signs[note]} {note}." for note in distinct)]
+    )
+
+
+def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: int | None) -> list[list[Scalar]]:
+    """Return rows number `start` to `end` of all these parts together, each with its unit's index first.
+
+    It reads one part after the other, and only parts that have such rows, so that a page of a large table is quick.
+    """
+    table = tables.result_table.c
+    rows: list[list[Scalar]] = []
+    before = 0
+    for part in parts:
+        first, last = max(0, start - before), part.row_count if end is None else min(part.row_count, end - before)
+        before += part.row_count
+        if first < last:
+            stored = connection.execute(select(table.rows).where(table.id == part.id)).scalar_one()
+            try:
+                found = json.loads(zlib.decompress(stored))
+            except (ValueError, zlib.error) as error:
+                raise _cannot_be_read(part) from error
+            rows += ([part.unit_index, *row] for row in found[first:last])
+    return rows
+
+
+def _parts(connection: Connection, job_id: int, attempt: int | None) -> Sequence[Row[Any]]:
+    """Return all columns of the job's parts but `rows`, by name and unit."""
+    job = select(tables.job.c.id).where(tables.job.c.id == checked_id(job_id, "job"))
+    if connection.execute(job).one_or_none() is None:
+        raise NotFound(f"There is no job {job_id}.")
+    table = tables.result_table.c
+    query: Select[Any] = select(table.id, table.name, table.unit_index, table.columns, table.row_count, table.partial)
+    attempt = recorded_attempt(connection, job_id, attempt)
+    query = query.where(table.job_id == job_id, table.attempt == attempt)
+    return connection.execute(query.order_by(table.name, table.unit_index)).all()
+
+
+def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
+    """Merge what several units reported under one name into one table; their columns are the same.
+
+    Formats for people show the column `unit_index` only if there are several units, and otherwise the columns in
+    `first`.
+    """
+    columns = _columns(parts[0][1], several=len(parts) > 1)
+    rows = [[index, *row] for index, _, part in parts for row in part]
+    return for_people(Sheet(columns=columns, rows=rows), first)
+
+
+def _check_readable(parts: Sequence[Row[Any]]) -> None:
+    for part in parts:
+        if is_unreadable(part.columns):
+            raise _cannot_be_read(part)
+
+
+def _cannot_be_read(part: Row[Any]) -> Conflict:
+    return Conflict(f"What is stored of table {part.name!r}, unit {part.unit_index}, cannot be read any more.")
+
+
+def _columns(reported: Sequence[Mapping[str, Any]], *, several: bool) -> list[Column]:
+    names = free_names([column["name"] for column in reported], [UNIT_INDEX], "table")
+    own = [Column(names[column["name"]], column["type"], column.get("unit")) for column in reported]
+    return [Column(UNIT_INDEX, "integer", in_text=several), *own]
+
+
+def _public(column: Column) -> dict[str, Any]:
+    return {"name": column.name, "type": column.type, "unit": column.unit}

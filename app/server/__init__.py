@@ -1,0 +1,1 @@
+"""The process of the server: how it starts, its connections and its logs."""

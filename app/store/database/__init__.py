@@ -1,0 +1,1 @@
+"""The database file: engine, locks, rights and migrations."""

@@ -1,0 +1,1 @@
+"""The files beside the database: artifacts of jobs and uploaded code."""

@@ -1,0 +1,292 @@
+"""Artifact files, named after their content: `ab/cdef…` under one folder, written whole or not at all.
+
+A content is written to a temporary file, or is a file on the same disk that nobody writes to any more. It is synced,
+linked to its name, and the folder is synced; only then may a row of the table `artifact` or `code_file` refer to it.
+Between the two, the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for
+all contents, until release(), or until the process ends in any way. So a process holds any number of contents with one
+descriptor.
+Nobody removes a content that is referred to or held: removal looks for references inside the database's write lock, so
+that none can appear meanwhile, and it finds holds by trying for the exclusive lock. If a hold kept a content from
+removal and no row refers to it in the end, the content is an orphan, which sweep_orphans removes later.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+import stat
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy import Connection, select
+
+from app.errors import DiskFull, NotFound, is_no_space
+from app.store import tables
+from app.store.database import byte_locks
+from app.store.database.engine import Database
+
+CHUNK_BYTES = 1 << 20
+SYNC_BYTES = 64 << 20
+"""A copy is synced each time that it has grown by so many bytes: one sync of gigabytes could not be interrupted."""
+BATCH = 500
+"""Number of contents that one transaction looks at."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Check = Callable[[int], None]
+"""Gets the size of a file in bytes, before it is read and once per chunk, and raises an error to have it left out."""
+
+
+def _accept(_size: int) -> None:
+    """Accept every size."""
+
+
+class ArtifactFiles:
+    """The contents below one folder, on a local disk; threads and processes may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._incoming = folder / "incoming"
+        self._locks = folder.with_name(f"{folder.name}.lock")
+        self._guard = threading.Lock()
+        self._held: Counter[str] = Counter()
+        self._descriptor: int | None = None
+
+    def put(self, path: Path, check: Check = _accept) -> tuple[str, int]:
+        """Store a copy of the file `path` and hold it; returns its SHA-256 and its size in bytes.
+
+        Raises DiskFull, or what `check` raises, and then leaves nothing behind.
+        """
+        with self._space_errors(), _opened(path) as file:
+            check(os.fstat(file.fileno()).st_size)
+            return self._stored(file, check)
+
+    def put_bytes(self, content: bytes) -> tuple[str, int]:
+        """Store a content that is in memory; else as put()."""
+        with self._space_errors():
+            return self._stored(io.BytesIO(content), _accept)
+
+    def _stored(self, reader: BinaryIO, check: Check) -> tuple[str, int]:
+        temporary = self._incoming / uuid.uuid4().hex
+        self._make_folder(self._incoming)
+        try:
+            sha256, size = _copy(reader, temporary, check)
+            self._link(temporary, sha256)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return sha256, size
+
+    def take(self, path: Path, check: Check = _accept) -> tuple[str, int]:
+        """Store the file `path` itself and hold it, so that `path` no longer exists; returns what put() does.
+
+        The caller sees to it that nobody writes to the file any more. The file is copied only if it lies on another
+        disk, belongs to another user, or has a second name by which somebody might change the stored content. It gets
+        the same permissions as a file that put() stores.
+
+        Raises DiskFull, or what `check` raises; then the file stays where it is.
+        """
+        with self._space_errors():
+            stored = self._linked(path, check) if path.lstat().st_nlink == 1 else None
+        if stored is None:
+            stored = self.put(path, check)
+        path.unlink()
+        return stored
+
+    def _linked(self, path: Path, check: Check) -> tuple[str, int] | None:
+        """Link the file to its content's name; return None if it lies on another disk or belongs to another user."""
+        self._make_folder(self._folder)
+        try:
+            with _opened(path) as file:
+                found = os.fstat(file.fileno())
+                if found.st_dev != self._folder.stat().st_dev:
+                    return None
+                check(found.st_size)
+                os.fchmod(file.fileno(), 0o600)
+                sha256, size = _digest(file, check)
+                os.fsync(file.fileno())
+            self._link(path, sha256)
+        except OSError as error:
+            # The file lies across a bind mount or belongs to somebody else, or this disk has no hard links.
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                return None
+            raise
+        return sha256, size
+
+    def _link(self, temporary: Path, sha256: str) -> None:
+        target = self._path(sha256)
+        if not target.parent.is_dir():
+            self._make_folder(target.parent)
+            _sync_folder(self._folder)
+        self._hold(sha256)
+        try:
+            # If the same content came from elsewhere, that file stays: a rename would replace it.
+            with suppress(FileExistsError):
+                target.hardlink_to(temporary)
+            _sync_folder(target.parent)
+        except BaseException:
+            self.release([sha256])
+            raise
+
+    def _hold(self, sha256: str) -> None:
+        """Hold a content, which need not be there yet; wait while somebody removes it."""
+        with self._guard:
+            if self._descriptor is None:
+                self._descriptor = self._open_locks()
+            if not self._held[sha256]:
+                byte_locks.share(self._descriptor, byte_locks.byte_of(sha256))
+            self._held[sha256] += 1
+
+    def release(self, sha256s: Iterable[str]) -> None:
+        """End the hold of one put() or take() of each content: its row is committed, or will never be."""
+        with self._guard:
+            for sha256 in sha256s:
+                self._held[sha256] -= 1
+                if not self._held[sha256]:
+                    del self._held[sha256]
+                    assert self._descriptor is not None
+                    byte_locks.unlock(self._descriptor, byte_locks.byte_of(sha256))
+
+    def _open_locks(self) -> int:
+        return os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def _make_folder(self, folder: Path) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+    def open_path(self, sha256: str) -> Path:
+        """Return the file of a content; raises NotFound when there is none."""
+        path = self._path(sha256)
+        if not path.is_file():
+            raise NotFound("The artifact's file is gone.")
+        return path
+
+    def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
+        """Remove the contents that nothing refers to and nobody holds; returns the removed ones."""
+        candidates = sorted({sha256 for sha256 in sha256s if self._path(sha256).exists()})
+        if not candidates:
+            return []
+        removed: list[str] = []
+        locks = self._open_locks()  # of its own: holds of this very process count as well
+        try:
+            for batch in _batches(candidates):
+                with database.write() as connection:
+                    referred = _referred(connection, batch)
+                    removed += [sha256 for sha256 in batch if sha256 not in referred and self._remove(sha256, locks)]
+        finally:
+            os.close(locks)
+        return removed
+
+    def _remove(self, sha256: str, locks: int) -> bool:
+        byte = byte_locks.byte_of(sha256)
+        if not byte_locks.try_exclusive(locks, byte):
+            return False
+        try:
+            self._path(sha256).unlink()
+        except FileNotFoundError:
+            return False
+        finally:
+            byte_locks.unlock(locks, byte)
+        return True
+
+    def sweep_orphans(self, database: Database, older_than_s: float) -> list[str]:
+        """Remove and return contents older than `older_than_s` seconds that nothing refers to or holds."""
+        before = time.time() - older_than_s
+        for path in self._incoming.glob("*"):
+            if _modified(path) < before:
+                path.unlink(missing_ok=True)
+        old = [path for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if _modified(path) < before]
+        contents = [path.parent.name + path.name for path in old]
+        orphans: list[str] = []
+        for batch in _batches(contents):
+            with database.read() as connection:
+                orphans += set(batch) - _referred(connection, batch)
+        return self.remove(orphans, database)
+
+    def _path(self, sha256: str) -> Path:
+        if not _SHA256.fullmatch(sha256):
+            raise NotFound(f"{sha256!r} is no SHA-256.")
+        return self._folder / sha256[:2] / sha256[2:]
+
+    @contextmanager
+    def _space_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            raise DiskFull(f"The artifact does not fit on the disk of {self._folder}: {error.strerror}.") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file. Its maker may have put a link or a pipe in its place: OSError, and no waiting."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _digest(reader: BinaryIO, check: Check, write: Callable[[bytes], object] = len) -> tuple[str, int]:
+    """Read the file to its end; returns its SHA-256 and its size in bytes."""
+    digest, size = hashlib.sha256(), 0
+    while chunk := reader.read(CHUNK_BYTES):
+        size += len(chunk)
+        check(size)
+        digest.update(chunk)
+        write(chunk)
+    return digest.hexdigest(), size
+
+
+def _copy(reader: BinaryIO, target: Path, check: Check) -> tuple[str, int]:
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as writer:
+        unsynced = 0
+
+        def write(chunk: bytes) -> None:
+            nonlocal unsynced
+            writer.write(chunk)
+            unsynced += len(chunk)
+            if unsynced >= SYNC_BYTES:
+                os.fdatasync(descriptor)
+                unsynced = 0
+
+        stored = _digest(reader, check, write)
+        writer.flush()
+        os.fsync(descriptor)
+    return stored
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _batches(contents: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(contents), BATCH):
+        yield contents[start : start + BATCH]
+
+
+def _referred(connection: Connection, sha256s: Sequence[str]) -> set[str]:
+    """Return those of the contents that an artifact or an uploaded file refers to."""
+    found: set[str] = set()
+    for sha256 in (tables.artifact.c.sha256, tables.code_file.c.sha256):
+        found.update(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
+    return found

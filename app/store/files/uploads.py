@@ -1,0 +1,96 @@
+"""Python files that users upload for their jobs (`code` in a spec), content-addressed among the artifacts' files.
+
+A row of `code_file` keeps a file's content, and rows of `job_code` keep that row. Retention deletes a file that no job
+names (see pruning.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from app.errors import Conflict, NotFound
+from app.specs._code import RUNS_CODE, codes_of
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.files.artifacts import ArtifactFiles
+from app.store.stored_json import is_unreadable
+from app.store.tables import utc_now
+
+_file, _use = tables.code_file.c, tables.job_code.c
+
+
+class Uploads:
+    """The uploaded files of one database."""
+
+    def __init__(self, database: Database, files: ArtifactFiles) -> None:
+        self._database = database
+        self._files = files
+
+    def put(self, content: bytes) -> tuple[dict[str, Any], bool]:
+        """Store a file; returns the public file, and True if it is new. Raises DiskFull."""
+        sha256, size = self._files.put_bytes(content)
+        try:
+            with self._database.write() as connection:
+                row = {"size": size, "put_at": utc_now()}
+                known = connection.execute(update(tables.code_file).where(_file.sha256 == sha256).values(row)).rowcount
+                if not known:
+                    connection.execute(insert(tables.code_file), {"sha256": sha256, **row})
+        finally:
+            self._files.release([sha256])
+        return {"sha256": sha256, "size": size, "url": url_of(sha256)}, not known
+
+    def read(self, sha256: str) -> bytes:
+        """Return a file's content. Raises NotFound."""
+        with self._database.read() as connection:
+            if not known_files(connection, [sha256]):
+                raise NotFound(f"Nobody has uploaded a file with the SHA-256 {sha256}, or no job names it any more.")
+        return self._files.open_path(sha256).read_bytes()
+
+    def known(self, sha256s: Collection[str]) -> set[str]:
+        """Return those of the files that are there."""
+        with self._database.read() as connection:
+            return known_files(connection, sha256s)
+
+
+def url_of(sha256: str) -> str:
+    """Return the URL at which clients read an uploaded file."""
+    return f"/files/{sha256}"
+
+
+def is_gone(sha256: str) -> str:
+    """Say that a file was removed, and the cure."""
+    return f"The file {sha256} is not there any more: upload it again (PUT {url_of(sha256)})."
+
+
+def code_links(job: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the URLs of the code that a job's spec names, by the field that names it: "code", "candidate_code", …
+
+    `job` is a row of the table `job`.
+    """
+    if is_unreadable(job["requirements"]) or is_unreadable(job["spec"]) or RUNS_CODE not in job["requirements"]:
+        return {}
+    return {"_".join(place): url_of(sha256) for place, sha256 in codes_of(job["spec"])}
+
+
+def known_files(connection: Connection, sha256s: Collection[str]) -> set[str]:
+    """Return those of the files that are there."""
+    return set(connection.execute(select(_file.sha256).where(_file.sha256.in_(sha256s))).scalars())
+
+
+def keep_code(connection: Connection, jobs: Sequence[Mapping[Any, Any]]) -> None:
+    """Keep the files that new jobs name, given as rows with ids. Raises Conflict if one was removed meanwhile."""
+    rows = [
+        {"job_id": job["id"], "sha256": sha256}
+        for job in jobs
+        if RUNS_CODE in job["requirements"]
+        for sha256 in {sha256 for _, sha256 in codes_of(job["spec"])}
+    ]
+    if not rows:
+        return
+    wanted = {row["sha256"] for row in rows}
+    if gone := wanted - known_files(connection, wanted):
+        raise Conflict(is_gone(min(gone)))
+    connection.execute(insert(tables.job_code), rows)

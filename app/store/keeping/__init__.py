@@ -1,0 +1,1 @@
+"""Decides what stays: baselines, deleting and pruning."""

@@ -1,0 +1,306 @@
+"""Baselines: named sets of results that later ones are compared with.
+
+A baseline has cases, each on one device, and of each the jobs that measured it. Putting a job or a sweep into it
+replaces the cases that those have, and leaves the others as they are. Several jobs that measured one case, as those of
+a sweep over `seed`, are several samples of it.
+
+Invalid results, for which a check found that other work was measured than was asked for, are never put into a baseline:
+nothing can be judged against them. Suspect results are, and every baseline says which they are.
+
+While a job is in a baseline it cannot be deleted, and pruning spares it (see deleting.py). Nothing else removes its
+results: only jobs that failed or were cancelled can be retried, and a baseline has no such jobs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
+from sqlalchemy import case as sql_case
+
+from app.errors import Conflict, FieldError, InvalidRequest, NotFound
+from app.layout import case_text
+from app.specs import KINDS
+from app.states import FINISHED_STATES, VERDICTS, worst
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.keeping.baseline_rows import find_baseline
+from app.store.public import checked_id, rfc3339
+from app.store.queue import sweeps
+from app.store.reading.measurements import JOBS_PER_QUERY, recorded_attempts
+from app.store.stored_json import is_unreadable
+from app.store.tables import utc_now
+
+MAX_TITLE = 200
+
+_baseline, _case = tables.baseline.c, tables.baseline_case.c
+_job, _measurement, _attempt = tables.job.c, tables.measurement.c, tables.attempt.c
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A baseline after something was put into it."""
+
+    baseline: dict[str, Any]
+    is_new: bool
+    left_out: list[dict[str, Any]]
+    """The requested jobs that are not in it, as `job` and `why`: jobs of the sweep without complete results, and jobs
+    with invalid ones."""
+    suspect: list[dict[str, Any]]
+    """The jobs in it that have suspect results, as `job` and `why`."""
+
+
+class Baselines:
+    """The baselines of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, name: str, *, job: int | None = None, sweep: int | None = None) -> Kept:
+        """Put the results of a job, or of the latest jobs of a sweep, into the baseline, in place of those of the same
+        cases.
+
+        Raises:
+            NotFound: there is no such job or sweep.
+            Conflict: the job, or one of the sweep's, is not finished, or nothing of it has complete and valid results.
+            InvalidRequest: the job is a comparison, whose sides may share a case.
+        """
+        with self._database.read() as connection:
+            rows = _jobs(connection, job, sweep)
+            good = _complete(rows, job, sweep)
+            measured, attempts = _cases(connection, good)
+        if not measured:
+            what = f"Job {job} has" if sweep is None else f"The jobs of sweep {sweep} have"
+            raise Conflict(f"{what} no measurements, so no case for a baseline.")
+        cases = [row for row, verdict in measured if verdict != "invalid"]
+        invalid = _with_verdict(measured, "invalid")
+        if not cases:
+            raise Conflict(
+                f"Job {invalid[0]['job']}: {invalid[0]['why']}. Checks found that other work was measured than was "
+                "asked for, so that nothing could be judged against it: see its verdict, and set a job that is valid."
+            )
+        with self._database.write() as connection:
+            _check_unchanged(connection, attempts)
+            is_new = _touch(connection, name)
+            replaced = sorted({(row["case_key"], row["device_key"]) for row in cases})
+            for start in range(0, len(replaced), JOBS_PER_QUERY):
+                part = tuple_(_case.case_key, _case.device_key).in_(replaced[start : start + JOBS_PER_QUERY])
+                connection.execute(delete(tables.baseline_case).where(_case.baseline == name, part))
+            connection.execute(insert(tables.baseline_case), [{"baseline": name, **row} for row in cases])
+            found = _public(connection, [find_baseline(connection, name)])[0]
+        left_out = [{"job": row.id, "why": _why(row)} for row in rows if row.state != "succeeded"]
+        return Kept(found, is_new, [*left_out, *invalid], _with_verdict(measured, "suspect"))
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return a baseline with its cases, each with the worst verdict of its jobs. Raises NotFound."""
+        with self._database.read() as connection:
+            found = _public(connection, [find_baseline(connection, name)])[0]
+            query = select(tables.baseline_case, _job.kind).join(tables.job, _job.id == _case.job_id)
+            rows = connection.execute(query.where(_case.baseline == name).order_by(_case.job_id, _case.case_key)).all()
+            verdicts = {
+                (one.job_id, one.case_key, one.device_key): one.verdict
+                for one in _measured(connection, recorded_attempts(connection, found["jobs"]))
+            }
+            cases: dict[tuple[str, str], dict[str, Any]] = {}
+            for row in rows:
+                case = cases.setdefault(
+                    (row.case_key, row.device_key),
+                    {
+                        "case_key": row.case_key,
+                        "device_key": row.device_key,
+                        "kind": row.kind,
+                        "case": row.title,
+                        "validity": None,
+                        "jobs": [],
+                    },
+                )
+                case["jobs"].append(row.job_id)
+                case["validity"] = worst([case["validity"], verdicts.get((row.job_id, row.case_key, row.device_key))])
+        return {**found, "cases": list(cases.values())}
+
+    def page(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """Return baselines by name, without their cases, and the cursor of the next page: the last name."""
+        query = select(tables.baseline).order_by(_baseline.name).limit(limit + 1)
+        if after is not None:
+            query = query.where(_baseline.name > after)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+            found = _public(connection, rows[:limit])
+        return found, rows[limit - 1].name if len(rows) > limit else None
+
+    def delete(self, name: str) -> None:
+        """Delete a baseline; its jobs stay. Raises NotFound."""
+        with self._database.write() as connection:
+            find_baseline(connection, name)
+            connection.execute(delete(tables.baseline).where(_baseline.name == name))
+
+
+def _touch(connection: Connection, name: str) -> bool:
+    """Make the baseline, or note that it changes; return True if it is new."""
+    now = utc_now()
+    changed = connection.execute(update(tables.baseline).where(_baseline.name == name).values(updated_at=now))
+    if changed.rowcount:
+        return False
+    connection.execute(insert(tables.baseline), {"name": name, "created_at": now, "updated_at": now})
+    return True
+
+
+def _public(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:
+    """Return what clients see of baselines in a list."""
+    names = [row.name for row in rows]
+    pairs = select(_case.baseline, _case.case_key, _case.device_key).where(_case.baseline.in_(names)).distinct()
+    each = pairs.subquery()
+    counted = connection.execute(select(each.c.baseline, func.count()).group_by(each.c.baseline))
+    numbers = dict(map(tuple, counted))
+    jobs: dict[str, list[int]] = {name: [] for name in names}
+    query = select(_case.baseline, _case.job_id).where(_case.baseline.in_(names)).distinct()
+    for name, job_id in connection.execute(query.order_by(_case.job_id)):
+        jobs[name].append(job_id)
+    return [
+        {
+            "name": row.name,
+            "created_at": rfc3339(row.created_at),
+            "updated_at": rfc3339(row.updated_at),
+            "number_of_cases": numbers.get(row.name, 0),
+            "jobs": jobs[row.name],
+            "links": {"self": f"/baselines/{quote(row.name, safe='')}"},
+        }
+        for row in rows
+    ]
+
+
+def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Row[Any]]:
+    """Return the job, or the latest job of each point of the sweep."""
+    query: Select[Any] = select(_job.id, _job.kind, _job.state, _job.error).order_by(_job.id)
+    if job is not None:
+        rows = list(connection.execute(query.where(_job.id == checked_id(job, "job"))))
+        if not rows:
+            raise NotFound(f"There is no job {job}.")
+        return rows
+    assert sweep is not None
+    known = select(tables.sweep.c.id).where(tables.sweep.c.id == checked_id(sweep, "sweep"))
+    if connection.execute(known).one_or_none() is None:
+        raise NotFound(f"There is no sweep {sweep}.")
+    return list(connection.execute(query.where(_job.id.in_(sweeps.latest_jobs([sweep])))))
+
+
+def _why(row: Row[Any]) -> str:
+    """Return how an unsuccessful job ended: "failed (timeout)", "cancelled"."""
+    error = {} if row.error is None or is_unreadable(row.error) else row.error
+    code = error.get("code", row.state)
+    return str(row.state if code == row.state else f"{row.state} ({code})")
+
+
+def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> list[Row[Any]]:
+    """Return the jobs that succeeded, since others may have measured only a part of their cases.
+
+    Raises:
+        Conflict: one is not finished, or none has succeeded.
+        InvalidRequest: one is a comparison.
+    """
+    unfinished = [row for row in rows if row.state not in FINISHED_STATES]
+    good = [row for row in rows if row.state == "succeeded"]
+    if job is not None and unfinished:
+        raise Conflict(f"Job {job} is {unfinished[0].state}: wait for its end.")
+    if unfinished:
+        raise Conflict(f"Sweep {sweep} is not finished: {len(unfinished)} jobs are on their way. Wait for its end.")
+    if job is not None and not good:
+        raise Conflict(f"Job {job} is {_why(rows[0])}, so its results may be incomplete: set one that succeeded.")
+    if not good:
+        raise Conflict(f"No job of sweep {sweep} has succeeded: resume it, or set another one.")
+    for row in good:
+        if row.kind in KINDS and KINDS[row.kind].holds_specs:
+            detail = f"Job {row.id} is of kind {row.kind}, whose sides may share a case: set a job of one side alone."
+            raise InvalidRequest(detail, errors=(FieldError("/job" if sweep is None else "/sweep", detail),))
+    return good
+
+
+def _cases(
+    connection: Connection, jobs: Sequence[Row[Any]]
+) -> tuple[list[tuple[dict[str, Any], str | None]], dict[int, int]]:
+    """Return the rows of `baseline_case` for what these jobs measured, each with its verdict, and the attempt of each
+    job that counts.
+    """
+    kinds = {row.id: row.kind for row in jobs}
+    attempts = recorded_attempts(connection, list(kinds))
+    found = [
+        (
+            {
+                "case_key": row.case_key,
+                "device_key": row.device_key,
+                "job_id": row.job_id,
+                "title": _title(row.case, kinds[row.job_id]),
+            },
+            row.verdict,
+        )
+        for row in _measured(connection, attempts)
+    ]
+    return found, attempts
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A case that a job measured on a device."""
+
+    job_id: int
+    case_key: str
+    device_key: str
+    case: Mapping[str, Any]
+    verdict: str | None
+    """The worst of its processes."""
+
+
+def _measured(connection: Connection, attempts: Mapping[int, int]) -> Iterator[_Measured]:
+    """Yield each case and device that was measured by these attempts, given by job."""
+    rank = sql_case(*((_measurement.validity == verdict, at) for at, verdict in enumerate(VERDICTS)), else_=None)
+    identity = (_measurement.job_id, _measurement.case_key, _measurement.device_key)
+    first, last = func.min(_measurement.id).label("first"), func.max(rank).label("worst")
+    query = select(*identity, first, last).group_by(*identity)
+    pairs = sorted(attempts.items())
+    for start in range(0, len(pairs), JOBS_PER_QUERY):
+        part = pairs[start : start + JOBS_PER_QUERY]
+        of_jobs = _measurement.job_id.in_([job_id for job_id, _ in part])
+        of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(part)
+        each = query.where(of_jobs, of_attempts).subquery()
+        named = select(each, _measurement.case).join(tables.measurement, _measurement.id == each.c.first)
+        for row in connection.execute(named):
+            verdict = None if row.worst is None else VERDICTS[row.worst]
+            yield _Measured(row.job_id, row.case_key, row.device_key, row.case, verdict)
+
+
+def _with_verdict(measured: Sequence[tuple[Mapping[str, Any], str | None]], verdict: str) -> list[dict[str, Any]]:
+    """Return the jobs that have cases with this verdict: `job`, and `why`, which counts and names them."""
+    of_jobs: dict[int, list[str]] = {}
+    totals = Counter(row["job_id"] for row, _ in measured)
+    for row, found in measured:
+        if found == verdict:
+            of_jobs.setdefault(row["job_id"], []).append(row["title"])
+    return [{"job": job_id, "why": _counted(titles, totals[job_id], verdict)} for job_id, titles in of_jobs.items()]
+
+
+def _counted(titles: Sequence[str], total: int, verdict: str) -> str:
+    if total == 1:
+        return verdict
+    return f"{len(titles)} of {total} cases {verdict}: {titles[0]}{', …' if len(titles) > 1 else ''}"
+
+
+def _title(case: Mapping[str, Any], kind: str) -> str:
+    """Write a case in words."""
+    text = case_text(KINDS[kind].worth_telling(case) if kind in KINDS else case)
+    return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
+
+
+def _check_unchanged(connection: Connection, attempts: Mapping[int, int]) -> None:
+    """Raise Conflict if one of the jobs was deleted, or is being deleted, since its cases were read."""
+    pairs = sorted(attempts.items())
+    known: set[tuple[int, int]] = set()
+    for start in range(0, len(pairs), JOBS_PER_QUERY):
+        part = tuple_(_attempt.job_id, _attempt.number).in_(pairs[start : start + JOBS_PER_QUERY])
+        known |= {tuple(row) for row in connection.execute(select(_attempt.job_id, _attempt.number).where(part))}
+    gone = [job_id for job_id, number in pairs if (job_id, number) not in known]
+    if gone:
+        raise Conflict(f"Job {gone[0]} is being deleted: set another one.")

@@ -1,0 +1,254 @@
+"""Searches of sweeps for the largest value that fits: what was tried, and which job comes next.
+
+A search has no state of its own: it follows from the jobs of the sweep and their outcomes. The next job is submitted in
+the same transaction in which the one before succeeds. So a search survives the death of any process, and there is no
+moment in which all its jobs have ended but the search has not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+from sqlalchemy import Connection, select
+
+from app.errors import Conflict
+from app.specs import spec_adapter
+from app.specs._code import codes_of
+from app.specs._fit import Fit
+from app.specs._sweep import Point, expand, member_name
+from app.store import tables
+from app.store.files.uploads import is_gone, known_files
+from app.store.queue import submission, sweeps
+from app.store.records import NewJob
+from app.store.stored_json import is_unreadable
+from app.store.tables import utc_now
+
+logger = logging.getLogger(__name__)
+
+_job, _measurement = tables.job.c, tables.measurement.c
+
+FITS, TOO_LARGE, UNKNOWN = "fits", "oom", "unknown"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One value of a search. `outcome` is None as long as its job has not ended."""
+
+    value: int
+    job: int
+    state: str
+    outcome: str | None
+
+
+def fit_of(sweep: Mapping[Any, Any]) -> Fit | None:
+    """Return the search of a row of the table `sweep`; None for a plain grid."""
+    stored = sweep["fit"]
+    return None if stored is None or is_unreadable(stored) else Fit(**stored)
+
+
+def points_of(sweep: Mapping[Any, Any]) -> list[Point]:
+    """Return the points of a sweep's grid; without a grid, the base alone."""
+    if not sweep["grid"]:
+        return [Point(sweep["base"], {})]
+    return expand(sweep["base"], sweep["grid"], sweep["exclude"])
+
+
+def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str, Any]] | None:
+    """Return the public searches of a sweep, one for each point of its grid; None for a plain grid."""
+    fit = fit_of(sweep)
+    if fit is None:
+        return None
+    tried = _tried(connection, sweep["id"], fit)
+    return [
+        _public(connection, sweep, fit, point, tried.get(sweeps.place(point.choice), [])) for point in points_of(sweep)
+    ]
+
+
+def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
+    """Submit the job that follows `job`, a row of the table `job` that has just succeeded, if it belongs to a
+    search."""
+    is_search = (tables.sweep.c.id == job["sweep_id"]) & tables.sweep.c.fit.is_not(None)
+    sweep = connection.execute(select(tables.sweep).where(is_search)).mappings().one_or_none()
+    fit = None if sweep is None else fit_of(sweep)
+    if sweep is None or fit is None or job["point"] is None or is_unreadable(job["point"]):
+        return
+    choice = {path: index for path, index in job["point"].items() if path != fit.axis}
+    point = next((point for point in points_of(sweep) if point.choice == choice), None)
+    if point is None:
+        return
+    problem = _submit_next(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
+    if problem is not None:
+        # The job that has just ended has no part in this: its results are kept, and the search reports its standing.
+        logger.warning("sweep %s: %s", sweep["id"], problem)
+
+
+def resume(connection: Connection, sweep: Mapping[Any, Any]) -> tuple[int, str | None]:
+    """Submit the next job of each unfinished search without a queued or running job.
+
+    Returns how many jobs it submitted, and why the first search that could not continue did not; None if all could.
+    """
+    fit = fit_of(sweep)
+    if fit is None:
+        return 0, None
+    tried = _tried(connection, sweep["id"], fit)
+    done = [_submit_next(connection, sweep, fit, point, tried) for point in points_of(sweep)]
+    return sum(is_new for is_new, _ in done), next((problem for _, problem in done if problem), None)
+
+
+def new_job(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> NewJob:
+    """Make the job that tries a value. Raises ValidationError if the spec takes no such value."""
+    spec = spec_adapter.validate_json(to_json(fit.spec(point.spec, value)))
+    at = {**point.choice, fit.axis: value}
+    name = member_name(sweep["name"], sweep["grid"], at)
+    return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=at)
+
+
+def _submit_next(
+    connection: Connection,
+    sweep: Mapping[Any, Any],
+    fit: Fit,
+    point: Point,
+    tried: Mapping[frozenset[tuple[str, int]], Sequence[Tried]],
+) -> tuple[bool, str | None]:
+    """Submit a search's next job; returns whether it did, and the reason if it could not."""
+    value = _next(fit, tried.get(sweeps.place(point.choice), ()))
+    if value is None:
+        return False, None
+    try:
+        # A job whose code is gone leaves nothing behind: what is around the savepoint is kept.
+        with connection.begin_nested():
+            job = new_job(sweep, fit, point, value)
+            submission.insert_jobs(connection, [submission.job_row(job, sweep["id"], utc_now())])
+    except ValidationError as invalid:
+        return False, _not_valid(fit, value, invalid)
+    except Conflict as gone:
+        return False, f"{fit.axis} {value} has no job: {gone.detail}"
+    return True, None
+
+
+def _next(fit: Fit, tried: Sequence[Tried]) -> int | None:
+    """Return the value to try next; None at the end, while a job is queued or running, and if a job has left the search
+    open."""
+    if any(one.outcome not in (FITS, TOO_LARGE) for one in tried):
+        return None
+    return fit.next_value(*_sides(tried))
+
+
+def _sides(tried: Sequence[Tried]) -> tuple[list[int], list[int]]:
+    return tuple([one.value for one in tried if one.outcome == outcome] for outcome in (FITS, TOO_LARGE))  # type: ignore[return-value]
+
+
+def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tuple[str, int]], list[Tried]]:
+    """Return the values that were tried, in order, by the place of their search in the grid."""
+    query = select(_job.id, _job.state, _job.point, _job.attempt).where(_job.id.in_(sweeps.latest_jobs([sweep_id])))
+    jobs = connection.execute(query.order_by(_job.id)).all()
+    outcomes: dict[tuple[int, int], set[str]] = {}
+    found = select(_measurement.job_id, _measurement.attempt, _measurement.outcome).distinct()
+    for job_id, attempt, outcome in connection.execute(found.where(_measurement.job_id.in_([job.id for job in jobs]))):
+        outcomes.setdefault((job_id, attempt), set()).add(outcome)
+    tried: dict[frozenset[tuple[str, int]], list[Tried]] = {}
+    for job in jobs:
+        if not isinstance(job.point, dict) or fit.axis not in job.point:
+            continue
+        place = sweeps.place({path: index for path, index in job.point.items() if path != fit.axis})
+        outcome = _outcome(job.state, outcomes.get((job.id, job.attempt), set()))
+        tried.setdefault(place, []).append(Tried(job.point[fit.axis], job.id, job.state, outcome))
+    return tried
+
+
+def _outcome(state: str, outcomes: set[str]) -> str | None:
+    """Return what a job says about its value. Metrics that are unknown for good reasons do not count."""
+    if state in ("queued", "running"):
+        return None
+    if state != "succeeded":
+        return UNKNOWN
+    if "oom" in outcomes:
+        return TOO_LARGE
+    return FITS if outcomes - {"unknown"} == {"ok"} else UNKNOWN
+
+
+def _public(
+    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
+) -> dict[str, Any]:
+    fitted, too_large = _sides(tried)
+    first_too_large = min(too_large, default=None)
+    largest = max((value for value in fitted if first_too_large is None or value < first_too_large), default=None)
+    jobs = {one.value: one.job for one in tried}
+    standing = _standing(connection, sweep, fit, point, tried)
+    return {
+        "point": {path: sweep["grid"][path][index] for path, index in point.choice.items()},
+        "axis": fit.axis,
+        **vars(standing),
+        "largest": largest,
+        "largest_job": jobs.get(largest) if largest is not None else None,
+        "too_large": first_too_large,
+        "too_large_job": jobs.get(first_too_large) if first_too_large is not None else None,
+        "tried": [vars(one) for one in tried],
+    }
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """The standing of a search: its state (searching, done or stopped), the reason, and whether resuming continues
+    it."""
+
+    state: str
+    reason: str | None = None
+    resumable: bool = False
+
+
+def _standing(
+    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
+) -> _Standing:
+    fitted, too_large = _sides(tried)
+    if any(one.outcome is None for one in tried):
+        return _Standing("searching")
+    undecided = [one for one in tried if one.outcome == UNKNOWN]
+    if undecided:
+        return _undecided(fit, next((one for one in undecided if one.state == "succeeded"), undecided[-1]))
+    value = fit.next_value(fitted, too_large)
+    if value is not None:
+        return _without_job(connection, sweep, fit, point, value)
+    if fitted and too_large and max(fitted) > min(too_large):
+        return _Standing(
+            "done",
+            f"{max(fitted)} fitted, too, although {min(too_large)} did not: memory does not grow with the value.",
+        )
+    if not too_large:
+        return _Standing("done", f"Every value up to {fit.upto} that was tried fits.")
+    return _Standing("done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits.")
+
+
+def _undecided(fit: Fit, one: Tried) -> _Standing:
+    which = f"Job {one.job} ({fit.axis} {one.value})"
+    if one.state == "succeeded":
+        # Resuming repeats only what has failed or was cancelled.
+        return _Standing(
+            "stopped",
+            f"{which} succeeded, but its results do not tell whether the value fits: see why. To try it once more, "
+            "delete that job and resume the sweep.",
+        )
+    how = "has failed" if one.state == "failed" else "was cancelled"
+    return _Standing("stopped", f"{which} {how}: see why, and resume the sweep.", resumable=True)
+
+
+def _without_job(connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> _Standing:
+    """Return the standing of a search whose next value no job tries."""
+    try:
+        spec = new_job(sweep, fit, point, value).spec
+    except ValidationError as invalid:
+        return _Standing("stopped", f"{_not_valid(fit, value, invalid)} Submit another sweep for that.")
+    wanted = {sha256 for _, sha256 in codes_of(spec.model_dump(mode="json"))}
+    if wanted and (gone := wanted - known_files(connection, wanted)):
+        return _Standing("stopped", f"{fit.axis} {value} has no job: {is_gone(min(gone))} Then resume the sweep.", True)
+    return _Standing("stopped", f"{fit.axis} {value} has no job. Resume the sweep to go on.", resumable=True)
+
+
+def _not_valid(fit: Fit, value: int, invalid: ValidationError) -> str:
+    problems = "; ".join(error["msg"] for error in invalid.errors(include_url=False))
+    return f"{fit.axis} {value} is not valid, and a coarser step may help: {problems}."

@@ -1,0 +1,58 @@
+"""Pausing: kinds whose jobs no worker claims. Their jobs stay queued; running ones continue.
+
+Claims and pauses are write transactions of one database, and a claim reads what is paused in its own: once a pause is
+committed, no job of that kind starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from sqlalchemy import Connection
+
+from app.store.database.engine import Database
+from app.store.queue import service_settings
+
+ALL: Literal["all"] = "all"
+PausedKinds = list[str] | Literal["all"]
+"""Kinds that are paused, sorted. "all" includes kinds that are added later."""
+
+_SETTING = "paused_kinds"
+
+
+class Pausing:
+    """Pauses kinds of one database. Every method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def kinds(self) -> PausedKinds:
+        """Return the kinds that are paused."""
+        with self._database.read() as connection:
+            return paused_kinds(connection)
+
+    def pause(self, kinds: Collection[str] | Literal["all"]) -> PausedKinds:
+        """Pause these kinds and no others; returns them. An empty collection pauses nothing."""
+        wanted: PausedKinds = ALL if kinds == ALL else sorted(set(kinds))
+        with self._database.write() as connection:
+            service_settings.put(connection, _SETTING, wanted)
+        return wanted
+
+
+def paused_kinds(connection: Connection) -> PausedKinds:
+    """Return the kinds that are paused; none if what is stored cannot be read."""
+    found = service_settings.get(connection, _SETTING)
+    return ALL if found == ALL else [str(kind) for kind in found] if isinstance(found, list) else []
+
+
+def going(kinds: frozenset[str], paused: PausedKinds) -> frozenset[str]:
+    """Return those of the kinds that are not paused."""
+    return frozenset() if paused == ALL else kinds.difference(paused)
+
+
+def why_paused(kind: str, paused: PausedKinds) -> str | None:
+    """Say why a queued job of this kind waits; None if the kind is not paused."""
+    if paused == ALL:
+        return "the queue is paused: `flopwatch resume` lets it go on"
+    return f"its kind is paused: `flopwatch resume --kind {kind}` lets it go on" if kind in paused else None

@@ -1,0 +1,185 @@
+"""Makes rows of new jobs, and keeps the first answer to each request with an Idempotency-Key. The queue opens the
+transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from app.errors import Conflict, Gone, IdempotencyMismatch, KeyTaken
+from app.store import tables
+from app.store.files.uploads import keep_code
+from app.store.public import NO_PROGRESS
+from app.store.records import Idempotency, NewJob, Submitted
+from app.store.stored_json import is_unreadable
+from app.store.tables import utc_now
+
+_key = tables.idempotency_key.c
+_INSERT_JOB = insert(tables.job).returning(tables.job.c.id, sort_by_parameter_order=True)
+_FIRST_ANSWER = select(_key.digest, _key.response, _key.resource_id, _key.awaited).where(
+    _key.key == bindparam("key"), _key.route == bindparam("route")
+)
+_KEEP_AWAITED = (
+    update(tables.idempotency_key)
+    .where(_key.key == bindparam("of_key"), _key.route == bindparam("of_route"), _key.awaited)
+    .values(awaited=False)
+)
+_KEY_HOLDER = select(tables.job.c.id, tables.job.c.state).where(
+    tables.job.c.unique_key == bindparam("unique_key"), tables.HOLDS_ITS_KEY
+)
+QUEUED_EVENT: dict[str, Any] = {"state": "queued"}
+"""The first event of every job, of type `state`."""
+
+FROM_SPEC = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
+"""Columns of a job that follow from its spec and its point: jobs with the same spec have the same values."""
+
+
+def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
+    """Make the row of a new job for the table `job`, without its id."""
+    resources = new.spec.resources()
+    return {
+        "kind": new.spec.kind,
+        "name": new.name,
+        "labels": dict(new.labels),
+        "spec": new.spec.model_dump(mode="json"),
+        "summary": new.spec.summary(),
+        "priority": new.priority,
+        "max_attempts": new.max_attempts,
+        "timeout_s": new.timeout_s,
+        "device_type": resources.device_type,
+        "devices": resources.devices,
+        "exclusive_host": resources.exclusive_host,
+        "requirements": sorted(new.spec.requirements()),
+        "sweep_id": sweep_id,
+        "point": new.point,
+        "unique_key": new.unique_key,
+        **queued(now),
+    }
+
+
+AFRESH: dict[str, Any] = {
+    "state": "queued",
+    "progress": NO_PROGRESS,
+    "error": None,
+    "worker_id": None,
+    "environment": None,
+    "validity": None,
+    "started_at": None,
+    "finished_at": None,
+    "cancel_requested_at": None,
+}
+"""The columns that are the same for every job that was just submitted, or retried."""
+
+
+def queued(now: datetime) -> dict[str, Any]:
+    """Return the columns that are the same for every job just submitted."""
+    return {**AFRESH, "attempt": 0, "version": 1, "created_at": now}
+
+
+def check_key(connection: Connection, unique_key: str | None) -> None:
+    """Raise KeyTaken if a job with this key is queued or running. A unique index guarantees it as well, but with a less
+    helpful error."""
+    if unique_key is None:
+        return
+    holder = connection.execute(_KEY_HOLDER, {"unique_key": unique_key}).one_or_none()
+    if holder is not None:
+        raise KeyTaken(unique_key, holder.id, holder.state)
+
+
+def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Insert jobs with their labels and their first event; returns the rows with their ids. Raises Conflict if an
+    uploaded file that one of them names is gone.
+    """
+    if not rows:
+        return []
+    ids = connection.execute(_INSERT_JOB, rows).scalars()
+    inserted = [{**row, "id": job_id} for row, job_id in zip(rows, ids, strict=True)]
+    labels = [
+        {"job_id": row["id"], "key": key, "value": value} for row in inserted for key, value in row["labels"].items()
+    ]
+    if labels:
+        connection.execute(insert(tables.job_label), labels)
+    keep_code(connection, inserted)
+    connection.execute(
+        insert(tables.event),
+        [
+            {
+                "job_id": row["id"],
+                "attempt": 0,
+                "type": "state",
+                "data": QUEUED_EVENT,
+                "created_at": row["created_at"],
+            }
+            for row in inserted
+        ],
+    )
+    return inserted
+
+
+def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted | None:
+    """Return the earlier answer to a request with this key; None if the key is new.
+
+    Raises IdempotencyMismatch if the earlier request had another body, and Gone if its job or sweep was deleted.
+    """
+    first = connection.execute(_FIRST_ANSWER, _identity(idempotency)).one_or_none()
+    if first is None:
+        return None
+    if first.digest != idempotency.digest:
+        raise IdempotencyMismatch(
+            f"The Idempotency-Key {idempotency.key!r} came with another body before: use a new key."
+        )
+    if is_unreadable(first.response):
+        raise Conflict(
+            f"The first answer to the Idempotency-Key {idempotency.key!r} cannot be read any more. That request made "
+            f"number {first.resource_id}; use a new key for another."
+        )
+    # A sweep's answer has its grid.
+    table = tables.sweep if "grid" in first.response else tables.job
+    if connection.execute(select(table.c.id).where(table.c.id == first.resource_id)).first() is None:
+        raise Gone(
+            f"The {table.name} {first.resource_id}, which a request with the Idempotency-Key {idempotency.key!r} made, "
+            "was deleted: use a new key to submit it again.",
+            {f"{table.name}_id": first.resource_id},
+        )
+    return Submitted(first.response, replayed=True, awaited=first.awaited)
+
+
+def answer_once(
+    connection: Connection, idempotency: Idempotency | None, answer: Callable[[], dict[str, Any]]
+) -> Submitted:
+    """Return the first answer to this key if there was one; else call `answer` and keep its result as the first."""
+    if idempotency is None:
+        return Submitted(answer(), replayed=False)
+    first = first_answer(connection, idempotency)
+    if first is not None:
+        return first
+    response = answer()
+    row = {
+        **_identity(idempotency),
+        "digest": idempotency.digest,
+        "resource_id": response["id"],
+        "response": response,
+        "awaited": idempotency.awaits,
+        "created_at": utc_now(),
+    }
+    connection.execute(insert(tables.idempotency_key), row)
+    return Submitted(response, replayed=False, awaited=idempotency.awaits)
+
+
+def keep_awaited(connection: Connection, idempotency: Idempotency, response: dict[str, Any]) -> dict[str, Any]:
+    """Make `response` the first answer to a request that waited, unless it has one by now; returns the first answer."""
+    kept = connection.execute(
+        _KEEP_AWAITED, {"of_key": idempotency.key, "of_route": idempotency.route, "response": response}
+    )
+    if kept.rowcount:
+        return response
+    first = connection.execute(_FIRST_ANSWER, _identity(idempotency)).one_or_none()
+    return response if first is None else dict(first.response)
+
+
+def _identity(idempotency: Idempotency) -> dict[str, str]:
+    return {"key": idempotency.key, "route": idempotency.route}

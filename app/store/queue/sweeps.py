@@ -1,0 +1,144 @@
+"""Jobs of sweeps. A point that was resumed has several jobs, of which the latest counts.
+
+Sweeps have thousands of jobs, and nobody else can write meanwhile, so a few statements change all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, insert, literal, select, union_all
+
+from app.errors import Conflict
+from app.specs import spec_adapter
+from app.specs._sweep import Point, member_name
+from app.store import tables
+from app.store.files.uploads import keep_code
+from app.store.queue import submission
+from app.store.records import NewJob
+
+_job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
+_POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
+"""Distinguishes the points of a sweep. Jobs of an older Flopwatch, whose point is unknown, are distinguished by their
+specs."""
+
+
+def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
+    """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`.
+
+    An index contains everything that the first part needs, so no job's row is read.
+    """
+    latest = select(func.max(_job.id).label("id")).where(_job.sweep_id.in_(sweep_ids))
+    placed = latest.where(_job.point.is_not(None)).group_by(_job.sweep_id, _job.point)
+    of_older = latest.where(_job.point.is_(None)).group_by(_job.sweep_id, _POINT)
+    either = union_all(placed, of_older).subquery("points")
+    return select(either.c.id)
+
+
+def later_job(connection: Connection, job_id: int, sweep_id: int | None) -> int | None:
+    """Return the id of the job that a resumed sweep has instead of this one; None if this one still counts."""
+    if sweep_id is None:
+        return None
+    own = select(_POINT).where(_job.id == job_id).scalar_subquery()
+    later = select(func.max(_job.id)).where(_job.sweep_id == sweep_id, _job.id > job_id, own == _POINT)
+    found: int | None = connection.execute(later).scalar_one()
+    return found
+
+
+def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:
+    """Return the number of each sweep's points in each state. A point has the state of its latest job."""
+    query = select(_job.sweep_id, _job.state, func.count()).where(_job.id.in_(latest_jobs(sweep_ids)))
+    found: dict[int, dict[str, int]] = {}
+    for sweep_id, state, number in connection.execute(query.group_by(_job.sweep_id, _job.state)):
+        found.setdefault(sweep_id, {})[state] = number
+    return found
+
+
+def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
+    """Return a hashable form of a point; equal points have equal ones."""
+    return frozenset(point.items())
+
+
+def points_without_job(connection: Connection, sweep_id: int, points: Sequence[Point]) -> list[Point]:
+    """Return the points of the sweep that have no job any more, since every job was deleted.
+
+    Jobs of an older Flopwatch whose point is unknown belong to the points that have their spec.
+    """
+    of_sweep = _job.sweep_id == sweep_id
+    placed = connection.execute(select(_job.point).where(of_sweep, _job.point.is_not(None))).scalars()
+    known = {place(point) for point in placed}
+    lacking = [point for point in points if place(point.choice) not in known]
+    if not lacking:
+        return []
+    unplaced = connection.execute(select(_job.spec).where(of_sweep, _job.point.is_(None))).scalars()
+    specs = {_comparable(spec) for spec in unplaced}
+    return [point for point in lacking if not specs or _comparable(point.spec) not in specs]
+
+
+def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
+    """Make a new job for a point of `sweep`, a row of its table. Raises Conflict when the point's spec is invalid."""
+    try:
+        spec = spec_adapter.validate_json(to_json(point.spec))
+    except ValidationError as invalid:
+        values = ", ".join(f"{path} = {json.dumps(sweep['grid'][path][at])}" for path, at in point.choice.items())
+        problems = "; ".join(error["msg"] for error in invalid.errors(include_url=False))
+        raise Conflict(
+            f"Sweep {sweep['id']} cannot be resumed: this version does not take its point {values}: {problems}. "
+            "Submit a sweep without it."
+        ) from invalid
+    name = member_name(sweep["name"], sweep["grid"], point.choice)
+    return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=point.choice)
+
+
+def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
+    """Queue a new job for each point whose latest one failed or was cancelled; returns the number of new jobs."""
+    of_sweep = _job.sweep_id == sweep["id"]
+    last = connection.execute(select(func.max(_job.id)).where(of_sweep)).scalar_one()
+    if last is None:
+        return 0
+    given = {
+        "labels": sweep["labels"],
+        **sweep["options"],
+        "sweep_id": sweep["id"],
+        **submission.queued(now),
+    }
+    same = ("name", *submission.FROM_SPEC)
+    copied = [_job[column] for column in same]
+    # A running job whose cancel was requested counts as cancelled: it will end so, whatever it measures.
+    is_being_cancelled = (_job.state == "running") & _job.cancel_requested_at.is_not(None)
+    without_result = _job.state.in_(("failed", "cancelled")) | is_being_cancelled
+    ended = select(*copied, *(literal(value, _job[column].type) for column, value in given.items())).where(
+        _job.id.in_(latest_jobs([sweep["id"]])), without_result
+    )
+    repeated = insert(tables.job).from_select([*same, *given], ended.order_by(_job.id))
+    number = connection.execute(repeated).rowcount
+    new = of_sweep & (_job.id > last)
+    for key, value in sweep["labels"].items():
+        labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)
+        connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], labelled))
+    keep_code(connection, connection.execute(select(_job.id, _job.requirements, _job.spec).where(new)).mappings().all())
+    say_of_each(connection, new, "state", submission.QUEUED_EVENT, now)
+    return number
+
+
+def say_of_each(
+    connection: Connection, which: ColumnElement[bool], type_: str, data: Mapping[str, Any], now: datetime
+) -> None:
+    """Record the same event for every job that matches `which`."""
+    said = {"type": type_, "data": data, "created_at": now}
+    rows = select(_job.id, _job.attempt, *(literal(value, _event[column].type) for column, value in said.items()))
+    into = insert(tables.event).from_select(["job_id", "attempt", *said], rows.where(which).order_by(_job.id))
+    connection.execute(into)
+
+
+def _comparable(spec: Mapping[str, Any]) -> str:
+    """Return the spec as text. If it is valid, every default is filled in."""
+    with contextlib.suppress(ValidationError):  # a spec of another version equals only itself
+        spec = spec_adapter.validate_json(to_json(spec)).model_dump(mode="json")
+    return json.dumps(spec, sort_keys=True)

@@ -1,0 +1,658 @@
+"""The queue: the state machine of jobs, with every transaction that moves one.
+
+    submit ─→ queued ─ claim ─→ running ─ finish ─→ succeeded | failed | cancelled
+               ↑ ↑ │               │                               │        │
+               │ │ └─ cancel ──────┼─→ cancelled                   │        │
+               │ └── give_back; give_up, recover (worker failed or lost,    │
+               │                                  attempts left)            │
+               └──────────────────────────── retry ────────────────┴────────┘
+
+A claim carries (job, attempt, token). Every transaction in which a worker writes about a claim first increments the
+heartbeat counter of that attempt, if it still runs: the fence. Once the worker no longer owns the attempt, the fence
+matches no row, the method raises LeaseLost, and the transaction leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
+
+from app.errors import Conflict, InBaseline, LeaseLost, NotFound, job_problem
+from app.specs._fit import Fit
+from app.specs._sweep import expand, member_name
+from app.states import LivingState
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.database.slices import Slices
+from app.store.keeping.baseline_rows import baselines_of
+from app.store.keeping.deleting import delete_jobs
+from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
+from app.store.queue import fitting, service_settings, staging, submission, sweeps
+from app.store.queue.claims import QUEUED, next_job
+from app.store.queue.registration import beat
+from app.store.queue.waiting import waiting_reasons
+from app.store.records import (
+    Claim,
+    Finish,
+    Idempotency,
+    NewEvent,
+    NewJob,
+    Offer,
+    Renewal,
+    RunningAttempt,
+    Submitted,
+)
+from app.store.stored_json import broken
+from app.store.tables import utc_now
+
+_job, _attempt, _sweep = tables.job.c, tables.attempt.c, tables.sweep.c
+
+_TAKE = (
+    update(tables.job)
+    .where(_job.id == bindparam("job_id"), QUEUED)
+    .values(
+        state="running",
+        attempt=_job.attempt + 1,
+        worker_id=bindparam("by"),
+        started_at=bindparam("now"),
+        version=_job.version + 1,
+    )
+    .returning(
+        _job.attempt,
+        _job.kind,
+        _job.name,
+        _job.spec,
+        _job.timeout_s,
+        _job.device_type,
+        _job.devices,
+        _job.exclusive_host,
+        _job.requirements,
+    )
+)
+_BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
+_FENCE = (
+    update(tables.attempt)
+    .where(
+        _attempt.id == bindparam("attempt_id"),
+        _attempt.job_id == bindparam("of_job"),
+        _attempt.number == bindparam("of_number"),
+        _attempt.token == bindparam("of_token"),
+        _attempt.state == "running",
+    )
+    .values(beat=_attempt.beat + 1)
+)
+_END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
+_CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
+_JOB = select(tables.job).where(_job.id == bindparam("job_id"))
+_ATTEMPT = select(_attempt.id).where(_attempt.job_id == bindparam("of_job"), _attempt.number == bindparam("of_number"))
+_SWEEP = select(tables.sweep).where(_sweep.id == bindparam("sweep_id"))
+_EVENT = insert(tables.event)
+_LOSE_ATTEMPT = (
+    update(tables.attempt)
+    .where(_attempt.id == bindparam("attempt_id"), _attempt.state == "running", _attempt.beat == bindparam("seen_beat"))
+    .values(state="lost")
+)
+_RUNNING = (
+    select(_attempt.id, _attempt.job_id, _attempt.number, _attempt.beat)
+    .where(_attempt.state == literal_column("'running'"))  # a literal, as in claims.py
+    .order_by(_attempt.id)
+)
+
+
+logger = logging.getLogger(__name__)
+
+RETRIED_STATES = ("failed", "cancelled")
+"""States from which `retry` queues a job again."""
+CANCELLED_BEFORE = "The job was cancelled before it ran."
+CANCELLED_WHILE = "The job was cancelled while it ran."
+CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
+
+
+class Queue:
+    """The queue of one database. Each state change of a job is one transaction, with everything that others see of it.
+
+    `finish` and `give_back` write or delete staged results in further transactions before it (see staging.py). `claim`
+    and `resume_sweep` read before it, in a transaction of their own. `delete` and `sweep_staged` work in slices.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
+        """Queue one job. A repeated Idempotency-Key gets the first answer; another body raises IdempotencyMismatch.
+
+        Raises KeyTaken when another job with its unique key is queued or running.
+        """
+        with self._database.write() as connection:
+
+            def answer() -> dict[str, Any]:
+                submission.check_key(connection, new.unique_key)
+                (row,) = submission.insert_jobs(connection, [submission.job_row(new, None, utc_now())])
+                return job_dict(row, waiting_reasons(connection, [row]).get(row["id"]))
+
+            return submission.answer_once(connection, idempotency, answer)
+
+    def submit_sweep(
+        self,
+        name: str | None,
+        labels: dict[str, str],
+        base: dict[str, Any],
+        grid: dict[str, Any],
+        exclude: list[Any],
+        jobs: Sequence[NewJob],
+        idempotency: Idempotency | None = None,
+        fit: Fit | None = None,
+    ) -> Submitted:
+        """Queue a sweep and all of its jobs, or nothing. The jobs have the same options. With `fit`, they are the first
+        of each search. Each job's name is the sweep's, followed by the coordinates that distinguish the job.
+
+        Raises ValueError when there is no job.
+        """
+        if not jobs:
+            raise ValueError("a sweep has at least one job")
+        now = utc_now()
+        # Rows are made before the transaction, because that takes long for thousands of jobs.
+        named = [replace(new, name=member_name(name, grid, new.point or {})) for new in jobs]
+        rows = [submission.job_row(new, None, now) for new in named]
+        with self._database.write() as connection:
+
+            def answer() -> dict[str, Any]:
+                row = {
+                    "name": name,
+                    "labels": labels,
+                    "base": base,
+                    "grid": grid,
+                    "exclude": exclude,
+                    "options": jobs[0].options,
+                    "fit": None if fit is None else fit.as_json(),
+                    "created_at": now,
+                }
+                sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
+                submission.insert_jobs(connection, [{**job, "sweep_id": sweep_id} for job in rows])
+                return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
+
+            return submission.answer_once(connection, idempotency, answer)
+
+    def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
+        """Return the answer that a request with this key got before; None when the key is new, or there is no key.
+
+        Raises IdempotencyMismatch for another body, and Gone if what that request made was deleted.
+        A caller that finds an answer does not validate the request again: the first answer decided that.
+        """
+        if idempotency is None:
+            return None
+        with self._database.read() as connection:
+            return submission.first_answer(connection, idempotency)
+
+    def keep_awaited_answer(self, idempotency: Idempotency, response: dict[str, Any]) -> dict[str, Any]:
+        """Keep the answer to a request that waited for its job's end; returns the first such answer."""
+        with self._database.write() as connection:
+            return submission.keep_awaited(connection, idempotency, response)
+
+    def resume_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Queue a new job for each point whose latest one failed or was cancelled, or that has no job any more.
+
+        Returns the public sweep. Raises NotFound; Conflict when there is no such point, or when a point without a job
+        has a spec that this version does not take.
+        """
+        with self._database.read() as connection:
+            sweep = _find_sweep(connection, sweep_id)
+            if problem := broken(sweep):
+                raise Conflict(f"Sweep {sweep_id} cannot be resumed. {problem['detail']}")
+            # The points of a search follow from its outcomes.
+            points = expand(sweep["base"], sweep["grid"], sweep["exclude"]) if sweep["fit"] is None else []
+            lacking = sweeps.points_without_job(connection, sweep_id, points)
+        # Jobs are made before the transaction, because validating thousands of specs takes long.
+        made = {sweeps.place(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
+        with self._database.write() as connection:
+            now = utc_now()
+            lacking = sweeps.points_without_job(connection, sweep_id, points)
+            new = [made.get(sweeps.place(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
+            number = sweeps.repeat_ended(connection, sweep, now) + len(new)
+            searches, obstacle = fitting.resume(connection, sweep)
+            number += searches
+            if number == 0 and obstacle is not None:
+                raise Conflict(f"Sweep {sweep_id} cannot be resumed. {obstacle}")
+            if number == 0:
+                raise Conflict(
+                    f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."
+                )
+            submission.insert_jobs(connection, [submission.job_row(job, sweep_id, now) for job in new])
+            return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
+
+    def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.
+
+        A second call returns the same. Raises NotFound.
+        """
+        with self._database.write() as connection:
+            sweep = _find_sweep(connection, sweep_id)
+            _cancel_each(connection, _job.sweep_id == sweep_id)
+            return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
+
+    def claim(self, worker_id: str, offer: Offer) -> Claim | None:
+        """Take the job that the worker must run next and count the attempt; None when the worker can start none now."""
+        with self._database.read() as connection:  # an idle worker takes no write lock
+            if next_job(connection, worker_id, offer) is None:
+                return None
+        with self._database.write() as connection:
+            while (job_id := next_job(connection, worker_id, offer)) is not None:
+                claim = _take(connection, job_id, worker_id)
+                if claim is not None:
+                    return claim
+        return None
+
+    def renew(
+        self,
+        claims: Sequence[Claim],
+        worker: tuple[str, LivingState] | None = None,
+        readings: dict[str, Any] | None = None,
+    ) -> Renewal:
+        """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
+
+        `readings` are what the worker's devices do now; None keeps the last ones.
+
+        They are one transaction: a worker that is seen alive has renewed its claims. Returns the attempts that were
+        lost, and the jobs of the others that must be cancelled.
+        """
+        if not claims and worker is None:
+            return Renewal(frozenset(), frozenset())
+        with self._database.write() as connection:
+            knows_worker = worker is None or beat(connection, *worker, readings)
+            held = {claim.attempt_id: claim.job_id for claim in claims if _beat(connection, claim)}
+            asked = select(_job.id).where(_job.id.in_(held.values()), _job.cancel_requested_at.is_not(None))
+            cancel_requested = frozenset(connection.execute(asked).scalars())
+        lost = frozenset(claim.attempt_id for claim in claims if claim.attempt_id not in held)
+        return Renewal(lost, cancel_requested, knows_worker)
+
+    def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
+        """Return those of these running jobs whose cancellation was requested. `renew` returns them too, but less
+        often."""
+        asked = select(_job.id).where(
+            _job.id.in_(job_ids), _job.state == "running", _job.cancel_requested_at.is_not(None)
+        )
+        with self._database.read() as connection:
+            return frozenset(connection.execute(asked).scalars())
+
+    def report(self, claim: Claim, events: Sequence[NewEvent]) -> None:
+        """Record what happened in a running attempt; a `progress` event is also the job's progress."""
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            now = utc_now()
+            rows = [
+                {
+                    "job_id": claim.job_id,
+                    "attempt": claim.attempt,
+                    "type": event.type,
+                    "data": event.data,
+                    "created_at": now,
+                }
+                for event in events
+            ]
+            if rows:
+                connection.execute(_EVENT, rows)
+            progress = next((event.data for event in reversed(events) if event.type == "progress"), None)
+            if progress is not None:
+                _change(connection, claim.job_id, progress={name: progress[name] for name in NO_PROGRESS})
+
+    def finish(self, claim: Claim, finish: Finish) -> str:
+        """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.
+
+        Large results are written in slices first, which nobody sees before the one short transaction that ends the
+        attempt (see staging.py). Returns the state that the job ended in: a requested cancel wins over any other. A job
+        that does not succeed keeps its measurements, marked partial. The artifacts' files must be stored and held (see
+        artifacts.py).
+        """
+        # A cancel that arrives while results are written makes them partial: then they are written again.
+        for partial in (finish.state != "succeeded", True):
+            is_staged, last = self._stage(claim, staging.slices(claim, finish, partial=partial))
+            state = self._end(claim, finish, last, partial if is_staged else None)
+            if state is not None:
+                return state
+        raise AssertionError("a cancel is never taken back")
+
+    def _stage(self, claim: Claim, slices: Iterator[staging.Slice]) -> tuple[bool, staging.Slice]:
+        """Write all slices except the last, each in its own transaction. Returns whether there were any, and the last
+        slice."""
+        self._clear(claim)
+        is_staged, last = False, next(slices)
+        for following in slices:
+            with self._database.write() as connection:
+                _pass_fence(connection, claim)
+                if not is_staged:
+                    staging.mark(connection, claim.attempt_id, is_staged=True)
+                staging.write(connection, last)
+            is_staged, last = True, following
+            time.sleep(staging.PAUSE_S)
+        return is_staged, last
+
+    def _clear(self, claim: Claim) -> None:
+        """Delete the rows that an earlier try of the same attempt has staged."""
+        with self._database.read() as connection:
+            is_left = staging.is_marked(connection, claim.attempt_id)
+        while is_left:
+            with self._database.write() as connection:
+                _pass_fence(connection, claim)
+                is_left = staging.unstage(connection, claim.attempt_id, claim.job_id, claim.attempt)
+            time.sleep(staging.PAUSE_S)
+
+    def _end(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
+        """End an attempt with its last slice; returns the job's state, or None when staged rows are marked wrongly.
+
+        staged_as: what staged rows say about being partial; None when there are none.
+        """
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
+            state = "cancelled" if job.cancel_requested_at is not None else finish.state
+            partial = state != "succeeded"
+            if staged_as not in (None, partial):
+                return None
+            error = finish.error
+            if state == "cancelled" and (error is None or error.get("code") != "cancelled"):
+                error = job_problem("cancelled", CANCELLED_WHILE)
+            staging.write(connection, _marked(last, partial=partial))
+            _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log, staged=False)
+            _finish_job(
+                connection,
+                claim.job_id,
+                claim.attempt,
+                state,
+                error,
+                environment=finish.environment,
+                validity=finish.validity,
+            )
+            if state == "succeeded" and job.sweep_id is not None:
+                fitting.go_on(connection, job._mapping)
+        return state
+
+    def sweep_staged(self, slices: int = 10) -> int:
+        """Delete staged results of attempts that ended without them, at most `slices` slices. Returns the number of
+        slices.
+
+        More are left to the next call: nobody sees these rows, and others want to write.
+        """
+        for done in range(slices):
+            with self._database.read() as connection:  # nearly always there are none
+                if staging.leftover(connection) is None:
+                    return done
+            with self._database.write() as connection:
+                found = staging.leftover(connection)
+                if found is not None:
+                    staging.unstage(connection, *found)
+            time.sleep(staging.PAUSE_S)
+        return slices
+
+    def give_back(self, claim: Claim) -> None:
+        """Put a running job back into the queue without counting the attempt. A requested cancel wins.
+
+        Only a worker that shuts down, or whose host is not ready for any job, may do so: see `give_up`. The next
+        attempt has the same number, so what this one has staged is deleted first.
+        """
+        self._clear(claim)
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
+            if job.cancel_requested_at is not None:
+                error = job_problem("cancelled", CANCELLED_WHILE)
+                _end_attempt(connection, claim.attempt_id, "cancelled", error=error)
+                _finish_job(connection, claim.job_id, claim.attempt, "cancelled", error)
+            else:
+                _end_attempt(connection, claim.attempt_id, "given_back")
+                _requeue(connection, claim.job_id, claim.attempt, "given_back", counted=False)
+
+    def give_up(self, claim: Claim, reason: str) -> str:
+        """End an attempt that an error of its worker made impossible. The attempt counts, as if the worker had been
+        lost.
+
+        Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled.
+        """
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}.")
+            _end_attempt(connection, claim.attempt_id, "lost", error=error)
+            return _lose(connection, claim.job_id, claim.attempt, error, CANCELLED_WHILE)
+
+    def cancel(self, job_id: int) -> dict[str, Any]:
+        """Cancel a job: at once when it is queued, else as soon as its worker hears of it; returns the public job.
+
+        A second call returns the same. Raises NotFound, or Conflict when the job has succeeded or failed.
+        """
+        with self._database.write() as connection:
+            job = _find(connection, job_id)
+            if job.state in ("succeeded", "failed"):
+                raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
+            _cancel_each(connection, _job.id == job_id)
+            return job_dict(_find(connection, job_id)._mapping, waiting=None)
+
+    def cancel_some(self, job_ids: Sequence[int]) -> tuple[int, int]:
+        """Cancel those of these jobs that are not finished; returns how many of them were queued, and so are cancelled,
+        and how many were running, and are asked to end for the first time.
+        """
+        some = _job.id.in_(job_ids)
+        running = (_job.state == "running") & _job.cancel_requested_at.is_(None)
+        with self._database.write() as connection:
+            queued, asked = (
+                connection.execute(select(func.count()).select_from(tables.job).where(some, those)).scalar_one()
+                for those in (_job.state == "queued", running)
+            )
+            _cancel_each(connection, some)
+        return queued, asked
+
+    def retry(self, job_id: int) -> dict[str, Any]:
+        """Queue a job that failed or was cancelled once more; returns the public job.
+
+        Its next attempt is allowed even if it has used up all attempts. Results of earlier attempts stay. Raises
+        NotFound; Conflict when the job is in another state, when somebody is deleting it, or when its sweep was resumed
+        and has a newer job instead of it; KeyTaken when another job with its unique key is queued or running.
+        """
+        with self._database.write() as connection:
+            job = _find(connection, job_id)
+            if job.state not in RETRIED_STATES:
+                how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
+                raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
+            if _has_lost_its_attempts(connection, job):
+                raise Conflict(f"Job {job_id} is being deleted, and its attempts are gone: submit it as a new job.")
+            later = sweeps.later_job(connection, job_id, job.sweep_id)
+            if later is not None:
+                raise Conflict(
+                    f"Sweep {job.sweep_id} was resumed, and job {later} stands in the place of job {job_id}."
+                )
+            submission.check_key(connection, job.unique_key)
+            allowed = max(job.max_attempts, job.attempt + 1)
+            _change(connection, job_id, max_attempts=allowed, **submission.AFRESH)
+            _say(connection, job_id, job.attempt, "state", {"state": "queued", "reason": "retried"})
+            queued = _find(connection, job_id)._mapping
+            return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
+
+    def delete(self, job_id: int) -> list[str]:
+        """Delete a finished job with all that belongs to it; Conflict when it is not finished, InBaseline when a
+        baseline needs it. It takes several transactions if the job has many rows (see deleting.py).
+
+        Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove.
+        """
+        deleted = delete_jobs(Slices(self._database), [_job.id == checked_id(job_id, "job")])
+        if not deleted.jobs:
+            with self._database.read() as connection:
+                state = _find(connection, job_id).state
+                if names := baselines_of(connection, job_id):
+                    raise InBaseline(job_id, names)
+                raise Conflict(f"Job {job_id} is {state}: cancel it first.")
+        return deleted.contents
+
+    def probe(self) -> None:
+        """Commit something that changes no data. Raises the errors of a write if that is impossible."""
+        self._database.probe()
+
+    def lease_s(self) -> float | None:
+        """Return the lease that processes of this database have agreed on, in seconds; None before the first one."""
+        with self._database.read() as connection:
+            return service_settings.lease_s(connection)
+
+    def running(self) -> list[RunningAttempt]:
+        """Return every running attempt, with its heartbeat counter."""
+        with self._database.read() as connection:
+            return [RunningAttempt(*row) for row in connection.execute(_RUNNING)]
+
+    def recover(self, running: RunningAttempt) -> str | None:
+        """Take a job from a lost worker: queue it again, or fail it as `worker_lost` when no attempts are left.
+
+        Returns the job's new state; None when the attempt has ended or sent a heartbeat since the caller saw it.
+        """
+        with self._database.write() as connection:
+            error = job_problem("worker_lost", "The worker fell silent for longer than its lease.")
+            seen = {"attempt_id": running.attempt_id, "seen_beat": running.beat}
+            lost = {"error": error, "finished_at": utc_now()}
+            if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
+                return None
+            return _lose(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
+
+
+def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
+    """Take a queued job. If its row cannot be read, the job fails with a code, and the result is None."""
+    now, token = utc_now(), secrets.token_hex(16)
+    job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
+    attempt = {
+        "job_id": job_id,
+        "number": job.attempt,
+        "token": token,
+        "worker_id": worker_id,
+        "state": "running",
+        "beat": 0,
+        "started_at": now,
+    }
+    attempt_id = connection.execute(_BEGIN_ATTEMPT, attempt).scalar_one()
+    _say(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
+    problem = broken(job._mapping)
+    if problem is not None:
+        logger.error("job %d fails: %s", job_id, problem["detail"])
+        _end_attempt(connection, attempt_id, "failed", error=problem)
+        _finish_job(connection, job_id, job.attempt, "failed", problem)
+        return None
+    return Claim(
+        job_id=job_id,
+        attempt=job.attempt,
+        token=token,
+        attempt_id=attempt_id,
+        worker_id=worker_id,
+        kind=job.kind,
+        name=job.name,
+        spec=job.spec,
+        timeout_s=job.timeout_s,
+        device_type=job.device_type,
+        devices=job.devices,
+        exclusive_host=job.exclusive_host,
+    )
+
+
+def _find(connection: Connection, job_id: int) -> Any:
+    row = connection.execute(_JOB, {"job_id": checked_id(job_id, "job")}).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.")
+    return row
+
+
+def _has_lost_its_attempts(connection: Connection, job: Any) -> bool:
+    """Return True if the job's deletion has begun, which takes all attempts first (see deleting.py)."""
+    last = connection.execute(_ATTEMPT, {"of_job": job.id, "of_number": job.attempt}).first()
+    return job.attempt > 0 and last is None
+
+
+def _find_sweep(connection: Connection, sweep_id: int) -> dict[str, Any]:
+    row = connection.execute(_SWEEP, {"sweep_id": checked_id(sweep_id, "sweep")}).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"There is no sweep {sweep_id}.")
+    return dict(row)
+
+
+def _cancel_each(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Cancel the jobs that match `which`: queued jobs at once; running jobs get one request to end."""
+    now = utc_now()
+    changed = {"cancel_requested_at": now, "version": _job.version + 1}
+    queued = which & (_job.state == "queued")
+    ended = {"state": "cancelled", "error": job_problem("cancelled", CANCELLED_BEFORE)}
+    sweeps.say_of_each(connection, queued, "state", {"state": "cancelled"}, now)
+    sweeps.say_of_each(connection, queued, "done", ended, now)
+    connection.execute(update(tables.job).where(queued).values(**ended, finished_at=now, **changed))
+    running = which & (_job.state == "running") & _job.cancel_requested_at.is_(None)
+    sweeps.say_of_each(connection, running, "state", {"state": "running", "cancel_requested": True}, now)
+    connection.execute(update(tables.job).where(running).values(**changed))
+
+
+def _beat(connection: Connection, claim: Claim) -> bool:
+    fence = {
+        "attempt_id": claim.attempt_id,
+        "of_job": claim.job_id,
+        "of_number": claim.attempt,
+        "of_token": claim.token,
+    }
+    return connection.execute(_FENCE, fence).rowcount == 1
+
+
+def _pass_fence(connection: Connection, claim: Claim) -> None:
+    if not _beat(connection, claim):
+        raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")
+
+
+def _say(connection: Connection, job_id: int, attempt: int, type_: str, data: dict[str, Any]) -> None:
+    row = {"job_id": job_id, "attempt": attempt, "type": type_, "data": data, "created_at": utc_now()}
+    connection.execute(_EVENT, row)
+
+
+def _change(connection: Connection, job_id: int, **values: Any) -> None:
+    connection.execute(_CHANGE_JOB, {"job_id": job_id, **values})
+
+
+def _end_attempt(
+    connection: Connection,
+    attempt_id: int,
+    state: str,
+    *,
+    error: dict[str, Any] | None = None,
+    log: str | None = None,
+    **values: Any,
+) -> None:
+    ended = {"state": state, "error": error, "log": log, "finished_at": utc_now(), **values}
+    connection.execute(_END_ATTEMPT, {"attempt_id": attempt_id, **ended})
+
+
+def _finish_job(
+    connection: Connection, job_id: int, attempt: int, state: str, error: dict[str, Any] | None, **values: Any
+) -> None:
+    _change(connection, job_id, state=state, error=error, finished_at=utc_now(), **values)
+    _say(connection, job_id, attempt, "state", {"state": state})
+    _say(connection, job_id, attempt, "done", {"state": state, "error": error})
+
+
+def _lose(connection: Connection, job_id: int, attempt: int, error: dict[str, Any], if_cancelled: str) -> str:
+    """Queue or end a job whose worker could not end its attempt; returns its new state."""
+    job = _find(connection, job_id)
+    if job.cancel_requested_at is not None:
+        _finish_job(connection, job_id, attempt, "cancelled", job_problem("cancelled", if_cancelled))
+        return "cancelled"
+    if job.attempt < job.max_attempts:
+        _requeue(connection, job_id, attempt, "worker_lost", counted=True)
+        return "queued"
+    error["detail"] += f" It was attempt {job.attempt} of {job.max_attempts}."
+    _finish_job(connection, job_id, attempt, "failed", error)
+    return "failed"
+
+
+def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:
+    values = {} if counted else {"attempt": attempt - 1}
+    _change(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
+    _say(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
+
+
+def _marked(rows: staging.Slice, *, partial: bool) -> staging.Slice:
+    """Return the rows with their column `partial`, where the table has one, set to this value."""
+    return [
+        (table, [{**row, "partial": partial} for row in found] if "partial" in table.c else found)
+        for table, found in rows
+    ]

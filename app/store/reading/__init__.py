@@ -1,0 +1,1 @@
+"""Reads jobs, measurements and sweeps. Changes nothing."""

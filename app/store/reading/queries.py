@@ -1,0 +1,699 @@
+"""Queries for clients: they return public dicts and lists, ready for JSON. Every method reads one snapshot."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
+
+from app.errors import FieldError, InvalidRequest, NotFound
+from app.layout import FACTS, STATISTICS
+from app.results.sheet import free_names, type_of
+from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.public import (
+    MAX_ID,
+    artifact_dict,
+    artifact_url,
+    attempt_links,
+    checked_id,
+    finite,
+    job_dict,
+    readable,
+    rfc3339,
+    sweep_dict,
+)
+from app.store.queue import fitting, sweeps
+from app.store.queue.claims import QUEUED
+from app.store.queue.hosts import known_hosts
+from app.store.queue.registration import ALIVE
+from app.store.queue.waiting import waiting_groups, waiting_reasons
+from app.store.reading.filters import JobFilter
+from app.store.reading.measurements import check_attempt, recorded_attempt
+from app.store.reading.packed import unpack
+from app.store.stored_json import broken, is_unreadable
+
+logger = logging.getLogger(__name__)
+
+MAX_PAGE = 1000
+MAX_PAGE_BYTES = 4 << 20
+"""Largest size of specs, environments and verdicts on a page of jobs, and of grids on a page of sweeps. Jobs that do
+not fit are on the next page; a page has at least one."""
+MAX_LISTED_TEXT = 8192
+"""Largest number of characters of each text of an error or a progress message in a list. A single job has the whole
+stored texts."""
+MAX_MEASUREMENTS = 10_000
+"""Most measurements on a page."""
+MAX_EVENT_BYTES = 1 << 20
+"""A page of events ends with the one that reaches this size, as JSON: hundreds of clients may hold a page each."""
+MAX_SAMPLES = 2_000_000
+"""Most samples on a page of measurements. A measurement with more samples has a page of its own."""
+
+
+_UNIT_FIELDS = ("attempt", "unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
+
+
+class Reading:
+    """The queries of one database for clients."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def job(self, job_id: int) -> tuple[dict[str, Any], int]:
+        """Return the public job and its version, which grows with every change. Raises NotFound, as all below."""
+        with self._database.read() as connection:
+            row = _job(connection, job_id)
+            waiting = waiting_reasons(connection, [row._mapping])
+        return job_dict(row._mapping, waiting.get(job_id)), row.version
+
+    def jobs(
+        self,
+        state: JobState | None = None,
+        kind: str | None = None,
+        labels: Sequence[tuple[str, str]] = (),
+        sweep: int | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        text: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Return the jobs that match everything given, newest first, and the cursor of the next page."""
+        chosen = JobFilter(state, kind, labels, sweep, text, since, until)
+        query = select(tables.job).where(*chosen.conditions)
+        with self._database.read() as connection:
+            job = tables.job.c
+            large = (job.spec, job.environment, job.validity)
+            rows, following = _page(connection, query, job.id, large, limit, after)
+            waiting = waiting_reasons(connection, rows)
+        return [job_dict(row, waiting.get(row["id"])) for row in rows], following
+
+    def places(self, job_ids: Collection[int]) -> dict[int, int]:
+        """Return the places in the queue, counted from 1, of the queued ones of these jobs, by id.
+
+        Workers consider jobs in this order: priority, then submission. Jobs that wait for other devices, or whose kind
+        is paused, have a place too, and later jobs may start before them.
+        """
+        job = tables.job.c
+        place = func.row_number().over(order_by=(job.priority.desc(), job.id)).label("place")
+        # As in claims.py, SQLite takes the index that has the order only if it is told to.
+        in_order = select(job.id, place).with_hint(tables.job, "INDEXED BY ix_job_claimable", "sqlite").where(QUEUED)
+        queue = in_order.subquery()
+        query = select(queue.c.id, queue.c.place).where(queue.c.id.in_(job_ids))
+        with self._database.read() as connection:
+            return {row.id: row.place for row in connection.execute(query)}
+
+    def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
+        """Return the job's events with an id above `after`, in order; see `events_page`."""
+        return self.events_page(job_id, after, limit)[1]
+
+    def events_page(
+        self, job_id: int, after: int = 0, limit: int = 500
+    ) -> tuple[JobState, list[dict[str, Any]], int | None]:
+        """Return the job's state, its events with an id above `after`, in order, and the cursor of the next page.
+
+        A page has at most `limit` events, and ends with the one that reaches MAX_EVENT_BYTES.
+        """
+        event = tables.event.c
+        size = func.length(cast(event.data, Text)).label("size")
+        query = select(tables.event, size).where(event.job_id == job_id, event.id > _in_range(after))
+        limit = min(limit, MAX_PAGE)
+        found: list[Row[Any]] = []
+        total, following = 0, None
+        with self._database.read() as connection:
+            state = _job(connection, job_id).state
+            for row in connection.execute(query.order_by(event.id).limit(limit + 1)):
+                if len(found) == limit or total >= MAX_EVENT_BYTES:
+                    following = found[-1].id
+                    break
+                found.append(row)
+                total += row.size
+        events = [
+            {
+                "id": row.id,
+                "job_id": row.job_id,
+                "attempt": row.attempt,
+                "type": row.type,
+                "data": broken({"data": row.data}) or row.data,
+                "created_at": rfc3339(row.created_at),
+            }
+            for row in found
+        ]
+        return state, events, following
+
+    def changed_jobs(self, after: int | None) -> tuple[set[int] | None, int]:
+        """Return the jobs that have events with an id above `after`, and the last event's id; None if `after` is None.
+
+        Writers take turns, so an event that is committed later has a greater id.
+        """
+        event = tables.event.c
+        with self._database.read() as connection:
+            if after is None:
+                return None, connection.execute(select(func.max(event.id))).scalar_one() or 0
+            rows = connection.execute(select(event.id, event.job_id).where(event.id > after).order_by(event.id)).all()
+        return {job_id for _, job_id in rows}, rows[-1].id if rows else after
+
+    def attempts(self, job_id: int) -> list[dict[str, Any]]:
+        """Return every attempt that the job had, in order, including lost ones and those given back."""
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            rows = _attempts(connection, job_id)
+        return [
+            {
+                "number": row.number,
+                "worker_id": row.worker_id,
+                "state": row.state,
+                "error": broken({"error": row.error}) or row.error,
+                "started_at": rfc3339(row.started_at),
+                "finished_at": rfc3339(row.finished_at),
+                "links": attempt_links(job_id, row.number),
+            }
+            for row in rows
+        ]
+
+    def log(self, job_id: int, attempt: int | None = None) -> str:
+        """Return the output of an attempt, by default of the last: as recorded at its end, or as reported so far."""
+        return self.log_so_far(job_id, attempt)[0]
+
+    def log_so_far(self, job_id: int, attempt: int | None = None) -> tuple[str, int]:
+        """Return the output as `log` does, and the id of the job's last event; a client that follows events after it
+        misses no line."""
+        event = tables.event.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one() or 0
+            attempts = _attempts(connection, job_id)
+            if attempt is not None:
+                check_attempt(connection, job_id, attempt)
+                attempts = [row for row in attempts if row.number == attempt]
+            if not attempts:
+                return "", last
+            recorded = select(tables.attempt.c.log).where(tables.attempt.c.id == attempts[-1].id)
+            if (whole := connection.execute(recorded).scalar_one()) is not None:
+                return str(whole), last
+            query = select(event.type, event.data).where(
+                event.job_id == job_id, event.attempt == attempts[-1].number, event.type.in_(("state", "log"))
+            )
+            text: list[str] = []
+            for row in connection.execute(query.order_by(event.id)):
+                if row.type == "log":
+                    text.append(row.data.get("text", ""))
+                elif "worker_id" in row.data:  # a claim: an earlier one that was given back had the same number
+                    text.clear()
+        return "".join(text), last
+
+    def progress(self, job_id: int, limit: int = 300) -> list[dict[str, Any]]:
+        """Return the last progress events of the job's current attempt, in order: data and created_at."""
+        event, job = tables.event.c, tables.job.c
+        current = select(job.attempt).where(job.id == job_id).scalar_subquery()
+        query = select(event.data, event.created_at).where(
+            event.job_id == job_id, event.type == "progress", event.attempt == current
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(event.id.desc()).limit(limit)).all()
+        return [
+            {"data": row.data, "created_at": rfc3339(row.created_at)}
+            for row in reversed(rows)
+            if not is_unreadable(row.data)
+        ]
+
+    def samples(self, job_id: int, case_key: str | None = None, limit: int = 256) -> tuple[list[dict[str, Any]], int]:
+        """Return the measurements of one case, by default the first, that have several samples: case, metric, phase,
+        unit, unit_index, samples; and the number of processes that have such measurements.
+
+        At most `limit` measurements, of the last attempt that recorded any: those of the first processes, each with all
+        of its own. Only a single process that has more than `limit` is cut.
+        """
+        measurement = tables.measurement.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, None)
+            sampled = (measurement.job_id == job_id, measurement.attempt == attempt, measurement.n > 1)
+            if case_key is None:
+                first = select(measurement.case_key).where(*sampled).order_by(measurement.id).limit(1)
+                case_key = connection.execute(first).scalar_one_or_none()
+            names = ("case", "metric", "phase", "unit", "unit_index", "samples")
+            # Other jobs have this case, too: the index on the job finds the rows.
+            of_case = (*sampled, cast(measurement.case_key, Text) == case_key)
+            query = select(*(measurement[name] for name in names)).where(*of_case)
+            query = query.order_by(measurement.unit_index, measurement.id).limit(limit + 1)
+            rows = connection.execute(query).mappings().all()
+            processes, cut = len({row["unit_index"] for row in rows}), len(rows) > limit
+            if cut:
+                count = select(func.count(measurement.unit_index.distinct())).where(*of_case)
+                processes = connection.execute(count).scalar_one()
+        if cut:
+            beyond = rows[-1]["unit_index"]
+            rows = [row for row in rows if row["unit_index"] != beyond] or rows[:limit]
+        return [{**row, "samples": unpack(row["samples"]) or []} for row in rows], processes
+
+    def cells(
+        self,
+        job_id: int,
+        sort: str | None = None,
+        *,
+        descending: bool = False,
+        text: str | None = None,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> dict[str, Any]:
+        """Return a page of a job's cells, each with all its metrics: `sort`, `metrics`, `total`, `rows`.
+
+        A row has `case`, `case_key`, `unit_index`, `validity`, and by metric `values`: median, unit, outcome, reason.
+
+        Args:
+            job_id: the job.
+            sort: the metric whose median orders the cells, unknown ones last; None: as they were measured.
+            descending: the greatest first.
+            text: part of the case, as JSON; None: every cell.
+            offset: cells before the page.
+            limit: most cells of the page.
+        """
+        measurement = tables.measurement.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, None)
+            of_job = (measurement.job_id == job_id, measurement.attempt == attempt)
+            first = select(measurement.metric).where(*of_job).order_by(measurement.id).limit(1)
+            told = connection.execute(first).scalar_one_or_none() if sort is None else sort
+            value = measurement.median.desc() if descending else measurement.median
+            order = [measurement.median.is_(None), value] if sort is not None else []
+            keys = select(measurement.case_key, measurement.unit_index, func.count().over().label("total"))
+            keys = keys.where(*of_job, measurement.metric == told)
+            if text:
+                keys = keys.where(cast(measurement.case, Text).contains(text, autoescape=True))
+            chosen = connection.execute(keys.order_by(*order, measurement.id).limit(limit).offset(offset)).all()
+            names = (
+                "case",
+                "case_key",
+                "unit_index",
+                "validity",
+                "metric",
+                "phase",
+                "median",
+                "unit",
+                "outcome",
+                "reason",
+            )
+            wanted = cast(measurement.case_key, Text).in_([row.case_key for row in chosen])
+            found = select(*(measurement[name] for name in names)).where(*of_job, wanted).order_by(measurement.id)
+            rows = connection.execute(found).mappings().all()
+        cells, metrics = _cells([(row.case_key, row.unit_index) for row in chosen], rows)
+        return {"sort": sort, "metrics": metrics, "total": chosen[0].total if chosen else 0, "rows": cells}
+
+    def measurements(
+        self,
+        job_id: int,
+        *,
+        samples: bool = False,
+        limit: int = MAX_MEASUREMENTS,
+        after: str | None = None,
+        attempt: int | None = None,
+    ) -> dict[str, Any]:
+        """Return the measurements of an attempt, by default of the last that recorded any: `columns`, `rows`, and
+        `next`, a cursor or None.
+
+        A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
+        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
+        page has at most MAX_SAMPLES. A coordinate with the name of another column is called "case.<name>".
+        """
+        limit = min(limit, MAX_MEASUREMENTS)
+        measurement, unit = tables.measurement.c, tables.unit.c
+        facts = [measurement["unit_index" if name == "unit_title" else name] for name in FACTS]
+        columns = [measurement.id, cast(measurement.case, Text), *facts, *(measurement[name] for name in STATISTICS)]
+        query = select(*columns, *([measurement.samples] if samples else [])).where(measurement.job_id == job_id)
+        if after is not None:
+            query = query.where(measurement.id > _cursor(after))
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
+            query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
+            if samples:
+                limit = _rows_within(connection.execute(query.with_only_columns(measurement.n)).scalars(), limit)
+            rows = connection.execute(query.limit(limit + 1)).all()
+            of_units = select(unit.unit_index, unit.title).where(unit.job_id == job_id, unit.attempt == attempt)
+            titles = dict(map(tuple, connection.execute(of_units)))
+        shown = rows[:limit]
+        names, cases = _coordinates(dict.fromkeys(row[1] for row in shown))
+        values = [_measurement(row, cases[row[1]], titles, samples=samples) for row in shown]
+        return {
+            "columns": _measurement_columns(names, cases.values(), samples=samples),
+            "rows": values,
+            "next": str(shown[-1][0]) if len(rows) > limit else None,
+        }
+
+    def first_values(
+        self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
+
+        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
+        """
+        job, measurement, other = tables.job.c, tables.measurement.c, tables.measurement.alias().c
+        newest = (
+            select(other.attempt).where(other.job_id == job.id).order_by(other.id.desc()).limit(1).scalar_subquery()
+        )
+        chosen = select(job.id, newest.label("attempt")).where(job.id.in_(job_ids)).cte().prefix_with("MATERIALIZED")
+        beyond = select(other.id).where(other.job_id == chosen.c.id, other.attempt == chosen.c.attempt)
+        beyond = beyond.order_by(other.id).limit(1).offset(limit)
+        bounds = select(chosen, beyond.scalar_subquery().label("beyond")).cte().prefix_with("MATERIALIZED")
+        names = ("job_id", "case_key", "metric", "unit", "outcome", "median")
+        query = select(*(measurement[name] for name in names)).where(
+            measurement.job_id == bounds.c.id,
+            measurement.attempt == bounds.c.attempt,
+            measurement.id < func.coalesce(bounds.c.beyond, MAX_ID),
+            measurement.metric.in_(metrics),
+        )
+        found: dict[int, list[dict[str, Any]]] = {}
+        with self._database.read() as connection:
+            for row in connection.execute(query.order_by(measurement.id)).mappings():
+                found.setdefault(row["job_id"], []).append(dict(row))
+        return found
+
+    def sweep_heads(self, sweep_ids: Collection[int]) -> dict[int, tuple[str | None, list[str]]]:
+        """Return the name of each of these sweeps and the paths that it varies, by its id."""
+        sweep = tables.sweep.c
+        with self._database.read() as connection:
+            heads = select(sweep.id, sweep.name, sweep.grid, sweep.fit).where(sweep.id.in_(sweep_ids))
+            found = {}
+            for row in connection.execute(heads):
+                searched = [] if is_unreadable(row.fit) or not row.fit else [row.fit["axis"]]
+                found[row.id] = (row.name, [*(path for path, values in row.grid.items() if len(values) > 1), *searched])
+            return found
+
+    def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
+        that it left.
+        """
+        unit, chosen = tables.unit.c, attempt
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
+            query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
+            rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
+            artifacts = connection.execute(_artifacts(job_id, attempt)).mappings().all()
+        return [
+            {
+                **{name: readable(row[name]) for name in _UNIT_FIELDS},
+                "artifacts": [
+                    {"name": file["name"], "url": artifact_url(file, chosen)}
+                    for file in artifacts
+                    if file["unit_index"] == row["unit_index"]
+                ],
+            }
+            for row in rows
+        ]
+
+    def artifacts(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Return the artifacts of an attempt, by default of the last recorded one, by name."""
+        chosen = attempt
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
+            return [artifact_dict(row, chosen) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
+
+    def artifact(self, job_id: int, name: str, attempt: int | None = None) -> dict[str, Any]:
+        """Return one artifact of an attempt, by default of the last recorded one."""
+        chosen = attempt
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
+            query = _artifacts(job_id, attempt).where(tables.artifact.c.name == name)
+            row = connection.execute(query).mappings().one_or_none()
+        if row is None:
+            raise NotFound(f"Job {job_id} has no artifact {name!r}.")
+        return artifact_dict(row, chosen)
+
+    def workers(self, gone: int = 50) -> list[dict[str, Any]]:
+        """Return the living workers and the `gone` newest of the others, in the order in which they registered."""
+        worker = tables.worker.c
+        newest_first = select(tables.worker).order_by(worker.registered_at.desc(), worker.id.desc())
+        with self._database.read() as connection:
+            alive = connection.execute(newest_first.where(worker.state.in_(ALIVE)).limit(MAX_PAGE)).all()
+            others = connection.execute(newest_first.where(worker.state.not_in(ALIVE)).limit(gone)).all()
+            rows = sorted((*alive, *others), key=lambda row: (row.registered_at, row.id))
+            return _workers(connection, rows)
+
+    def worker_page(
+        self, state: WorkerState | None = None, limit: int = 50, after: tuple[datetime, str] | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Return workers, the newest first, with the ids of the jobs that they run, and the cursor of the next page.
+
+        after: the time at which the last worker of the previous page registered, and its id.
+        """
+        worker = tables.worker.c
+        query = select(tables.worker).order_by(worker.registered_at.desc(), worker.id.desc())
+        if state is not None:
+            query = query.where(worker.state == state)
+        if after is not None:
+            query = query.where(tuple_(worker.registered_at, worker.id) < after)
+        limit = min(limit, MAX_PAGE)
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(limit + 1)).all()
+            page = _workers(connection, rows[:limit])
+        return page, f"{page[-1]['registered_at']}_{page[-1]['id']}" if len(rows) > limit else None
+
+    def worker_counts(self) -> dict[str, int]:
+        """Return the number of workers in each state."""
+        worker = tables.worker.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
+        return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Return the queued jobs grouped by their needs, each group with the reason if it cannot start (see
+        waiting.py)."""
+        with self._database.read() as connection:
+            return waiting_groups(connection)
+
+    def sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Return the public sweep, with the number of its points by the state of their latest job, and the standing of
+        its searches.
+        """
+        with self._database.read() as connection:
+            query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
+            row = connection.execute(query).mappings().one_or_none()
+            if row is None:
+                raise NotFound(f"There is no sweep {sweep_id}.")
+            counts = sweeps.counts(connection, [sweep_id]).get(sweep_id, {})
+            return sweep_dict(row, counts, None if broken(row) else fitting.searches(connection, row))
+
+    def job_page_version(self, job_id: int) -> str:
+        """Return a text that changes with everything that a job's page shows, except the reason to wait."""
+        event = tables.event.c
+        with self._database.read() as connection:
+            version = _job(connection, job_id).version
+            last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one()
+        return f"{job_id}-{version}-{last}"
+
+    def sweep_page_version(self, sweep_id: int) -> str:
+        """Return a text that changes with the sweep's jobs: a job was added, was deleted or changed."""
+        job = tables.job.c
+        query = select(func.count(), func.max(job.id), func.sum(job.version)).where(job.sweep_id == sweep_id)
+        with self._database.read() as connection:
+            number, last, changes = connection.execute(query).one()
+        return f"{sweep_id}-{number}-{last}-{changes}"
+
+    def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """Return sweeps, newest first, and the cursor of the next page."""
+        with self._database.read() as connection:
+            sweep = tables.sweep.c
+            large = (sweep.base, sweep.grid, sweep.exclude)
+            rows, following = _page(connection, select(tables.sweep), sweep.id, large, limit, after)
+            counts = sweeps.counts(connection, [row["id"] for row in rows])
+        return [sweep_dict(row, counts.get(row["id"], {})) for row in rows], following
+
+    def check(self) -> None:
+        """Read something, to find out whether reading works; counting 100 000 jobs would take 10 ms."""
+        with self._database.read() as connection:
+            connection.execute(select(tables.job.c.id).limit(1)).all()
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of jobs in each state."""
+        job = tables.job.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(job.state, func.count()).group_by(job.state)).all()
+        return {state: dict(map(tuple, rows)).get(state, 0) for state in JOB_STATES}
+
+    def known_names(self) -> dict[str, set[str]]:
+        """Return the kinds and the capabilities that registered workers have; both empty if none ever registered."""
+        with self._database.read() as connection:
+            known = known_hosts(connection)
+        return {
+            "kinds": {kind for host in known for kind in host.kinds},
+            "capabilities": {name for host in known for name in host.capabilities},
+        }
+
+
+def _in_range(number: int) -> int:
+    return max(0, min(number, MAX_ID))
+
+
+def _job(connection: Connection, job_id: int) -> Row[Any]:
+    row = connection.execute(select(tables.job).where(tables.job.c.id == checked_id(job_id, "job"))).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.")
+    return row
+
+
+def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
+    """Return all columns of the job's attempts but `log`, which may be large."""
+    attempt = tables.attempt.c
+    columns = [column for column in attempt if column.name != "log"]
+    return connection.execute(select(*columns).where(attempt.job_id == job_id).order_by(attempt.id)).all()
+
+
+def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:
+    """Return these rows of the table `worker` as public workers, with the ids of the jobs that they run."""
+    job = tables.job.c
+    running: dict[str, list[int]] = {}
+    query = select(job.id, job.worker_id).where(job.state == "running").order_by(job.id)
+    for job_id, worker_id in connection.execute(query):
+        running.setdefault(worker_id, []).append(job_id)
+    fields = ("id", "hostname", "pid", "state", "kinds", "capabilities", "devices", "versions")
+    return [
+        {
+            **{name: row._mapping[name] for name in fields},
+            "readings": readable(row.readings),
+            "broken": broken(row._mapping),
+            "job_ids": running.get(row.id, []),
+            "registered_at": rfc3339(row.registered_at),
+            "last_seen_at": rfc3339(row.last_seen_at),
+        }
+        for row in rows
+    ]
+
+
+def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
+    """Build a query for the artifacts of an attempt of a job by name, with the titles of their units."""
+    artifact, unit = tables.artifact.c, tables.unit.c
+    its_unit = (
+        (unit.job_id == artifact.job_id) & (unit.attempt == artifact.attempt) & (unit.unit_index == artifact.unit_index)
+    )
+    joined = tables.artifact.outerjoin(tables.unit, its_unit)
+    query = select(tables.artifact, unit.title.label("unit_title")).select_from(joined)
+    return query.where(artifact.job_id == job_id, artifact.attempt == attempt).order_by(artifact.name)
+
+
+def _page(
+    connection: Connection,
+    query: Select[Any],
+    id_column: Any,
+    large: Sequence[Any],
+    limit: int,
+    after: str | None,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows of a page, newest first, and the cursor of the next one.
+
+    The page ends before its columns `large` have more than MAX_PAGE_BYTES together. Rows are read one by one, so that
+    at most one row with uncut texts is in memory.
+    """
+    limit = min(limit, MAX_PAGE)
+    if after is not None:
+        query = query.where(id_column < _cursor(after))
+    sizes = [func.coalesce(func.length(cast(column, Text)), 0) for column in large]
+    query = query.add_columns(functools.reduce(operator.add, sizes).label("page_bytes"))
+    rows: list[dict[str, Any]] = []
+    room = MAX_PAGE_BYTES
+    query = query.order_by(id_column.desc()).limit(limit + 1).execution_options(yield_per=1)
+    with connection.execute(query) as found:
+        for row in found.mappings():
+            room -= row["page_bytes"]
+            if len(rows) == limit or (rows and room < 0):
+                return rows, str(rows[-1]["id"])
+            rows.append({**row, **{name: _shortened(row[name]) for name in _SHORTENED if name in row}})
+    return rows, None
+
+
+_SHORTENED = ("error", "progress")
+
+
+def _shortened(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Cut the texts of an error or a progress message, which earlier versions stored at any length."""
+    if value is None or is_unreadable(value):
+        return value
+    return {
+        name: f"{text[: MAX_LISTED_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_LISTED_TEXT else text
+        for name, text in value.items()
+    }
+
+
+def _cursor(after: str) -> int:
+    if not (after.isascii() and after.isdecimal() and len(after) < len(str(MAX_ID))):
+        detail = "This is no cursor of this list: pass `next` of the page before, as it is."
+        raise InvalidRequest(detail, errors=(FieldError("/after", detail),))
+    return int(after)
+
+
+def _coordinates(stored: Iterable[str]) -> tuple[Collection[str], dict[str, dict[str, Any]]]:
+    """Return the columns of these cases' coordinates, and the decoded values of each stored text.
+
+    If a text cannot be read, all its values are null.
+    """
+    cases: dict[str, dict[str, Any]] = {}
+    for text in stored:
+        try:
+            case = json.loads(text)
+        except (ValueError, RecursionError):
+            case = {}
+        cases[text] = case if isinstance(case, dict) else {}
+    every = dict.fromkeys(name for case in cases.values() for name in case)
+    names = free_names(every, {*FACTS, *STATISTICS, "samples"}, "case")
+    return names.values(), {
+        text: {column: case.get(name) for name, column in names.items()} for text, case in cases.items()
+    }
+
+
+def _measurement(
+    row: Sequence[Any], coordinates: Mapping[str, Any], titles: Mapping[int, str], *, samples: bool
+) -> dict[str, Any]:
+    """Make a public row from id, case, FACTS (with a unit's index in place of its title), STATISTICS, and maybe the
+    samples."""
+    end = 2 + len(FACTS)
+    value = {**coordinates, **dict(zip(FACTS, row[2:end], strict=True))}
+    value["unit_title"] = titles.get(value["unit_index"])
+    value |= zip(STATISTICS, map(finite, row[end : end + len(STATISTICS)]), strict=True)
+    if samples:
+        value["samples"] = unpack(row[-1])
+    return value
+
+
+def _measurement_columns(
+    coordinates: Iterable[str], cases: Collection[Mapping[str, Any]], *, samples: bool
+) -> list[dict[str, Any]]:
+    types: dict[str, str] = {name: type_of(case[name] for case in cases) for name in coordinates}
+    types |= dict.fromkeys(FACTS, "string") | {"attempt": "integer", "unit_index": "integer", "partial": "boolean"}
+    types |= dict.fromkeys(STATISTICS, "number") | {"n": "integer"}
+    if samples:
+        types["samples"] = "array"
+    return [{"name": name, "type": kind, "unit": None} for name, kind in types.items()]
+
+
+def _rows_within(counts: Iterable[int | None], limit: int) -> int:
+    """Return how many rows with these numbers of samples make a page: at least one, at most `limit`."""
+    samples = rows = 0
+    for count in counts:
+        samples += count or 0
+        if rows == limit or (rows and samples > MAX_SAMPLES):
+            break
+        rows += 1
+    return max(rows, 1)
+
+
+def _cells(keys: Iterable[tuple[str, int]], rows: Iterable[RowMapping]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the cells with these keys, in this order, each with its rows by metric, and the names of all metrics."""
+    cells: dict[tuple[str, int], dict[str, Any]] = {key: {} for key in keys}
+    metrics: dict[str, None] = {}
+    for row in rows:
+        if (cell := cells.get((row["case_key"], row["unit_index"]))) is not None:
+            cell |= {name: row[name] for name in ("case", "case_key", "unit_index", "validity")}
+            cell.setdefault("values", {})[row["metric"]] = row
+            metrics[row["metric"]] = None
+    return list(cells.values()), list(metrics)

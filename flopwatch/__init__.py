@@ -1,0 +1,1 @@
+"""The client of a Flopwatch server: `from flopwatch import Flopwatch`."""

@@ -1,0 +1,1009 @@
+"""The Python client: submit jobs and sweeps, wait for them, and read their results as pandas frames.
+
+    from flopwatch.client import Flopwatch
+
+    with Flopwatch() as flopwatch:
+        job = flopwatch.submit({"kind": "benchmark", "model": {"size": "small"}, "context_length": 256})
+        flopwatch.wait(job)
+        print(flopwatch.table(job=job))
+
+Jobs, sweeps and comparisons are the dicts that the server answers with; docs/http-api.md describes them. A method that
+takes a job or a sweep also takes its id. The errors:
+
+    ClientError
+    ├── Unreachable     no server answers at that address, or the connection broke
+    ├── Refused         the server answered with a problem: its type, status, pointer and cure
+    ├── JobFailed       a job that was waited for failed or was cancelled
+    ├── WaitTimeout     it was not done in time; it goes on (a TimeoutError, too)
+    └── DownloadFailed  a downloaded file is damaged, or a file of that name exists already
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
+
+from app.characters import one_line
+from app.layout import Format, Statistic, case_text, duration
+from flopwatch.connection import (
+    PAGE,
+    Answer,
+    ClientError,
+    Connection,
+    DownloadFailed,
+    Event,
+    Refused,
+    Unreachable,
+    WaitTimeout,
+    WrongField,
+    deadline_of,
+    problem_text,
+)
+from flopwatch.own_code import put_into
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.progress import Progress
+
+__all__ = [
+    "Answer",
+    "ClientError",
+    "DownloadFailed",
+    "Event",
+    "Flopwatch",
+    "JobFailed",
+    "Refused",
+    "Show",
+    "Thing",
+    "Unreachable",
+    "WaitTimeout",
+    "WrongField",
+    "progress_bar",
+]
+
+Thing: TypeAlias = int | Mapping[str, Any]
+"""A job or a sweep: its id, or what the server answered."""
+Show: TypeAlias = Callable[[int, int, str], None]
+"""Shows progress: how much is done, of how much (0: nobody knows yet), and a message."""
+
+POLL_S = 0.5
+FINISHED = ("succeeded", "failed", "cancelled")
+CHECKED = ("slower", "invalid", "missing", "inconclusive", "passed")
+"""Outcomes of a check, the worst first."""
+
+
+class JobFailed(ClientError):
+    """A job that was waited for failed or was cancelled. `job` is the job, `problem` its error, if it has one."""
+
+    def __init__(self, job: Answer) -> None:
+        self.job = job
+        self.problem: Mapping[str, Any] = job.get("error") or {}
+        why = f": {problem_text(self.problem)}" if self.problem else ""
+        super().__init__(f"Job {job['id']} {'was cancelled' if job['state'] == 'cancelled' else 'failed'}{why}")
+
+
+class Flopwatch(Connection):
+    """A connection to one server. All talk with the server, that of the command line too, goes through this class.
+
+    Args:
+        url: the server's address. Default: FLOPWATCH_URL; else the address that the server of this data folder left
+            there; else that at which it would listen with this environment's settings.
+        token: the API token. Default: FLOPWATCH_API_TOKEN.
+        data_dir: the server's data folder, if the server runs on this host. Default: FLOPWATCH_DATA_DIR.
+
+    Raises:
+        ClientError: one of the environment's settings, or the address, makes no sense.
+
+    Example:
+        >>> with Flopwatch() as flopwatch:
+        ...     job = flopwatch.submit({"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64})
+        ...     job = flopwatch.wait(job)
+        ...     print(job["state"])
+        succeeded
+    """
+
+    # Submitting
+
+    def submit(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        preset: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        timeout_s: float | str | None = None,
+        max_attempts: int = 2,
+        unique_key: str | None = None,
+        idempotency_key: str | None = None,
+        wait_s: int = 0,
+        implementation: str | None = None,
+        model: str | None = None,
+    ) -> Answer:
+        """Submit one job.
+
+        Args:
+            spec: the job's spec with its `kind`; fields that are left out have defaults.
+            preset: one of the kind's presets, which `spec` then changes.
+            implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
+                it is the candidate's.
+            model: likewise, a model class of your own, for training kinds.
+            timeout_s: end the job after so many seconds; "none": never; None: the server's default.
+            unique_key: refused while another job with this key is queued or runs.
+            idempotency_key: submitting again with this key gives the first answer and changes nothing.
+            wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
+
+        Returns:
+            The job; done if it ended within `wait_s`.
+
+        Raises:
+            Refused: the server does not take it; `pointer` and `cure` say what to mend.
+            Unreachable: no server answers.
+
+        Example:
+            >>> job = flopwatch.submit(
+            ...     {"kind": "benchmark", "context_length": 64}, preset="tiny", labels={"run": "first"}, wait_s=60
+            ... )
+            >>> job["state"], job["spec"]["model"]["size"]
+            ('succeeded', 'tiny')
+        """
+        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model)
+        body = {
+            "spec": chosen,
+            **_options(name, labels, priority, timeout_s, max_attempts),
+            "unique_key": unique_key,
+        }
+        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s)[0]
+
+    def sweep(
+        self,
+        base: Mapping[str, Any],
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        *,
+        fit: Mapping[str, Any] | None = None,
+        exclude: Iterable[Mapping[str, Any]] = (),
+        preset: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        timeout_s: float | str | None = None,
+        max_attempts: int = 2,
+        idempotency_key: str | None = None,
+        implementation: str | None = None,
+        model: str | None = None,
+    ) -> Answer:
+        """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
+
+        Args:
+            base: the spec that the jobs have in common, with its `kind`.
+            grid: dotted paths below the spec, each with its values.
+            fit: search for the largest value that fits into memory, for each point of the grid or, without one, once:
+                {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
+                `searches` tell where it stands.
+            exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
+
+        The other arguments are those of `submit`.
+
+        Example:
+            >>> sweep = flopwatch.sweep(
+            ...     {"kind": "benchmark", "model": {"size": "tiny"}}, {"context_length": [16, 32], "seed": [1, 2]},
+            ...     exclude=[{"context_length": 32, "seed": 2}],
+            ... )
+            >>> sum(sweep["counts"].values())
+            3
+        """
+        body = {
+            "base": self.with_code(self._with_preset(base, preset), implementation=implementation, model=model),
+            "grid": {path: list(values) for path, values in (grid or {}).items()},
+            "fit": None if fit is None else dict(fit),
+            "exclude": [dict(point) for point in exclude],
+            **_options(name, labels, priority, timeout_s, max_attempts),
+        }
+        return self.post_once("/sweeps", body, idempotency_key)[0]
+
+    def rerun(
+        self,
+        job: Thing,
+        changes: Mapping[str, Any] | None = None,
+        /,
+        *,
+        implementation: str | None = None,
+        own_model: str | None = None,
+        **fields: Any,
+    ) -> Answer:
+        """Submit a new job with a job's spec and options, and other values for some fields of the spec.
+
+        Args:
+            changes: dotted paths below the spec with their values: {"model.size": "small"}.
+            implementation: attention of your own, as in `submit`.
+            own_model: likewise, a model class of your own; `model` is a field of specs.
+            fields: fields of the spec, as keyword arguments.
+
+        Example:
+            >>> again = flopwatch.rerun(job, {"model.num_layers": 1}, precision="bf16")
+            >>> again["spec"]["precision"], again["spec"]["model"]["num_layers"], again["labels"] == job["labels"]
+            ('bf16', 1, True)
+        """
+        former = self.job(job)
+        spec = copy.deepcopy(former["spec"])
+        for path, value in {**fields, **(changes or {})}.items():
+            _set(spec, path, value)
+        spec = self.with_code(spec, implementation=implementation, model=own_model)
+        return self._resubmit(former, spec, self._name_of(former), former["labels"])
+
+    def _name_of(self, job: Answer) -> str | None:
+        """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
+        named = job if job["sweep_id"] is None else self.get(f"/sweeps/{job['sweep_id']}")
+        found: str | None = named["name"]
+        return found
+
+    def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
+        """Upload the files of code of one's own, and return the spec with it; see `submit`.
+
+        Raises:
+            ClientError: a file cannot be read, or specs of this kind take no such code.
+        """
+        named = {"implementation": implementation, "model": model}
+        if not any(named.values()):
+            return spec
+        changed = copy.deepcopy(spec)
+        try:
+            files = put_into(changed, self.specs(), named)
+        except ValueError as error:
+            raise ClientError(f"{error}.") from error
+        for code in files:
+            self.send("PUT", f"/files/{code.sha256}", content=code.content)
+        return changed
+
+    def specs(self) -> list[Answer]:
+        """Return every kind of job: its JSON Schema, presets, and an example that runs.
+
+        Example:
+            >>> "benchmark" in [spec["kind"] for spec in flopwatch.specs()]
+            True
+        """
+        found: list[Answer] = self.get("/specs")["data"]
+        return found
+
+    def preset(self, kind: str, name: str) -> Answer:
+        """Return the fields of one of a kind's presets. Raises ClientError, which names the known ones.
+
+        Example:
+            >>> flopwatch.preset("attention", "leaderboard")["sequence_lengths"]
+            [16384]
+        """
+        specs = {spec["kind"]: spec for spec in self.specs()}
+        if kind not in specs:
+            raise ClientError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
+        presets = specs[kind]["presets"]
+        if name not in presets:
+            known = f"its presets: {', '.join(presets)}" if presets else "it has none"
+            raise ClientError(f"Kind {kind} has no preset {name!r}; {known}.")
+        return dict(presets[name])
+
+    # Waiting
+
+    def wait(
+        self, job: Thing, *, timeout_s: float | None = None, show: Show | None = None, check: bool = True
+    ) -> Answer:
+        """Wait until a job is done; shows a progress bar on a terminal, and nothing elsewhere.
+
+        Args:
+            timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
+            show: called with each step of progress, in place of the bar. If it has a method `tell`, that gets a line
+                about each finished cell.
+            check: raise JobFailed unless the job succeeded.
+
+        Returns:
+            The job as it is then.
+
+        Example:
+            >>> flopwatch.wait(job, timeout_s=600)["state"]
+            'succeeded'
+        """
+        job_id = _id(job)
+        with contextlib.ExitStack() as stack:
+            display = show or stack.enter_context(progress_bar())
+            tell = getattr(display, "tell", None)
+            seconds: list[float] = []
+            for event in self.events(job_id, timeout_s=timeout_s):
+                if event.type == "progress":
+                    done, total, message = (event.data[name] for name in ("done", "total", "message"))
+                    if "cell" in event.data:
+                        seconds.append(event.data["cell"]["seconds"])
+                        message += _left(seconds, total - done)
+                        if tell is not None:
+                            tell(f"{done}/{total} {message}")
+                    display(done, total, message)
+                elif event.type == "state":
+                    display(0, 0, event.data["state"])
+        done = self.job(job_id)
+        if check and done["state"] != "succeeded":
+            raise JobFailed(done)
+        return done
+
+    def wait_for_sweep(self, sweep: Thing, *, timeout_s: float | None = None, show: Show | None = None) -> Answer:
+        """Wait until all jobs of a sweep are done. Its `counts` tell how many succeeded; none raises an error.
+
+        The arguments are those of `wait`.
+
+        Example:
+            >>> flopwatch.wait_for_sweep(sweep)["counts"]["succeeded"]
+            3
+        """
+        sweep_id = _id(sweep)
+        deadline = deadline_of(timeout_s)
+        with contextlib.ExitStack() as stack:
+            display = show or stack.enter_context(progress_bar())
+            while True:
+                found: Answer = self.get(f"/sweeps/{sweep_id}")
+                counts = found["counts"]
+                total, done = sum(counts.values()), sum(counts[state] for state in FINISHED)
+                display(done, total, f"{counts['running']} running, {counts['failed']} failed{_found(found)}")
+                if done >= total:
+                    return found
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout(f"Sweep {sweep_id} was not done after {timeout_s:g} s; it goes on.")
+                time.sleep(POLL_S)
+
+    def events(self, job: Thing, *, timeout_s: float | None = None) -> Iterator[Event]:
+        """Yield a job's events from the first on, until it is done; after a lost connection, resume where it broke.
+
+        Raises:
+            WaitTimeout: the job was not done after `timeout_s`. It is noticed at the server's next sign of life.
+        """
+        return self.stream(f"/jobs/{_id(job)}/events", f"Job {_id(job)}", timeout_s)
+
+    # Looking
+
+    def job(self, job: Thing) -> Answer:
+        """Return a job as it is now.
+
+        Example:
+            >>> flopwatch.job(job["id"])["kind"]
+            'benchmark'
+        """
+        found: Answer = self.get(f"/jobs/{_id(job)}")
+        return found
+
+    def list_jobs(
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        sweep: Thing | None = None,
+        limit: int = 50,
+    ) -> list[Answer]:
+        """Return the jobs that match everything given, newest first, over as many pages as it takes."""
+        filters = {"state": state, "kind": kind, "label": _label_filter(labels)}
+        return self.pages("/jobs", limit, **filters, sweep=None if sweep is None else _id(sweep))
+
+    def jobs(
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        sweep: Thing | None = None,
+        limit: int = 50,
+    ) -> pd.DataFrame:
+        """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
+
+        Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case.
+
+        Example:
+            >>> flopwatch.jobs(sweep=sweep)["state"].tolist()
+            ['succeeded', 'succeeded', 'succeeded']
+        """
+        import pandas as pd
+
+        found = self.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep, limit=limit)
+        times = ("created_at", "started_at", "finished_at")
+        kept = (
+            "id",
+            "kind",
+            "state",
+            "name",
+            "labels",
+            "priority",
+            "attempt",
+            "sweep_id",
+            "worker_id",
+            "waiting",
+            *times,
+        )
+        rows = [
+            {
+                **{name: job[name] for name in kept},
+                "case": case_text(job["summary"]),
+                "verdict": (job["validity"] or {}).get("verdict"),
+            }
+            for job in found
+        ]
+        frame = pd.DataFrame(rows, columns=[*kept, "case", "verdict"])
+        for name in times:
+            frame[name] = pd.to_datetime(frame[name], utc=True, format="ISO8601")
+        frame["duration_s"] = (frame["finished_at"] - frame["started_at"]).dt.total_seconds()
+        return frame.set_index("id")
+
+    def places(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+        """Return the places in the queue, from 1 on, of those of the jobs that are queued, by their ids.
+
+        Example:
+            >>> waiting = flopwatch.rerun(job, device="cuda")
+            >>> flopwatch.places([waiting])[waiting["id"]] >= 1
+            True
+        """
+        queued = [job["id"] for job in jobs if job["state"] == "queued"]
+        found: dict[int, int] = {}
+        for start in range(0, len(queued), PAGE):
+            page = self.get("/queue/places", job=queued[start : start + PAGE])
+            found |= {one["id"]: one["place"] for one in page["data"]}
+        return found
+
+    def list_sweeps(self, limit: int = 50) -> list[Answer]:
+        """Return the sweeps, newest first."""
+        return self.pages("/sweeps", limit)
+
+    def list_workers(self, *, state: str | None = None, limit: int = 50) -> list[Answer]:
+        """Return the workers with their devices, newest first."""
+        return self.pages("/workers", limit, state=state)
+
+    def logs(self, job: Thing, *, attempt: int | None = None) -> str:
+        """Return what a job printed, in its last attempt or in that one; the middle of a long log is cut.
+
+        Example:
+            >>> flopwatch.logs(job)
+            'a line of output\\n'
+        """
+        return self.text(f"/jobs/{_id(job)}/logs", attempt=attempt)
+
+    # Results
+
+    def measurements(self, job: Thing, *, samples: bool = False, attempt: int | None = None) -> pd.DataFrame:
+        """Return all measurements of a job: one row is one metric of one case, as a process measured it.
+
+        Args:
+            samples: add a column with the raw samples of each row, as lists.
+            attempt: of this attempt; by default of the last that recorded something.
+
+        Returns:
+            A frame with the case's coordinates, `phase`, `metric`, `unit`, `outcome`, `validity`, `n`, `mean`, `median`
+            and the other statistics as columns. What was not measured is NaN; `outcome` and `reason` say why.
+
+        Example:
+            >>> found = flopwatch.measurements(job)
+            >>> found.loc[found["metric"] == "forward_ms", ["median", "unit"]].values.tolist()
+            [[1.25, 'ms']]
+        """
+        asked = {"samples": True if samples else None, "attempt": attempt}
+        return _frame(self.all_rows(f"/jobs/{_id(job)}/measurements", asked))
+
+    def table(
+        self,
+        *,
+        job: Thing | Sequence[Thing] | None = None,
+        sweep: Thing | Sequence[Thing] | None = None,
+        kind: str | Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        statistic: Statistic | None = None,
+        pivot: str | None = None,
+        relative_to: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Return the measurements of jobs as a table: one row per case, one column per metric.
+
+        Args:
+            job, sweep: of this job, or of these, and of the jobs of this sweep, or of these.
+            kind: of jobs of this kind; of several only if all are named.
+            labels: of jobs with these labels.
+            since, until: of jobs that finished in this time: "7d", "12h" or "90min" ago, a date, or a time.
+            rows: coordinates that make the rows; by default the kind's own.
+            columns: metrics that make the columns; by default the kind's own; ["all"]: every one.
+            statistic: of the samples; by default the mean, with the standard deviation in `<metric>_std`.
+            pivot: the coordinate whose values become columns.
+            relative_to: coordinates of the rows that all others are related to: {"precision": "fp32"}; a column
+                `<metric>_speedup` has how many times faster each row is.
+            sort: sort by this column; "-column" sorts from its greatest value down.
+            limit: at most so many rows.
+
+        Returns:
+            A frame. Its `attrs["units"]` has the columns' units, `attrs["missing"]` why cells have no numbers.
+
+        Example:
+            >>> table = flopwatch.table(sweep=sweep, rows=["context_length"], columns=["forward_ms"])
+            >>> float(table["forward_ms"].mean()), table.attrs["units"]["forward_ms"]
+            (1.25, 'ms')
+        """
+        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
+        return _frame(self.get("/tables", format="json", **asked, sort=sort, limit=limit))
+
+    def table_text(
+        self,
+        format: Format = "markdown",  # noqa: A002  (the query parameter's name)
+        *,
+        job: Thing | Sequence[Thing] | None = None,
+        sweep: Thing | Sequence[Thing] | None = None,
+        kind: str | Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        statistic: Statistic | None = None,
+        pivot: str | None = None,
+        relative_to: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        best: bool = False,
+        links: bool = False,
+        caption: str | None = None,
+        latex_label: str | None = None,
+    ) -> str:
+        """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
+
+        Args:
+            best: stress the best cell of each column.
+            links: show the job of each row, with its address.
+            caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
+
+        Example:
+            >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)
+            True
+        """
+        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
+        asked |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
+        # The query leaves out options that are not set.
+        asked |= {"best": best or None, "links": links or None}
+        return self.text("/tables", format=format, **asked)
+
+    def list_tables(self, job: Thing) -> list[Answer]:
+        """Return the names, columns and numbers of rows of the tables that a job's units reported."""
+        found: list[Answer] = self.get(f"/jobs/{_id(job)}/tables")["data"]
+        return found
+
+    def job_table(
+        self, job: Thing, name: str, *, sort: str | None = None, limit: int | None = None, unit: int | None = None
+    ) -> pd.DataFrame:
+        """Return a table that a job's units reported, such as the kernels of a profile.
+
+        Args:
+            sort: sort by this column; "-column" sorts from its greatest value down.
+            limit: at most so many rows.
+            unit: rows of this unit only.
+        """
+        path = f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
+        return _frame(self.all_rows(path, {"sort": sort, "unit": unit}, limit))
+
+    def compare(
+        self,
+        baseline: Thing | Sequence[Thing] | str,
+        candidate: Thing | Sequence[Thing] | None = None,
+        *,
+        metrics: Sequence[str] | None = None,
+        fail_above_percent: float | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Compare finished jobs, case by case; or, given one job of kind `compare`, its two sides.
+
+        Args:
+            baseline: a job, several that are samples of the same cases, or a baseline's name.
+            candidate: the job that is compared, or several.
+            metrics: compare and judge only these; by default all are compared, and the first is judged.
+            fail_above_percent: judge also if the candidate is worse by more than this: `attrs["gate"]`.
+            limit: of profiles, the most rows of each table and phase.
+
+        Returns:
+            A frame: one row is a metric of a case, or a kernel, operator or class of a profile, on both sides. Its
+            `attrs` have what the server says of the whole: `sentence` and `conclusion`, `alternated` (False: the jobs
+            ran at different times), `baseline`, `candidate`, `differences`, `environment_differences`, and `notes`.
+        """
+        asked = _compared(baseline, candidate, metrics, fail_above_percent)
+        return _frame(self.get("/compare", **asked, limit=limit, format="json"))
+
+    # Baselines
+
+    def set_baseline(self, name: str, *, job: Thing | None = None, sweep: Thing | None = None) -> Answer:
+        """Put a job, or the jobs of a sweep, into a baseline: they replace the cases that they have.
+
+        Returns:
+            The baseline. `left_out` has what is not in it: jobs without complete results, and with invalid ones;
+            `suspect` the jobs whose results are in it though a verdict doubts them.
+
+        Example:
+            >>> flopwatch.set_baseline("main", job=job)["number_of_cases"]
+            1
+        """
+        body = {"job": None if job is None else _id(job), "sweep": None if sweep is None else _id(sweep)}
+        return dict(self.send("PUT", _baseline_path(name), body=body).json())
+
+    def baseline(self, name: str) -> Answer:
+        """Return a baseline with its cases.
+
+        Example:
+            >>> kept = flopwatch.set_baseline("nightly", job=job)
+            >>> flopwatch.baseline("nightly")["cases"][0]["jobs"] == [job["id"]]
+            True
+        """
+        return dict(self.get(_baseline_path(name)))
+
+    def list_baselines(self, limit: int = 50) -> list[Answer]:
+        """Return the baselines by name, without their cases."""
+        return self.pages("/baselines", limit)
+
+    def delete_baseline(self, name: str) -> None:
+        """Delete a baseline. Its jobs stay, and can be deleted from now on."""
+        self.send("DELETE", _baseline_path(name))
+
+    def check(
+        self,
+        baseline: str,
+        jobs: Thing | Sequence[Thing] | None = None,
+        *,
+        metrics: Sequence[str] | None = None,
+        fail_above_percent: float = 5.0,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        show: Show | None = None,
+    ) -> Answer:
+        """Check jobs against a baseline; without jobs, run its specs again, wait for them, and check those.
+
+        Args:
+            baseline: its name.
+            jobs: finished jobs.
+            metrics: judge these; by default the first of each kind.
+            fail_above_percent: "slower" is what is worse by more than this.
+            labels: of the jobs that run again, beside `check`, which names the baseline unless it is among them. Labels
+                of the baseline's own jobs tell of their run, and are not copied.
+            timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
+            show: called with each step of progress, in place of a bar.
+
+        Returns:
+            `outcome`: passed, slower, inconclusive, invalid or missing, the worst of all; on another device or in
+            another environment, inconclusive. `sentence` says it in words, `jobs` are those that were checked, and
+            `comparisons` has the server's answer for each kind of job.
+
+        Raises:
+            ClientError: `jobs` is empty.
+
+        Example:
+            >>> kept = flopwatch.set_baseline("nightly", job=job)
+            >>> flopwatch.check("nightly", job)["outcome"]
+            'inconclusive'
+        """
+        if jobs is None:
+            mine = {"check": baseline, **(labels or {})}
+            asked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
+            self._wait_for_all(asked, timeout_s, show)
+        else:
+            asked = [self.job(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+        return self._checked(baseline, asked, metrics, fail_above_percent)
+
+    def _checked(
+        self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float
+    ) -> Answer:
+        """Compare finished jobs with a baseline, kind by kind; see `check`."""
+        if not jobs:
+            raise ClientError(
+                f"There is no job to check: name some, or leave them out to run those of {baseline} again."
+            )
+        by_kind: dict[str, list[int]] = {}
+        for job in jobs:
+            by_kind.setdefault(job["kind"], []).append(job["id"])
+        comparisons = [
+            self.get("/compare", **_compared(baseline, ids, metrics, fail_above_percent)) for ids in by_kind.values()
+        ]
+        for one in comparisons:
+            if one["gate"]["outcome"] == "not_comparable":
+                one["gate"] |= {"outcome": "inconclusive", "sentence": f"inconclusive: {one['gate']['sentence']}"}
+        worst = min(comparisons, key=lambda one: CHECKED.index(one["gate"]["outcome"]))["gate"]
+        return {
+            "outcome": worst["outcome"],
+            "sentence": worst["sentence"],
+            "jobs": [job["id"] for job in jobs],
+            "comparisons": comparisons,
+        }
+
+    def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:
+        """Submit a job once more, with these labels only: "commit=…" would be wrong of another run."""
+        former = self.job(job_id)
+        return self._resubmit(former, former["spec"], former["name"], labels)
+
+    def _resubmit(self, former: Answer, spec: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> Answer:
+        """Submit a spec with the other options of a former job."""
+        return self.submit(
+            spec,
+            name=name,
+            labels=labels,
+            priority=former["priority"],
+            timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
+            max_attempts=former["max_attempts"],
+        )
+
+    def _wait_for_all(self, jobs: Sequence[Answer], timeout_s: float | None, show: Show | None) -> None:
+        deadline = deadline_of(timeout_s)
+        with contextlib.ExitStack() as stack:
+            display = show or stack.enter_context(progress_bar())
+            for number, job in enumerate(jobs):
+                display(number, len(jobs), f"job {job['id']}, {number + 1} of {len(jobs)}")
+                left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
+                self.wait(job, timeout_s=left_s, show=lambda *_: None, check=False)
+
+    def list_files(self, job: Thing) -> list[Answer]:
+        """Return a job's files: name, kind, size in bytes, SHA-256."""
+        found: list[Answer] = self.get(f"/jobs/{_id(job)}/artifacts")["data"]
+        return found
+
+    def download(self, job: Thing, name: str | None = None, *, to: str | os.PathLike[str] | None = None) -> list[Path]:
+        """Download a job's files, or one of them, each checked against its SHA-256. No file is ever overwritten.
+
+        Args:
+            name: the one file to download.
+            to: the folder to write into; by default `job-17` for job 17.
+
+        Returns:
+            The paths of the files. One that is there already, with the same content, stays as it is.
+
+        Raises:
+            DownloadFailed: a file of that name with other content is there, which is noticed before anything is
+                written; or one came damaged.
+
+        Example:
+            >>> [path.name for path in flopwatch.download(job, to=folder)]
+            ['trace.json.gz']
+        """
+        job_id, found = _id(job), self.list_files(job)
+        chosen = [one for one in found if name in (None, one["name"])]
+        if name is not None and not chosen:
+            names = ", ".join(one["name"] for one in found) or "none"
+            raise ClientError(f"Job {job_id} has no file {name!r}; it has: {names}.")
+        folder = Path(f"job-{job_id}" if to is None else to)
+        targets = [(one, folder / Path(one["name"]).name) for one in chosen]
+        wanted = [(one, target) for one, target in targets if not _is_there(target, one["sha256"])]
+        if wanted:
+            folder.mkdir(parents=True, exist_ok=True)
+        for one, target in wanted:
+            self.download_file(one, target)
+        return [target for _, target in targets]
+
+    # Changing
+
+    def cancel(self, job: Thing) -> Answer:
+        """Cancel a job: at once if it is queued, else as soon as its processes have ended.
+
+        Example:
+            >>> flopwatch.cancel(flopwatch.rerun(job, device="cuda"))["state"]
+            'cancelled'
+        """
+        return dict(self.send("POST", f"/jobs/{_id(job)}/cancel").json())
+
+    def cancel_sweep(self, sweep: Thing) -> Answer:
+        """Cancel the jobs of a sweep that are not finished; the others keep their results."""
+        return dict(self.send("POST", f"/sweeps/{_id(sweep)}/cancel").json())
+
+    def resume_sweep(self, sweep: Thing) -> Answer:
+        """Run again what has no result: a new job for each point whose latest one failed or was cancelled."""
+        return dict(self.send("POST", f"/sweeps/{_id(sweep)}/resume").json())
+
+    def retry(self, job: Thing) -> Answer:
+        """Queue a failed or cancelled job for its next attempt: the same job, the same spec."""
+        return dict(self.send("POST", f"/jobs/{_id(job)}/retry").json())
+
+    def delete(self, job: Thing) -> None:
+        """Delete a finished job with its results and files."""
+        self.send("DELETE", f"/jobs/{_id(job)}")
+
+    def _with_preset(self, spec: Mapping[str, Any], preset: str | None) -> Answer:
+        return dict(spec) if preset is None else _merged(self.preset(str(spec.get("kind")), preset), spec)
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Show]:
+    """Show progress as a bar on standard error, with the time that is left, if that is a terminal; else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total, _message: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield _Bar(bar)
+
+
+class _Bar:
+    """Shows progress by one of rich's bars; lines about finished cells stay above it."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("waiting", total=None)
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        self._bar.update(self._task, description=one_line(message))
+        if total:
+            self._bar.update(self._task, completed=done, total=total)
+
+    def tell(self, line: str) -> None:
+        self._bar.console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _left(seconds: Sequence[float], cells: int) -> str:
+    """Return how long the other cells will take, if they take as long as those before."""
+    left_s = cells * sum(seconds) / len(seconds)
+    return f"; about {duration(left_s)} left" if left_s >= 1 else ""
+
+
+def _found(sweep: Mapping[str, Any]) -> str:
+    """Return what the one search of a sweep has found so far."""
+    searches = sweep.get("searches") or []
+    if len(searches) != 1 or searches[0]["largest"] is None:
+        return ""
+    return f", {searches[0]['axis']} {searches[0]['largest']} fits"
+
+
+def _id(thing: Thing) -> int:
+    return thing if isinstance(thing, int) else int(thing["id"])
+
+
+def _options(
+    name: str | None, labels: Mapping[str, str] | None, priority: int, timeout_s: float | str | None, max_attempts: int
+) -> Answer:
+    return {
+        "name": name,
+        "labels": dict(labels or {}),
+        "priority": priority,
+        "timeout_s": timeout_s,
+        "max_attempts": max_attempts,
+    }
+
+
+def _label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
+    return [f"{key}:{value}" for key, value in (labels or {}).items()] or None
+
+
+def _chosen(
+    job: Thing | Sequence[Thing] | None,
+    sweep: Thing | Sequence[Thing] | None,
+    kind: str | Sequence[str] | None,
+    labels: Mapping[str, str] | None,
+    since: str | None,
+    until: str | None,
+) -> Answer:
+    """Return the query parameters that choose the jobs of a table."""
+    kinds = [kind] if isinstance(kind, str) else kind
+    chosen = {"job": _ids(job), "sweep": _ids(sweep), "kind": None if kinds is None else list(kinds)}
+    return {**chosen, "label": _label_filter(labels), "since": since, "until": until}
+
+
+def _ids(things: Thing | Sequence[Thing] | None) -> list[int] | None:
+    one_or_more = [things] if isinstance(things, int | Mapping) else things
+    return None if one_or_more is None else [_id(one) for one in one_or_more]
+
+
+def _layout(
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    statistic: Statistic | None,
+    pivot: str | None,
+    relative_to: Mapping[str, Any] | None,
+) -> Answer:
+    """Return the query parameters that lay a table out."""
+    reference = [f"{name}={_typed(value)}" for name, value in (relative_to or {}).items()]
+    names = {"rows": rows, "columns": columns}
+    listed = {name: None if given is None else list(given) for name, given in names.items()}
+    return {**listed, "statistic": statistic, "pivot": pivot, "relative_to": reference or None}
+
+
+def _typed(value: Any) -> str:
+    """Write a coordinate's value as people type it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _compared(
+    baseline: Thing | Sequence[Thing] | str,
+    candidate: Thing | Sequence[Thing] | None,
+    metrics: Sequence[str] | None,
+    fail_above_percent: float | None,
+) -> Answer:
+    """Return the query that asks for a comparison."""
+
+    def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
+        return [_id(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+
+    asked: Answer
+    if candidate is None:
+        if isinstance(baseline, str):
+            raise ClientError(f"Say which job is compared with the baseline {baseline!r}.")
+        jobs = ids(baseline)
+        if len(jobs) != 1:
+            raise ClientError("Say which jobs are compared with these; or pass one job of kind compare.")
+        asked = {"job": jobs[0]}
+    elif isinstance(baseline, str):
+        asked = {"baseline_name": baseline, "candidate": ids(candidate)}
+    else:
+        asked = {"baseline": ids(baseline), "candidate": ids(candidate)}
+    return {**asked, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
+
+
+def _baseline_path(name: str) -> str:
+    return f"/baselines/{quote(name, safe='')}"
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Answer:
+    """Return both as one; of fields that both have, `over`'s count, inside objects too."""
+    merged = copy.deepcopy(dict(under))
+    for name, value in over.items():
+        inside = merged.get(name)
+        both = isinstance(inside, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(inside, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _set(spec: Answer, path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        inside = spec.setdefault(parent, {})
+        if not isinstance(inside, dict):
+            raise ClientError(f"{path}: {parent} is no object, so nothing can be set inside it.")
+        spec = inside
+    spec[last] = value
+
+
+def _frame(found: Mapping[str, Any]) -> pd.DataFrame:
+    """Make a frame of columns with types, and rows keyed by column; what is null is missing in every type.
+
+    Its `attrs` have the columns' units, and what else the server says of the whole table.
+    """
+    import pandas as pd
+
+    columns = found["columns"]
+    frame = pd.DataFrame.from_records(found["rows"], columns=[column["name"] for column in columns])
+    types: dict[str, Any] = {"number": "float64", "integer": "Int64", "boolean": "boolean"}
+    frame = frame.astype({one["name"]: types[one["type"]] for one in columns if one["type"] in types})
+    frame.attrs["units"] = {column["name"]: column["unit"] for column in columns if column["unit"] is not None}
+    frame.attrs |= {name: value for name, value in found.items() if name not in ("columns", "rows", "next")}
+    return frame
+
+
+def _is_there(target: Path, sha256: str) -> bool:
+    """Return True if the file is there already; raises DownloadFailed if another one is in its place."""
+    try:
+        with target.open("rb") as opened:
+            same = hashlib.file_digest(opened, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise DownloadFailed(f"{target}: {error.strerror}: choose another folder.") from error
+    if not same:
+        raise DownloadFailed(f"{target} exists with other content, and is not overwritten: choose another folder.")
+    return True

@@ -1,0 +1,371 @@
+"""A connection to one server: its address, requests and their problems, pages, streams of events, files.
+
+client.py has the methods of the API, and draws the tree of errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from urllib.request import getproxies
+
+import httpx
+
+from app.errors import InvalidEnvironment
+from flopwatch import address
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+Answer: TypeAlias = dict[str, Any]
+"""An answer of the server: a job, a sweep, a comparison, …"""
+CONNECT_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 120.0
+"""The longest silence of the server within an answer; a request that waits may be silent for longer (`Prefer`)."""
+STREAM_TIMEOUT_S = 60.0
+"""The longest silence within a stream. Must exceed the time between two of the server's keep-alive comments."""
+MAX_PREFERRED_WAIT_S = 60
+"""Longest time in seconds for which the server holds an answer."""
+RECONNECT_S = 1.0
+MAX_RECONNECTS = 30
+PAGE = 500
+
+
+class ClientError(Exception):
+    """Base of all errors of the client; the message is for people."""
+
+
+class Unreachable(ClientError):
+    """No server answers at that address, or the connection broke."""
+
+
+@dataclass(frozen=True)
+class WrongField:
+    """A field that the server refused: a JSON pointer (RFC 6901) into the body as sent, "" for something outside the
+    body."""
+
+    pointer: str
+    detail: str
+
+
+class Refused(ClientError):
+    """The server answered with a problem (RFC 9457); `problem` is the whole of it.
+
+    Example:
+        >>> try:
+        ...     flopwatch.submit({"kind": "benchmark", "context_lenght": 256})
+        ... except Refused as refused:
+        ...     print(refused.status, refused.pointer, refused.cure)
+        422 /spec/context_lenght Unknown field; did you mean context_length?
+    """
+
+    def __init__(self, problem: Mapping[str, Any]) -> None:
+        super().__init__(problem_text(problem))
+        self.problem = dict(problem)
+
+    @property
+    def type(self) -> str:
+        """The URI of the problem's type: "urn:flopwatch:problem:invalid_request"."""
+        return str(self.problem.get("type", "about:blank"))
+
+    @property
+    def code(self) -> str:
+        """The type's last part: "invalid_request", "not_found", "conflict", …"""
+        return str(self.problem.get("code", self.type.rpartition(":")[2]))
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return int(self.problem.get("status", 0))
+
+    @property
+    def errors(self) -> tuple[WrongField, ...]:
+        """The fields that were refused; none if the problem does not concern fields."""
+        return tuple(WrongField(one["pointer"], one["detail"]) for one in self.problem.get("errors", ()))
+
+    @property
+    def pointer(self) -> str | None:
+        """The JSON pointer to the first wrong field in the body as sent; None if the problem does not concern
+        fields."""
+        return self.errors[0].pointer if self.errors else None
+
+    @property
+    def cure(self) -> str:
+        """The error of the first wrong field with its cure; without a wrong field, the problem's detail."""
+        return self.errors[0].detail if self.errors else str(self.problem.get("detail", ""))
+
+
+class WaitTimeout(ClientError, TimeoutError):
+    """The job or sweep was not done in time. It continues."""
+
+
+class DownloadFailed(ClientError):
+    """A downloaded file is damaged, or a file of that name exists already."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event of a job: `state`, `progress`, `log` or `done`."""
+
+    type: str
+    data: dict[str, Any]
+
+
+class Connection:
+    """A connection to one server. The subclass `Flopwatch` describes the arguments and errors."""
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, data_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        settings = _settings(data_dir)
+        self.url, self._named_by = (url.rstrip("/"), "") if url else _server_url(settings, data_dir is not None)
+        if token is None and settings.api_token is not None:
+            token = settings.api_token.get_secret_value()
+        with self._explained():
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=_timeout(READ_TIMEOUT_S),
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                # Loading certificates takes longer than most commands, and plain HTTP has none.
+                verify=not self.url.startswith("http://") or bool(getproxies()),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def get(self, path: str, **params: Any) -> Any:
+        """Get a route's JSON; parameters that are None are left out."""
+        return self.send("GET", path, params=params).json()
+
+    def text(self, path: str, **params: Any) -> str:
+        """Get a route's text; parameters that are None are left out."""
+        return self.send("GET", path, params=params).text
+
+    def pages(self, path: str, limit: int, **params: Any) -> list[Answer]:
+        """Get up to `limit` entries of a list, over as many pages as it takes."""
+        found: list[Answer] = []
+        after = None
+        while len(found) < limit:
+            page = self.get(path, limit=min(limit - len(found), PAGE), after=after, **params)
+            found += page["data"]
+            after = page["next"]
+            if after is None:
+                break
+        return found
+
+    def post_once(
+        self, path: str, body: Mapping[str, Any], idempotency_key: str | None = None, *, wait_s: int = 0
+    ) -> tuple[Answer, bool]:
+        """Post a body; returns the answer, and True if the server replayed the first answer to this key."""
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        if wait_s:
+            headers["Prefer"] = f"wait={min(wait_s, MAX_PREFERRED_WAIT_S)}"
+        response = self.send("POST", path, body=body, headers=headers, timeout_s=READ_TIMEOUT_S + wait_s)
+        return dict(response.json()), "Idempotency-Replayed" in response.headers
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> httpx.Response:
+        """Send one request to any route, with JSON (`body`) or bytes (`content`); `timeout_s` is the longest silence of
+        the server.
+
+        Raises:
+            Refused: the server answered with a problem.
+            Unreachable: no server answers.
+        """
+        chosen = {name: value for name, value in (params or {}).items() if value is not None}
+        with self._explained():
+            response = self._http.request(
+                method, path, params=chosen, json=body, content=content, headers=headers, timeout=_timeout(timeout_s)
+            )
+        return checked(response)
+
+    def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event]:
+        """Yield a route's events from the first to the last; after a lost connection, resume where it stopped.
+
+        `what` names the source of the events, for the error.
+
+        Raises:
+            WaitTimeout: it was not done after `timeout_s` seconds; noticed when the server next sends something.
+        """
+        deadline = deadline_of(timeout_s)
+        last_id, failures = "0", 0
+        while True:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": last_id}
+            left_s = deadline - time.monotonic()
+            timeout = _timeout(min(STREAM_TIMEOUT_S, max(left_s, 0.001)))
+            try:
+                with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                    if response.is_error:
+                        response.read()
+                    if checked(response).status_code == httpx.codes.NO_CONTENT:
+                        return
+                    for event_id, event in parse_stream(_until(response.iter_lines(), deadline)):
+                        last_id, failures = event_id, 0
+                        yield event
+                        if event.type == "done":
+                            return
+            except httpx.InvalidURL as error:
+                raise self._unreachable(error) from error
+            except httpx.TransportError as error:
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout(f"{what} was not done after {timeout_s:g} s; it goes on.") from None
+                failures += 1
+                if failures > MAX_RECONNECTS:
+                    raise Unreachable(f"Lost {self.url}: {_sentence(error)}.") from error
+                time.sleep(RECONNECT_S)
+
+    def all_rows(self, path: str, asked: Mapping[str, Any], limit: int | None = None) -> Answer:
+        """Get all pages of a list of rows, or `limit` rows; a column may have another type on each page."""
+        rows: list[Answer] = []
+        columns: dict[str, Answer] = {}
+        after = None
+        while True:
+            left = None if limit is None else limit - len(rows)
+            page = self.get(path, **asked, limit=left, after=after)
+            for column in page["columns"]:
+                former = columns.setdefault(column["name"], column)
+                if former["type"] != column["type"]:
+                    columns[column["name"]] = {**column, "type": "any"}
+            rows += page["rows"]
+            after = page["next"]
+            if after is None or (limit is not None and len(rows) >= limit):
+                return {"columns": list(columns.values()), "rows": rows}
+
+    def download_file(self, file: Mapping[str, Any], target: Path) -> None:
+        """Download one file, checked against its SHA-256; it is written whole or not at all."""
+        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+        digest = hashlib.sha256()
+        try:
+            with self._explained(), self._http.stream("GET", file["url"]) as response, partial.open("wb") as opened:
+                if response.is_error:
+                    response.read()
+                for chunk in checked(response).iter_bytes():
+                    digest.update(chunk)
+                    opened.write(chunk)
+            if digest.hexdigest() != file["sha256"]:
+                raise DownloadFailed(f"{file['name']} arrived damaged; try again.")
+            _move(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"Cannot talk to {self.url}{self._named_by}: {_sentence(error)}. Start the server with `flopwatch up`, or "
+            "say where it is: FLOPWATCH_URL, or --url."
+        )
+
+
+def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
+    """Yield the (id, event) pairs of a stream of server-sent events."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield fields.get("id", "0"), Event(fields.get("event", "message"), json.loads(fields["data"]))
+            fields = {}
+
+
+def checked(response: httpx.Response) -> httpx.Response:
+    """Return the response; raises Refused if it is a problem."""
+    if not response.is_error:
+        return response
+    if response.headers.get("content-type", "").endswith("json"):
+        raise Refused(response.json())
+    title = f"{response.url} answered {response.status_code} {response.reason_phrase}."
+    raise Refused({"type": "about:blank", "title": title, "status": response.status_code})
+
+
+def problem_text(problem: Mapping[str, Any]) -> str:
+    """Write a problem (RFC 9457) for people: its title, then each field with its cure."""
+    fields = [": ".join(filter(None, (one["pointer"], one["detail"]))) for one in problem.get("errors", ())]
+    told = fields or [text for text in [problem.get("detail", "")] if text]
+    return "\n".join([str(problem.get("title", "Error")), *(f"  {line}" for line in told)])
+
+
+def _settings(data_dir: str | os.PathLike[str] | None) -> Settings:
+    from app.settings import Settings
+
+    try:
+        return Settings.from_environment(**({} if data_dir is None else {"data_dir": Path(data_dir)}))
+    except InvalidEnvironment as error:
+        raise ClientError(error.detail) from error
+
+
+def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
+    """Return the server's address, and its source in words. A given folder takes precedence over a variable."""
+    if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
+        return url.rstrip("/"), ""
+    if url := address.found(settings.data_dir):
+        # It is used all the same: the process of a server in another container is not visible here.
+        gone = ", left by a server whose process is gone" if address.left_by_the_dead(settings.data_dir) else ""
+        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE}{gone})"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", ""
+
+
+def _timeout(silence_s: float) -> httpx.Timeout:
+    return httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
+
+
+def deadline_of(timeout_s: float | None) -> float:
+    """Return the time `timeout_s` seconds from now on the monotonic clock; None means never."""
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _until(lines: Iterable[str], deadline: float) -> Iterator[str]:
+    """Yield lines until the deadline; then raise the error of a connection that is silent for too long."""
+    for line in lines:
+        if time.monotonic() >= deadline:
+            raise httpx.ReadTimeout("the time is over")
+        yield line
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error's message without a final full stop."""
+    return (str(error) or type(error).__name__).rstrip(". ")
+
+
+def _move(partial: Path, target: Path) -> None:
+    """Rename a file to its final name, unless another file has taken that name meanwhile."""
+    try:
+        try:
+            os.link(partial, target)
+        except FileExistsError:
+            raise
+        except OSError:  # some file systems have no links
+            target.touch(exist_ok=False)
+            partial.replace(target)
+    except FileExistsError:
+        raise DownloadFailed(f"{target} exists by now, and is not overwritten: choose another folder.") from None

@@ -1,0 +1,58 @@
+"""Jobs with results, through the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.specs import KINDS, spec_adapter
+from app.store.queue.transitions import Queue
+from app.store.records import Claim, Finish, MeasurementRecord, NewJob, Offer
+from tests.app.store.conftest import database, queue, reading, record, registration, results, settings, shop
+
+__all__ = ["database", "queue", "reading", "record", "registration", "results", "settings", "shop"]
+
+Measure = Callable[..., int]
+
+
+@pytest.fixture
+def run_job(queue: Queue) -> Callable[..., Claim]:
+    """Submits a job of any kind and claims it."""
+
+    def run(spec: dict[str, Any] | None = None, **job: Any) -> Claim:
+        asked = spec_adapter.validate_json(json.dumps({"kind": "benchmark", **(spec or {})}))
+        queue.submit(NewJob(asked, **job))
+        capabilities = frozenset(asked.requirements())
+        offer = Offer(frozenset(KINDS), capabilities, total_gpus=0, free_gpus=0, idle=True)
+        claim = queue.claim("worker", offer)
+        assert claim is not None
+        return claim
+
+    return run
+
+
+@pytest.fixture
+def measure(run_job: Callable[..., Claim], queue: Queue, record: Callable[..., MeasurementRecord]) -> Measure:
+    """Submits a job, runs it and records the measurements given: (metric, changes) pairs of its only case.
+
+    A change of `case` adds coordinates, and makes another case of it
+    """
+
+    def run(*measured: tuple[str, dict[str, Any]], spec: dict[str, Any] | None = None, finish: Any = None) -> int:
+        claim = run_job(spec)
+        asked = spec_adapter.validate_json(json.dumps({"kind": "benchmark", **(spec or {})}))
+        case = None if asked.holds_specs else asked.cases()[0]
+        records = []
+        for metric, changes in measured:
+            coordinates = {**(case.coordinates if case else {}), **changes.get("case", {})}
+            key = json.dumps(coordinates, sort_keys=True)
+            records.append(record(metric, **{"case_key": key, **changes, "case": coordinates}))
+        ending = finish or Finish("succeeded")
+        queue.finish(claim, replace(ending, measurements=records))
+        return int(claim.job_id)
+
+    return run

@@ -1,0 +1,217 @@
+"""Pivots, references, order, pages and the best of a column, as people ask for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.errors import InvalidRequest
+from app.results import Sheet, render, table
+from app.store.database.engine import Database
+
+Measure = Callable[..., int]
+
+
+@pytest.fixture
+def grid(measure: Measure) -> list[int]:
+    """Precision × context length; bf16 takes half the time, and 3/4 at length 256."""
+    jobs = []
+    for length, fp32, bf16 in ((128, 10.0, 5.0), (256, 20.0, 15.0)):
+        for precision, mean in (("fp32", fp32), ("bf16", bf16)):
+            spec = {"context_length": length, "precision": precision}
+            jobs.append(
+                measure(
+                    ("step_ms", {"mean": mean}), ("tokens_per_s", {"mean": 1000 / mean, "unit": "tokens/s"}), spec=spec
+                )
+            )
+    return jobs
+
+
+def values(sheet: Sheet, name: str) -> list[float | None]:
+    return [cell.value for cell in sheet.column(name)]
+
+
+def rows_of(sheet: Sheet) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(render(sheet, "json"))["rows"]
+    return found
+
+
+class TestPivot:
+    def test_values_of_a_coordinate_become_columns(self, database: Database, grid: list[int]) -> None:
+        sheet = table(database, pivot="context_length")
+        assert sheet.names("coordinate") == ["model", "precision"]
+        assert sheet.names("metric") == ["step_ms, context_length=128", "step_ms, context_length=256"]
+        assert values(sheet, "step_ms, context_length=128") == [10.0, 5.0]
+        assert values(sheet, "step_ms, context_length=256") == [20.0, 15.0]
+
+    def test_of_several_metrics(self, database: Database, grid: list[int]) -> None:
+        sheet = table(database, pivot="precision", columns=["step_ms", "tokens_per_s"])
+        assert [column.group for column in sheet.columns if column.role == "metric"] == [
+            *["step_ms"] * 2,
+            *["tokens_per_s"] * 2,
+        ]
+        assert values(sheet, "tokens_per_s, precision=bf16") == [200.0, pytest.approx(1000 / 15)]
+
+    def test_each_number_leads_to_its_job(self, database: Database, grid: list[int]) -> None:
+        first = rows_of(table(database, pivot="context_length"))[0]
+        assert first["step_ms_job, context_length=128"] == grid[0]
+        assert first["step_ms_job, context_length=256"] == grid[2]
+        assert first["jobs"] == f"{grid[0]}, {grid[2]}"
+
+    def test_a_case_that_nobody_measured_is_empty(self, database: Database, measure: Measure, grid: list[int]) -> None:
+        measure(("step_ms", {"mean": 7.0}), spec={"context_length": 512, "precision": "fp32"})
+        sheet = table(database, pivot="context_length")
+        assert values(sheet, "step_ms, context_length=512") == [7.0, None]
+        assert "no counterpart" not in render(sheet, "markdown")
+
+    def test_what_depends_on_the_columns_keeps_no_row_apart(self, database: Database, measure: Measure) -> None:
+        """As a block size, which only one implementation has."""
+        for length in (128, 256):
+            for name, more in (("eager", {}), ("blocked", {"block": 32, "warps": 4})):
+                case = {"implementation": name, "length": length, **more}
+                measure(("step_ms", {"case": case, "mean": float(length)}))
+        sheet = table(database, rows=["length"], pivot="implementation")
+        assert sheet.names("coordinate") == ["length"]
+        assert values(sheet, "step_ms, implementation=blocked") == [128.0, 256.0]
+        assert "The columns differ in block, warps, too." in sheet.notes
+
+    def test_what_varies_besides_makes_rows(self, database: Database, measure: Measure, grid: list[int]) -> None:
+        measure(("step_ms", {"mean": 3.0}), spec={"context_length": 128, "precision": "bf16", "batch_size": 8})
+        sheet = table(database, pivot="precision")
+        assert "batch_size" in sheet.names("coordinate")
+        assert values(sheet, "step_ms, precision=bf16") == [5.0, 15.0, 3.0]
+        assert values(sheet, "step_ms, precision=fp32") == [10.0, 20.0, None]
+
+    def test_cases_measured_twice_have_rows_of_their_own(self, database: Database, measure: Measure) -> None:
+        for mean in (1.0, 2.0):
+            for length in (128, 256):
+                measure(("step_ms", {"mean": mean}), spec={"context_length": length})
+        sheet = table(database, pivot="context_length")
+        assert sheet.column("run") == [1, 2]
+        assert values(sheet, "step_ms, context_length=256") == [1.0, 2.0]
+
+    def test_verdicts_stand_at_their_numbers(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"validity": "valid"}), spec={"context_length": 128})
+        measure(("step_ms", {"validity": "suspect"}), spec={"context_length": 256})
+        sheet = table(database, pivot="context_length")
+        row = rows_of(sheet)[0]
+        assert (row["validity"], row["step_ms_validity, context_length=128"]) == ("suspect", "valid")
+        line = render(sheet, "markdown").splitlines()[2]
+        assert line.count("†") == 1
+        assert line.rstrip(" |").endswith("†")
+
+    def test_an_unknown_coordinate_is_refused(self, database: Database, grid: list[int]) -> None:
+        with pytest.raises(InvalidRequest, match="'nose' is none of") as caught:
+            table(database, pivot="nose")
+        assert caught.value.errors[0].pointer == "/pivot"
+
+    def test_nothing_is_a_table_too(self, database: Database) -> None:
+        assert table(database, pivot="nose").rows == []
+
+
+class TestRelative:
+    def test_times_become_speedups_of_rows_with_a_counterpart(self, database: Database, grid: list[int]) -> None:
+        sheet = table(database, relative_to={"precision": "fp32"})
+        assert values(sheet, "step_ms_speedup") == [1.0, 2.0, 1.0, pytest.approx(4 / 3)]
+        text = render(sheet, "markdown")
+        assert "2.00×" in text
+        assert text.count("reference |") == 2
+        assert [row["step_ms_speedup_outcome"] for row in rows_of(sheet)] == ["reference", "ok"] * 2
+
+    def test_of_rates_more_is_faster(self, database: Database, grid: list[int]) -> None:
+        sheet = table(database, relative_to={"precision": "fp32"}, columns=["tokens_per_s", "step_ms"])
+        assert values(sheet, "tokens_per_s_speedup") == [1.0, 2.0, 1.0, pytest.approx(4 / 3)]
+        assert values(sheet, "step_ms_speedup") == pytest.approx(values(sheet, "tokens_per_s_speedup"))
+
+    def test_a_row_without_a_counterpart_says_so(self, database: Database, measure: Measure, grid: list[int]) -> None:
+        measure(("step_ms", {"mean": 1.0}), spec={"context_length": 512, "precision": "bf16"})
+        sheet = table(database, relative_to={"precision": "fp32"})
+        assert [cell.outcome for cell in sheet.column("step_ms_speedup")][-1] == "no counterpart"
+
+    def test_two_references_are_none(self, database: Database, measure: Measure, grid: list[int]) -> None:
+        measure(("step_ms", {"mean": 12.0}), spec={"context_length": 128, "precision": "fp32"})
+        sheet = table(database, relative_to={"precision": "fp32"})
+        assert [cell.outcome for cell in sheet.column("step_ms_speedup")] == [
+            "reference",
+            "several counterparts",
+            "reference",
+            "ok",
+            "reference",
+        ]
+
+    def test_a_missing_number_has_no_speedup(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"outcome": "oom"}), spec={"precision": "fp32"})
+        measure(("step_ms", {"mean": 12.0}), spec={"precision": "bf16"})
+        sheet = table(database, relative_to={"precision": "fp32"})
+        reference, other = sheet.column("step_ms_speedup")
+        assert other.outcome is None
+        assert (reference.value, reference.outcome) == (None, "reference"), "it is no 1× of a time that nobody has"
+        assert "reference |" in render(sheet, "markdown")
+
+    @pytest.mark.parametrize(
+        ("reference", "message"),
+        [
+            ({"nose": "1"}, "'nose' is none of these results' coordinates: model"),
+            ({"precision": "fp64"}, "No row has precision=fp64; there is fp32, bf16"),
+            ({"precision": "fp32", "context_length": "9"}, "No row has context_length=9"),
+        ],
+    )
+    def test_a_reference_that_is_not_there_is_refused(
+        self, database: Database, grid: list[int], reference: dict[str, str], message: str
+    ) -> None:
+        with pytest.raises(InvalidRequest, match=message) as caught:
+            table(database, relative_to=reference)
+        assert caught.value.errors[0].pointer == "/relative_to"
+
+    def test_with_a_pivot(self, database: Database, grid: list[int]) -> None:
+        sheet = table(database, relative_to={"precision": "fp32"}, pivot="context_length")
+        assert values(sheet, "step_ms_speedup, context_length=256") == [1.0, pytest.approx(4 / 3)]
+
+
+class TestBest:
+    def test_the_best_of_each_column_is_stressed(self, database: Database, grid: list[int]) -> None:
+        sheet = table(database, best=True)
+        assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False, False]
+        assert [cell.best for cell in sheet.column("tokens_per_s")] == [False, True, False, False]
+        assert "**5.00 ± 0.50**" in render(sheet, "markdown")
+        assert r"\textbf{5.00 $\pm$ 0.50}" in render(sheet, "latex")
+        assert "<strong>5.00 ± 0.50</strong>" in render(sheet, "html")
+
+    def test_no_invalid_number_is_the_best(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": 1.0, "validity": "invalid"}), spec={"context_length": 128})
+        measure(("step_ms", {"mean": 2.0}), spec={"context_length": 256})
+        measure(("step_ms", {"mean": 3.0}), spec={"context_length": 512})
+        sheet = table(database, best=True)
+        assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False]
+
+    def test_nobody_is_the_best_of_one(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        assert not table(database, best=True).column("step_ms")[0].best
+
+
+class TestOrder:
+    def test_by_a_metric_and_a_coordinate(self, database: Database, measure: Measure, grid: list[int]) -> None:
+        measure(("step_ms", {"outcome": "oom"}), spec={"context_length": 512})
+        assert values(table(database, sort="step_ms"), "step_ms") == [5.0, 10.0, 15.0, 20.0, None]
+        assert values(table(database, sort="-step_ms"), "step_ms") == [20.0, 15.0, 10.0, 5.0, None], "unknown come last"
+        assert table(database, sort="-context_length").column("context_length") == [512, 256, 256, 128, 128]
+
+    def test_signs_move_with_their_rows(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": 2.0, "validity": "suspect"}), spec={"context_length": 128})
+        measure(("step_ms", {"mean": 1.0, "validity": "valid"}), spec={"context_length": 256})
+        assert table(database).marks == ["†", ""]
+        assert table(database, sort="step_ms").marks == ["", "†"]
+
+    def test_pages(self, database: Database, grid: list[int]) -> None:
+        first = table(database, sort="step_ms", limit=3)
+        assert (values(first, "step_ms"), first.next) == ([5.0, 10.0, 15.0], "3")
+        rest = table(database, sort="step_ms", limit=3, after=3)
+        assert (values(rest, "step_ms"), rest.next) == ([20.0], None)
+
+    def test_an_unknown_column_is_refused(self, database: Database, grid: list[int]) -> None:
+        with pytest.raises(InvalidRequest, match="no column 'nose' to sort by; there is model") as caught:
+            table(database, sort="nose")
+        assert caught.value.errors[0].pointer == "/sort"

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from app.errors import InvalidRequest, NotFound, job_problem
+from app.results import table
+from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.queue.transitions import Queue
+from app.store.reading import measurements
+from app.store.records import Claim, Finish, MeasurementRecord, NewJob
+
+Measure = Callable[..., int]
+BROKEN = Finish("failed", error=job_problem("failed", "it broke"))
+
+
+def test_by_kind_and_job(database: Database, measure: Measure) -> None:
+    first, second = (measure(("step_ms", {}), spec={"context_length": length}) for length in (128, 256))
+    assert len(table(database, kind="benchmark").rows) == 2
+    assert len(table(database, kind="profile").rows) == 0
+    assert table(database, jobs=[second]).column("context_length") == [256]
+    assert len(table(database, jobs=[first, second]).rows) == 2
+
+
+def test_by_labels(
+    database: Database, queue: Queue, run_job: Callable[..., Claim], record: Callable[..., MeasurementRecord]
+) -> None:
+    for labels in ({"team": "a", "run": "1"}, {"team": "a"}, {"team": "b"}):
+        queue.finish(run_job(labels=labels), Finish("succeeded", measurements=[record()]))
+    assert len(table(database, labels=[("team", "a")]).rows) == 2
+    assert len(table(database, labels=[("team", "a"), ("run", "1")]).rows) == 1
+    assert len(table(database, labels=[("team", "c")]).rows) == 0
+
+
+def test_by_the_time_of_their_end(database: Database, measure: Measure) -> None:
+    jobs = [measure(("step_ms", {}), spec={"context_length": length}) for length in (1, 2, 3)]
+    ends = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (1, 2, 3)]
+    with database.write() as connection:
+        for job, end in zip(jobs, ends, strict=True):
+            connection.execute(update(tables.job).where(tables.job.c.id == job).values(finished_at=end))
+    assert table(database, since=ends[1]).column("context_length") == [2, 3]
+    assert table(database, until=ends[1]).column("context_length") == [1]
+    assert table(database, since=ends[0], until=ends[2]).column("context_length") == [1, 2]
+
+
+@pytest.mark.parametrize("arguments", [{"sweep": 7}, {"sweep": 2**70}, {"jobs": [7]}, {"jobs": [2**70]}])
+def test_unknown_ones_are_not_found(database: Database, arguments: dict[str, Any]) -> None:
+    with pytest.raises(NotFound):
+        table(database, **arguments)
+
+
+def test_more_measurements_than_a_table_holds_are_refused(
+    database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
+    jobs = [measure(("forward_ms", {}), ("backward_ms", {})) for _ in range(2)]
+    assert table(database, jobs=jobs[:1]).rows
+    with pytest.raises(InvalidRequest, match="more than 3 measurements: choose fewer jobs, or read each job's"):
+        table(database, jobs=jobs)
+
+
+def test_too_many_are_refused_and_not_cut(
+    database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        measure(("step_ms", {}))
+    monkeypatch.setattr(measurements, "MAX_JOBS", 1)
+    with pytest.raises(InvalidRequest, match="more than 1 jobs"):
+        table(database)
+
+
+class TestSweeps:
+    @pytest.fixture
+    def sweep(self, queue: Queue) -> Callable[..., int]:
+        """Submits a sweep of jobs with these points; the context length tells them apart."""
+
+        def submit(*points: dict[str, int] | None) -> int:
+            jobs = [
+                NewJob(BenchmarkSpec(context_length=100 + number), point=point) for number, point in enumerate(points)
+            ]
+            return int(queue.submit_sweep(None, {}, {}, {}, [], jobs).response["id"])
+
+        return submit
+
+    def finish(self, shop: Any, queue: Queue, record: Callable[..., MeasurementRecord], ending: Finish) -> None:
+        claim = shop.claim()
+        case = {"context_length": claim.spec["context_length"]}
+        measured = [record(case=case, case_key=str(case))] if ending.state == "succeeded" else []
+        queue.finish(claim, Finish(ending.state, error=ending.error, measurements=measured))
+
+    def test_only_its_jobs(
+        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int], measure: Measure
+    ) -> None:
+        measure(("step_ms", {}))
+        number = sweep({"seed": 0})
+        assert table(database, sweep=number).rows == []
+        self.finish(shop, queue, record, Finish("succeeded"))
+        assert table(database, sweep=number).column("context_length") == [100]
+        assert len(table(database).rows) == 2
+
+    def test_of_each_point_the_latest_job(
+        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]
+    ) -> None:
+        number = sweep({"x": 0, "y": 1}, {"x": 1, "y": 1}, {"x": 0, "y": 1})
+        for ending in (BROKEN, Finish("succeeded"), Finish("succeeded")):
+            self.finish(shop, queue, record, ending)
+        assert table(database, sweep=number).column("context_length") == [101, 102]
+
+    def test_with_other_jobs_and_sweeps_it_is_a_union(
+        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int], measure: Measure
+    ) -> None:
+        first, second = sweep({"x": 0}), sweep({"x": 0}, {"x": 1})
+        for _ in range(3):
+            self.finish(shop, queue, record, Finish("succeeded"))
+        alone = measure(("step_ms", {}), spec={"context_length": 7})
+        measure(("step_ms", {}), spec={"context_length": 8})
+        assert table(database, sweep=[first, second]).column("context_length") == [100, 100, 101]
+        assert table(database, sweep=second, jobs=[alone]).column("context_length") == [100, 101, 7]
+        assert table(database, sweep=second, jobs=[alone], labels=[("no", "such")]).rows == []
+
+    def test_a_point_that_is_being_resumed_has_no_result(
+        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]
+    ) -> None:
+        number = sweep({"x": 0}, {"x": 0})
+        self.finish(shop, queue, record, BROKEN)
+        assert table(database, sweep=number).rows == []
+
+    def test_all_jobs_whose_points_nobody_knows(
+        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]
+    ) -> None:
+        number = sweep(None, None)
+        for _ in range(2):
+            self.finish(shop, queue, record, Finish("succeeded"))
+        assert len(table(database, sweep=number).rows) == 2
+
+
+def test_only_the_last_recorded_attempt_counts(
+    database: Database, queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]
+) -> None:
+    """A job that was retried has measurements of several attempts."""
+    claim = shop.running_job()
+    queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=[record(mean=1.0)]))
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE job SET state = 'queued'")
+    again = shop.claim()
+    assert again.attempt == 2
+    assert table(database).rows == [], "the job is running"
+    queue.finish(again, Finish("succeeded", measurements=[record(mean=2.0)]))
+    assert [cell.value for cell in table(database).column("step_ms")] == [2.0]
+
+
+@pytest.fixture
+def retried(queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]) -> int:
+    """A job with three measurements of its first attempt, which failed, and three of its second one."""
+
+    def measured(mean: float) -> list[MeasurementRecord]:
+        return [record(mean=mean, case={"context_length": n}, case_key=str(n)) for n in (1, 2, 3)]
+
+    claim = shop.running_job()
+    queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=measured(1.0)))
+    queue.retry(claim.job_id)
+    queue.finish(shop.claim(), Finish("succeeded", measurements=measured(2.0)))
+    return int(claim.job_id)
+
+
+def test_former_attempts_do_not_count_towards_the_limit_of_a_table(
+    database: Database, retried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
+    assert [cell.value for cell in table(database, jobs=[retried]).column("step_ms")] == [2.0] * 3
+    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 2)
+    with pytest.raises(InvalidRequest, match="more than 2 measurements"):
+        table(database, jobs=[retried])
+
+
+def test_former_attempts_do_not_count_towards_the_beginning_of_a_table(
+    database: Database, retried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "MAX_BEGINNING", 3)
+    sheet = table(database, jobs=[retried], first=9)
+    assert [cell.value for cell in sheet.column("step_ms")] == [2.0] * 3
+    assert not sheet.is_cut

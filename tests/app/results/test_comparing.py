@@ -1,0 +1,518 @@
+"""Two jobs beside each other: what meets what, what was gained and lost, what is said of the whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from app.errors import Conflict, InvalidRequest, NotFound
+from app.results import Question, Sheet, compare, compare_sides, compare_with_baseline, render
+from app.specs import spec_adapter
+from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.keeping.baselines import Baselines
+from app.store.queue.transitions import Queue
+from app.store.records import Claim, Finish, NewJob, UnitRecord
+
+Measure = Callable[..., int]
+KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
+OPERATORS = {"name": "string", "class": "string", "device_ms": "number", "host_ms": "number", "calls": "number"}
+SUCCEEDED = Finish("succeeded")
+CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
+
+
+def rows(sheet: Sheet) -> list[dict[str, Any]]:
+    """The rows as JSON has them."""
+    found: list[dict[str, Any]] = json.loads(render(sheet, "json"))["rows"]
+    return found
+
+
+def about(sheet: Sheet, name: str) -> Any:
+    assert sheet.about is not None
+    return sheet.about[name]
+
+
+class TestMetrics:
+    def test_equal_cases_meet_and_medians_are_compared(self, database: Database, measure: Measure) -> None:
+        one = measure(("step_ms", {"median": 4.0, "mean": 9.0}), ("forward_ms", {"median": 1.0}))
+        other = measure(("step_ms", {"median": 3.0, "n": 7}), ("forward_ms", {"median": 1.5}))
+        sheet = compare(database, one, other)
+        step, forward = rows(sheet)
+        assert (step["model"], step["metric"], step["unit"]) == ("small", "step_ms", "ms")
+        assert (step["baseline"], step["candidate"], step["change"], step["ratio"]) == (4.0, 3.0, -1.0, 0.75)
+        assert (step["baseline_n"], step["candidate_n"]) == (10, 7)
+        assert (forward["change"], forward["ratio"]) == (0.5, 1.5)
+        assert step["case_key"] is not None
+        assert about(sheet, "alternated") is False
+        assert about(sheet, "differences") == []
+        assert (about(sheet, "baseline")["job"], about(sheet, "candidate")["url"]) == (one, f"/jobs/{other}")
+
+    def test_what_the_jobs_differ_in_does_not_keep_their_cases_apart(
+        self, database: Database, measure: Measure
+    ) -> None:
+        one = measure(("step_ms", {}))
+        other = measure(("step_ms", {"device_key": "1x GPU"}), spec={"precision": "bf16", "context_length": 512})
+        sheet = compare(database, one, other)
+        (row,) = rows(sheet)
+        assert row["ratio"] == 1.0
+        assert row["case_key"] is None, "the cases are not equal"
+        assert about(sheet, "differences") == [
+            {"name": "context_length", "baseline": 256, "candidate": 512},
+            {"name": "precision", "baseline": "fp32", "candidate": "bf16"},
+            {"name": "device", "baseline": "1x test CPU", "candidate": "1x GPU"},
+        ]
+        assert "context_length=256 → 512, precision=fp32 → bf16" in " ".join(sheet.notes)
+
+    def test_what_is_not_in_use_is_no_difference(self, database: Database, measure: Measure) -> None:
+        one = measure(("step_ms", {"case": {"activation_checkpointing": False, "compile": False}}))
+        other = measure(("step_ms", {"case": {"activation_checkpointing": None, "compile": True}}))
+        sheet = compare(database, one, other)
+        assert [row["ratio"] for row in rows(sheet)] == [1.0]
+        assert about(sheet, "differences") == [{"name": "compile", "baseline": False, "candidate": True}]
+        assert any("compile=false → true" in note for note in sheet.notes)
+
+    def test_cases_of_grids_meet_by_what_varies_in_them(self, database: Database, measure: Measure) -> None:
+        def grid(tuned: bool, *tiles: int) -> int:
+            return measure(
+                *(("step_ms", {"median": float(tile), "case": {"tile": tile, "tuned": tuned}}) for tile in tiles)
+            )
+
+        sheet = compare(database, grid(False, 8, 16), grid(True, 16, 32))
+        assert [(row["tile"], row["baseline"], row["candidate"], row["ratio"]) for row in rows(sheet)] == [
+            (8, 8.0, None, None),
+            (16, 16.0, 16.0, 1.0),
+            (32, None, 32.0, None),
+        ]
+        assert [one["name"] for one in about(sheet, "differences")] == ["tuned"]
+
+    def test_a_missing_number_has_its_outcome(self, database: Database, measure: Measure) -> None:
+        one = measure(
+            ("step_ms", {"outcome": "oom"}), ("mfu", {"outcome": "unknown"}), ("tflops", {"outcome": "unknown"})
+        )
+        other = measure(("step_ms", {}), ("mfu", {"outcome": "unknown"}), ("tflops", {"validity": "suspect"}))
+        sheet = compare(database, one, other)
+        step, tflops = rows(sheet)
+        assert (step["baseline"], step["candidate"], step["change"], step["ratio"]) == (None, 2.0, None, None)
+        assert (step["baseline_outcome"], step["candidate_outcome"]) == ("oom", "ok")
+        assert (tflops["baseline_outcome"], tflops["candidate_validity"]) == ("unknown", "suspect")
+        text = render(sheet, "markdown")
+        assert "oom" in text
+        assert "is suspect; its verdict says why" in text
+
+    def test_text_is_short_where_all_is_well(self, database: Database, measure: Measure) -> None:
+        jobs = [measure(("step_ms", {"validity": "valid"})) for _ in range(2)]
+        sentence, _, head, *_ = render(compare(database, *jobs), "markdown").splitlines()
+        assert sentence.startswith("step_ms: inconclusive: 1 process each, and fewer than 4 cannot tell")
+        names = [name.strip() for name in head.strip("|").split("|")]
+        assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
+
+    def test_below_the_table_it_says_that_its_values_are_medians(
+        self, database: Database, measure: Measure, profile: Callable[..., int]
+    ) -> None:
+        jobs = [measure(("step_ms", {"mean": 3.0})) for _ in range(2)]
+        sheet = compare(database, *jobs)
+        assert [row["baseline"] for row in rows(sheet)] == [2.0], "not the mean"
+        assert sheet.notes[0].startswith("Values are medians: of each process's samples")
+        without = [measure(("step_ms", {"outcome": "oom"})) for _ in range(2)]
+        profiles = [profile(FORWARD) for _ in range(2)]
+        for others in (without, profiles):
+            assert not any("median" in note for note in compare(database, *others).notes)
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_job_compared_with_itself_says_so(self, database: Database, measure: Measure, number: int) -> None:
+        jobs = [measure(("step_ms", {}), finish=Finish("succeeded")) for _ in range(number)]
+        named = "the same 2 jobs" if number == 2 else f"job {jobs[0]}"
+        told = f"both sides are {named}, so there is nothing to compare"
+        sheet = compare(database, jobs, jobs[::-1], Question(fail_above_percent=5))
+        assert (sheet.about or {})["sentence"] == told
+        text = render(sheet, "markdown")
+        assert text.startswith(f"{told}.\n")
+        assert "one after the other" not in text
+
+    def test_jobs_that_only_share_one_are_compared(self, database: Database, measure: Measure) -> None:
+        one, other = (measure(("step_ms", {})) for _ in range(2))
+        assert "nothing to compare" not in render(compare(database, [one, other], one), "markdown")
+
+    def test_a_coordinate_named_as_another_column_keeps_its_values(self, database: Database, measure: Measure) -> None:
+        jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
+        found = rows(compare(database, *jobs))
+        assert [(row["case.metric"], row["metric"]) for row in found] == [(1, "step_ms"), (2, "step_ms")]
+
+    def test_zero_has_no_ratio(self, database: Database, measure: Measure) -> None:
+        jobs = [measure(("step_ms", {"median": median})) for median in (0.0, 1.0)]
+        (row,) = rows(compare(database, *jobs))
+        assert (row["change"], row["ratio"]) == (1.0, None)
+
+    def test_a_job_that_failed_has_no_numbers(self, database: Database, measure: Measure) -> None:
+        one = measure(("step_ms", {}))
+        other = measure(("step_ms", {}), finish=Finish("failed", error={"code": "timeout"}))
+        sheet = compare(database, one, other)
+        (row,) = rows(sheet)
+        assert (row["candidate"], row["candidate_outcome"]) == (None, "timeout")
+        assert any("did not succeed (timeout)" in note for note in sheet.notes)
+        assert about(sheet, "candidate")["state"] == "failed"
+
+    def test_a_case_among_many_has_the_numbers_that_it_has_alone(self, database: Database, measure: Measure) -> None:
+        def run(lengths: Sequence[int], factor: float) -> int:
+            return measure(
+                *(
+                    (
+                        metric,
+                        {
+                            "case": {"context_length": length},
+                            "case_key": f"{length}",
+                            "unit_index": unit,
+                            "median": length + factor * share * (1 + 0.01 * ((unit * 7 + length) % 5)),
+                            "validity": "suspect" if length == 64 else "valid",
+                        },
+                    )
+                    for length in lengths
+                    for metric, share in (("step_ms", 1.0), ("forward_ms", 0.4))
+                    for unit in range(5)
+                )
+            )
+
+        def told(lengths: Sequence[int]) -> list[dict[str, Any]]:
+            found = rows(compare(database, run(lengths, 20.0), run(lengths, 21.0)))
+            depends_on_the_others = ("p_adjusted", "finding", "sentence", "smallest_difference_percent")
+            for row in found:
+                for name in [*depends_on_the_others, *(name for name in row if name.startswith("replicates_for"))]:
+                    del row[name]
+            return found
+
+        lengths = (16, 32, 64, 128)
+        together = {(row["context_length"], row["metric"]): row for row in told(lengths)}
+        alone = [row for length in lengths for row in told([length])]
+        assert len(alone) == len(together) == 8
+        assert [
+            together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)
+        ] == alone
+
+    def test_the_one_device_of_all_is_not_told_and_keeps_no_case_apart(
+        self, database: Database, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any]
+    ) -> None:
+        spec = {"kind": "attention", "implementations": ["eager"], "sequence_lengths": [64, 128], "device": "cpu"}
+
+        def run(*lengths: int, finish: Finish = SUCCEEDED, device: str = "1x Test CPU") -> int:
+            claim = run_job(spec)
+            cases = spec_adapter.validate_python(claim.spec).cases()
+            rows_of = [
+                record("forward_ms", case=dict(one.coordinates), case_key=one.key, device_key=device, unit_index=unit)
+                for one in cases
+                if one.coordinates["sequence_length"] in lengths
+                for unit in range(8)
+            ]
+            queue.finish(claim, replace(finish, measurements=rows_of))
+            return claim.job_id
+
+        whole, stopped = run(64, 128), run(64, finish=Finish("failed", error={"code": "timeout"}))
+        sheet = compare(database, whole, stopped)
+        assert [(row["sequence_length"], row["baseline_outcome"], row["candidate_outcome"]) for row in rows(sheet)] == [
+            (64, "ok", "timeout"),
+            (128, "ok", "timeout"),
+        ]
+        assert "Test CPU" not in json.dumps([about(sheet, "sentence"), *(row["sentence"] for row in rows(sheet))])
+        assert "device" not in rows(sheet)[0]
+        others = compare(database, [whole, run(64, 128, device="1x Other CPU")], [whole])
+        assert {row["device"] for row in rows(others)} == {"1x Test CPU", "1x Other CPU"}, "where there are two"
+
+
+class TestWithABaseline:
+    """Cases meet by key and device."""
+
+    KEY = BenchmarkSpec().cases()[0].key
+    TIMES = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
+
+    @pytest.fixture
+    def run(
+        self, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any], database: Database
+    ) -> Callable[..., int]:
+        """Run a job of 8 processes on a device; its environment names it, unless none is recorded."""
+
+        def run(
+            device: str, factor: float = 1.0, *, recorded: bool = True, asks_for: str = "auto", fails: bool = False
+        ) -> int:
+            claim = run_job()
+            spec = {**claim.spec, "device": asks_for}  # nobody here could claim it
+            with database.write() as connection:
+                connection.execute(update(tables.job).where(tables.job.c.id == claim.job_id).values(spec=spec))
+            found = [
+                record("step_ms", case_key=self.KEY, device_key=device, unit_index=at, median=factor * time)
+                for at, time in enumerate(() if fails else self.TIMES)
+            ]
+            environment = {"device": {"name": device, "type": device[:3]}} if recorded else None
+            units = [UnitRecord(at, f"unit {at}", "succeeded", environment=environment) for at in range(8)]
+            ending = Finish("failed", error={"code": "timeout"}) if fails else Finish("succeeded")
+            queue.finish(claim, replace(ending, measurements=found, units=units))
+            return claim.job_id
+
+        return run
+
+    @pytest.fixture
+    def keep(self, database: Database) -> Callable[..., None]:
+        def keep(*jobs: int) -> None:
+            for job in jobs:
+                Baselines(database).put("main", job=job)
+
+        return keep
+
+    def test_the_devices_of_one_case_are_not_pooled(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
+    ) -> None:
+        keep(run("cpu 0"), run("gpu 0", 0.1))
+        sheet = compare_with_baseline(
+            database, "main", [run("cpu 0"), run("gpu 0", 0.2)], Question(fail_above_percent=5)
+        )
+        assert [(row["device"], row["baseline_processes"], row["ratio"]) for row in rows(sheet)] == [
+            ("cpu 0", 8, 1.0),
+            ("gpu 0", 8, 2.0),
+        ]
+        assert about(sheet, "gate")["outcome"] == "slower", "twice the time on the GPU, which the CPU's would hide"
+
+    def test_one_device_meets_its_own_only(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
+    ) -> None:
+        keep(run("cpu 0"), run("gpu 0", 0.1))
+        sheet = compare_with_baseline(database, "main", run("gpu 0", 0.1))
+        assert [(row["baseline"], row["ratio"]) for row in rows(sheet)] == [(pytest.approx(0.1001, abs=1e-4), 1.0)]
+        assert about(sheet, "conclusion") == "no_difference"
+
+    @pytest.mark.parametrize("recorded", [True, False])
+    def test_another_device_is_not_comparable_although_the_specs_name_it(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None], recorded: bool
+    ) -> None:
+        keep(run("cpu 0", recorded=recorded, asks_for="cpu"))
+        sheet = compare_with_baseline(
+            database, "main", run("gpu 0", recorded=recorded, asks_for="cuda"), Question(fail_above_percent=5)
+        )
+        assert about(sheet, "sentence") == "not comparable: device cpu 0 against gpu 0"
+        assert about(sheet, "gate")["outcome"] == "not_comparable"
+
+    def test_specs_that_name_devices_are_compared_without_a_baseline(
+        self, database: Database, run: Callable[..., int]
+    ) -> None:
+        sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
+        assert about(sheet, "conclusion") == "no_difference"
+
+    def test_a_job_that_measured_nothing_lacks_the_device_that_no_other_has(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
+    ) -> None:
+        keep(run("cpu 0"), run("gpu 0"))
+        jobs = [run("cpu 0"), run("gpu 0", fails=True)]
+        sheet = compare_with_baseline(database, "main", jobs, Question(fail_above_percent=5))
+        assert [(row["candidate_outcome"], row["ratio"]) for row in rows(sheet)] == [("ok", 1.0), ("timeout", None)]
+        assert about(sheet, "gate")["outcome"] == "missing"
+
+
+class TestRefused:
+    def test_a_job_that_does_not_exist(self, database: Database, measure: Measure) -> None:
+        one = measure(("step_ms", {}))
+        for pair in ((one, 99), (99, one)):
+            with pytest.raises(NotFound, match="There is no job 99"):
+                compare(database, *pair)
+        with pytest.raises(NotFound):
+            compare_sides(database, 99)
+
+    def test_a_job_that_is_not_finished(self, database: Database, measure: Measure, queue: Queue) -> None:
+        one, waits = measure(("step_ms", {})), queue.submit(NewJob(BenchmarkSpec())).response["id"]
+        for pair in ((one, waits), (waits, one)):
+            with pytest.raises(Conflict, match=f"Job {waits} is not finished"):
+                compare(database, *pair)
+
+    def test_jobs_of_two_kinds(self, database: Database, measure: Measure) -> None:
+        one, other = measure(("step_ms", {})), measure(("forward_ms", {}), spec={"kind": "attention"})
+        with pytest.raises(
+            InvalidRequest, match=f"job {one} is of kind benchmark, job {other} of kind attention"
+        ) as raised:
+            compare(database, one, other)
+        assert [error.pointer for error in raised.value.errors] == ["/candidate"]
+
+    def test_the_sides_of_a_job_that_has_none(self, database: Database, measure: Measure) -> None:
+        with pytest.raises(InvalidRequest, match="no comparison: pass two jobs") as raised:
+            compare_sides(database, measure(("step_ms", {})))
+        assert [error.pointer for error in raised.value.errors] == ["/job"]
+
+
+SIDES = ["baseline", "candidate", "baseline", "candidate"]
+IN_TURNS = {
+    "kind": "compare",
+    "baseline": {"kind": "benchmark", "context_length": 64},
+    "candidate": {"kind": "benchmark", "context_length": 64, "precision": "bf16"},
+    "replicates": 2,
+}
+
+
+def in_turns() -> list[UnitRecord]:
+    return [UnitRecord(index, f"{side} {index // 2}", "succeeded", side=side) for index, side in enumerate(SIDES)]
+
+
+def test_the_sides_of_one_job_were_alternated(database: Database, measure: Measure) -> None:
+    def case(index: int) -> dict[str, Any]:
+        precision = "bf16" if index % 2 else "fp32"
+        return {"model": "tiny", "context_length": 64, "precision": precision}
+
+    times = [("step_ms", {"unit_index": i, "case": case(i), "median": 10.0 + 4 * i}) for i in range(4)]
+    job_id = measure(*times, spec=IN_TURNS, finish=Finish("succeeded", units=in_turns()))
+    sheet = compare_sides(database, job_id)
+    (row,) = rows(sheet)
+    assert (row["baseline"], row["candidate"]) == (14.0, 18.0), "the medians of the processes' medians"
+    assert (row["baseline_n"], row["candidate_n"]) == (2, 2)
+    assert about(sheet, "alternated") is True
+    assert about(sheet, "differences") == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
+    assert about(sheet, "baseline")["job"] == about(sheet, "candidate")["job"] == job_id
+
+
+@pytest.fixture
+def profile(run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any) -> Callable[..., int]:
+    """Record a profile with these tables: "kernels-forward", rows, its columns' types."""
+
+    def run(*tables: tuple[str, list[list[Any]], dict[str, str]], finish: Finish = SUCCEEDED, **spec: Any) -> int:
+        claim = run_job(spec)
+        found = [reported(name, rows_, **columns) for name, rows_, columns in tables]
+        case = {"precision": spec.get("precision", "fp32")}
+        queue.finish(claim, replace(finish, tables=found, measurements=[record("step_ms", case=case)]))
+        return claim.job_id
+
+    return run
+
+
+FORWARD = ("kernels-forward", [["gemm", "matmul", 6.0, 10.0], ["softmax", "softmax", 3.0, 2.0]], KERNELS)
+
+
+class TestProfiles:
+    def test_what_each_kernel_gained_and_lost(self, database: Database, profile: Callable[..., int]) -> None:
+        fused = [["gemm", "matmul", 4.5, 10.0], ["flash", "attention", 1.0, 2.0]]
+        one = profile(FORWARD)
+        other = profile(("kernels-forward", fused, KERNELS), precision="bf16")
+        sheet = compare(database, one, other)
+        names = ("table", "phase", "name", "baseline_ms", "candidate_ms", "change_ms", "ratio", "baseline_calls")
+        assert [tuple(row[name] for name in names) for row in rows(sheet)] == [
+            ("total", "forward", "all kernels", 9.0, 5.5, -3.5, pytest.approx(5.5 / 9), 12.0),
+            ("kernels", "forward", "softmax", 3.0, None, -3.0, None, 2.0),
+            ("kernels", "forward", "gemm", 6.0, 4.5, -1.5, 0.75, 10.0),
+            ("kernels", "forward", "flash", None, 1.0, 1.0, None, None),
+        ]
+        assert about(sheet, "differences") == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
+        assert about(sheet, "alternated") is False
+
+    def test_classes_come_first_by_scope_and_operators_last(
+        self, database: Database, profile: Callable[..., int]
+    ) -> None:
+        def tables(factor: float) -> list[Any]:
+            return [
+                ("operators-forward", [["aten::mm", "matmul", 6.0 * factor, 1.0, 5.0]], OPERATORS),
+                ("kernels-optimizer", [["adam", "optimizer", 2.0 * factor, 1.0]], KERNELS),
+                ("kernels-forward", [["gemm", "matmul", 6.0 * factor, 10.0]], KERNELS),
+                ("classes", [["step", "matmul", 9.0 * factor, 1.0], ["forward", "matmul", 6.0 * factor, 1.0]], CLASSES),
+                ("attention", [["scores", 1.0]], {"part": "string", "total_ms": "number"}),
+            ]
+
+        sheet = compare(database, profile(*tables(1)), profile(*tables(2)))
+        assert [(row["table"], row["phase"], row["name"], row["change_ms"]) for row in rows(sheet)] == [
+            ("total", "forward", "all kernels", 6.0),
+            ("total", "optimizer", "all kernels", 2.0),
+            ("classes", "forward", "matmul", 6.0),
+            ("classes", "step", "matmul", 9.0),
+            ("kernels", "forward", "gemm", 6.0),
+            ("kernels", "optimizer", "adam", 2.0),
+            ("operators", "forward", "aten::mm", 6.0),
+        ]
+
+    def test_a_class_that_one_side_could_not_tell_was_neither_gained_nor_lost(
+        self, database: Database, profile: Callable[..., int]
+    ) -> None:
+        eager = [["step", "matmul", 9.0, 10.0], ["step", "normalisation", 2.0, 50.0]]
+        graph = [["step", "matmul", 8.0, 10.0]]
+        sheet = compare(database, profile(("classes", eager, CLASSES)), profile(("classes", graph, CLASSES)))
+        names = ("name", "baseline_ms", "candidate_ms", "change_ms", "ratio")
+        assert [tuple(row[name] for name in names) for row in rows(sheet)] == [
+            ("matmul", 9.0, 8.0, -1.0, pytest.approx(8 / 9)),
+            ("normalisation", 2.0, None, None, None),
+        ]
+
+    def test_on_a_processor_the_hosts_time_is_compared(self, database: Database, profile: Callable[..., int]) -> None:
+        jobs = [
+            profile(("operators-forward", [["aten::mm", "matmul", None, time, 5.0]], OPERATORS)) for time in (2.0, 3.0)
+        ]
+        whole, operator = rows(compare(database, *jobs))
+        assert (whole["name"], whole["change_ms"]) == ("all operators", 1.0)
+        assert (operator["baseline_ms"], operator["candidate_ms"], operator["ratio"]) == (2.0, 3.0, 1.5)
+
+    def test_a_table_of_one_side_only_is_named_and_not_compared(
+        self, database: Database, profile: Callable[..., int]
+    ) -> None:
+        backward = ("kernels-backward", [["gemm", "matmul", 6.0, 10.0]], KERNELS)
+        inference = ("classes", [["forward", "matmul", 6.0, 10.0]], CLASSES)
+        training = ("classes", [["forward", "matmul", 6.0, 10.0], ["step", "matmul", 9.0, 20.0]], CLASSES)
+        sheet = compare(database, profile(FORWARD, inference), profile(FORWARD, backward, training))
+        assert {row["phase"] for row in rows(sheet)} == {"forward"}
+        assert "Only the candidate has classes (step), kernels-backward." in sheet.notes
+
+    def test_of_many_rows_those_that_changed_most(self, database: Database, profile: Callable[..., int]) -> None:
+        def kernels(change: float) -> Any:
+            return ("kernels-forward", [[f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)], KERNELS)
+
+        jobs = [profile(kernels(0.0)), profile(kernels(1.0))]
+        sheet = compare(database, *jobs, Question(limit=2))
+        assert [row["name"] for row in rows(sheet)] == ["all kernels", "k4", "k3"]
+        assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
+        assert "Shown are the 2 that changed most of 5 kernels (forward)." in sheet.notes
+        assert len(rows(compare(database, *jobs))) == 6
+
+    def test_rows_of_one_name_are_added_up(self, database: Database, profile: Callable[..., int]) -> None:
+        twice = ("kernels-forward", [["gemm", "matmul", 1.0, 1.0], ["gemm", "matmul", 2.0, 3.0]], KERNELS)
+        _, row = rows(compare(database, profile(twice), profile(twice)))
+        assert (row["baseline_ms"], row["baseline_calls"]) == (3.0, 4.0)
+
+    def test_profiles_in_turns_are_means_of_each_sides_processes(
+        self, database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
+    ) -> None:
+        claim = run_job(IN_TURNS)
+        times = [1.0, 10.0, 3.0, 20.0]
+        tables = [
+            reported("kernels-forward", [["gemm", "matmul", time, 1.0]], unit_index=unit, **KERNELS)
+            for unit, time in enumerate(times)
+        ]
+        tables[3] = reported("kernels-forward", [["other", "matmul", 20.0, 1.0]], unit_index=3, **KERNELS)
+        measured = [record("step_ms", unit_index=unit) for unit in range(4)]
+        queue.finish(claim, Finish("succeeded", units=in_turns(), tables=tables, measurements=measured))
+        sheet = compare_sides(database, claim.job_id)
+        found = {row["name"]: (row["baseline_ms"], row["candidate_ms"], row["candidate_calls"]) for row in rows(sheet)}
+        assert found["gemm"] == (2.0, 5.0, 0.5), "one of the candidate's two processes did not run it"
+        assert found["other"] == (None, 10.0, 0.5)
+        assert about(sheet, "alternated") is True
+
+    def test_a_profile_that_failed_is_not_compared_by_its_kernels(
+        self,
+        database: Database,
+        run_job: Callable[..., Claim],
+        queue: Queue,
+        reported: Any,
+        profile: Callable[..., int],
+    ) -> None:
+        claim = run_job()
+        failed = Finish("failed", error={"code": "crashed"}, tables=[reported(FORWARD[0], FORWARD[1], **KERNELS)])
+        queue.finish(claim, failed)
+        sheet = compare(database, profile(FORWARD), claim.job_id)
+        assert "baseline_ms" not in sheet.names()
+        assert any("did not succeed (crashed)" in note for note in sheet.notes)
+
+
+@pytest.mark.parametrize("format_", ["markdown", "latex", "html"])
+def test_people_read_the_notes_below_the_table(database: Database, profile: Callable[..., int], format_: Any) -> None:
+    text = render(compare(database, profile(FORWARD), profile(FORWARD)), format_)
+    assert "softmax" in text
+    assert text.index("softmax") < text.index("The jobs ran one after the other")
+    assert "2.000" not in text, "calls are whole numbers"
+
+
+def test_a_table_has_no_notes_among_its_numbers(database: Database, profile: Callable[..., int]) -> None:
+    text = render(compare(database, profile(FORWARD), profile(FORWARD)), "csv")
+    assert "one after the other" not in text
+    assert text.splitlines()[0].startswith("table,phase,name,class,baseline_ms")

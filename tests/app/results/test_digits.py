@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from app.results import Cell, Column
+from app.results.digits import column_texts
+
+MS = Column("step_ms", "number", "ms", role="metric")
+
+
+def texts(*numbers: float | tuple[float, float], unit: str = "ms") -> list[str]:
+    cells = [
+        Cell(number[0], number[1], 10, "ok") if isinstance(number, tuple) else Cell(number, None, 10, "ok")
+        for number in numbers
+    ]
+    return column_texts(cells, Column("x", "number", unit, role="metric"))
+
+
+def test_all_numbers_of_a_column_have_the_same_decimals() -> None:
+    assert texts(55.67, 912.24, 57.878) == ["55.7", "912.2", "57.9"]
+    assert texts(812.2, 2672.1) == ["812", "2672"]
+
+
+def test_deviations_have_the_decimals_of_the_means() -> None:
+    assert texts((21.3456, 0.0123), (99.9, 0.5)) == ["21.35 ± 0.01", "99.90 ± 0.50"]
+
+
+def test_no_more_decimals_than_deviations_justify() -> None:
+    assert texts((231.4, 138.2), (95.2, 40.0)) == ["231 ± 138", "95 ± 40"]
+
+
+def test_numbers_of_very_different_size_have_the_decimals_that_suit_them() -> None:
+    assert texts(0.01234, 1234.5) == ["0.01234", "1234"]
+
+
+def test_whole_numbers_have_none() -> None:
+    assert texts(3.0, 40.0) == ["3", "40"]
+
+
+def test_outcomes_stand_between_numbers() -> None:
+    cells = [Cell(1.5, None, 1, "ok"), Cell(None, None, None, "oom"), Cell(None, None, None, None)]
+    assert column_texts(cells, MS) == ["1.500", "oom", ""]
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (Cell(1.1849, None, None, "ok"), "1.18×"),
+        (Cell(0.0123, None, None, "ok"), "0.012×"),
+        (Cell(1.0, None, None, "reference"), "reference"),
+        (Cell(None, None, None, "no counterpart"), "no counterpart"),
+        (Cell(None, None, None, None), ""),
+    ],
+)
+def test_gains(cell: Cell, text: str) -> None:
+    assert column_texts([cell], Column("step_ms_speedup", "number", "1", role="gain")) == [text]

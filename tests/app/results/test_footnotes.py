@@ -1,0 +1,91 @@
+"""Signs on rows, and the notes that explain them."""
+
+from __future__ import annotations
+
+from app.results.footnotes import MAX_DETAIL, MAX_GROUPS, Footnotes, doubts_of, told
+
+VARIES = ("variation", "26.4%")
+LOADED = ("host_load", "11.9%")
+
+
+def test_valid_rows_have_no_sign() -> None:
+    footnotes = Footnotes()
+    footnotes.count("valid", [])
+    footnotes.count(None, [])
+    assert footnotes.mark("valid", [], partial=False) == ""
+    assert footnotes.notes() == []
+
+
+def test_one_reason_is_a_dagger() -> None:
+    footnotes = Footnotes()
+    footnotes.count("suspect", [VARIES])
+    assert footnotes.mark("suspect", [VARIES], partial=False) == "†"
+    assert footnotes.notes() == ["† suspect: variation: 26.4%."]
+
+
+def test_rows_of_one_reason_share_a_note() -> None:
+    footnotes = Footnotes()
+    for _ in range(3):
+        footnotes.count("suspect", [VARIES, LOADED])
+    assert footnotes.notes() == ["† suspect (3 cases): variation, host_load, such as variation: 26.4%."]
+
+
+def test_several_reasons_are_numbered() -> None:
+    footnotes = Footnotes()
+    footnotes.count("suspect", [VARIES])
+    footnotes.count("invalid", [LOADED])
+    footnotes.count("suspect", [])
+    assert footnotes.mark("invalid", [LOADED], partial=False) == "†2"
+    assert footnotes.notes() == [
+        "†1 suspect: variation: 26.4%.",
+        "†2 invalid: host_load: 11.9%.",
+        "†3 suspect: the verdict of its job says why.",
+    ]
+
+
+def test_very_many_reasons_share_the_last_sign() -> None:
+    footnotes = Footnotes()
+    for number in range(MAX_GROUPS + 4):
+        footnotes.count("suspect", [(f"check{number}", "")])
+    assert footnotes.mark("suspect", [(f"check{MAX_GROUPS}", "")], partial=False) == "†"
+    assert footnotes.notes()[-1] == "† suspect (4 cases): the verdicts of their jobs say why."
+
+
+def test_a_long_detail_is_cut() -> None:
+    footnotes = Footnotes()
+    footnotes.count("suspect", [("variation", "x" * 1000)])
+    assert len(footnotes.notes()[0]) < MAX_DETAIL + 40
+
+
+def test_partial_rows_say_how_their_jobs_ended() -> None:
+    footnotes = Footnotes()
+    for job in (3, 7):
+        footnotes.count_partial(job, "timeout")
+    footnotes.count_partial(9, "cancelled")
+    footnotes.count("suspect", [VARIES])
+    assert footnotes.mark("valid", [], partial=True) == "*"
+    assert footnotes.mark("suspect", [VARIES], partial=True) == "†*"
+    assert footnotes.notes()[-1] == (
+        "* partial: measured before the job ended without success: timeout (jobs 3, 7); cancelled (job 9)."
+    )
+
+
+def test_doubts_of_one_case() -> None:
+    checks = [
+        {"name": "variation", "ok": False, "detail": "a", "severity": "suspect", "case": "first", "case_key": "1"},
+        {"name": "variation", "ok": False, "detail": "b", "severity": "suspect", "case": "second", "case_key": "2"},
+        {"name": "host_bound", "ok": False, "detail": "c", "severity": "note", "case": "first", "case_key": "1"},
+        {"name": "drift", "ok": True, "detail": "d", "severity": "suspect", "case": "first", "case_key": "1"},
+        {"name": "clocks", "ok": False, "detail": "e", "severity": "suspect"},
+        {
+            "name": "old",
+            "ok": False,
+            "detail": "of a version that names no key",
+            "severity": "suspect",
+            "case": "first",
+        },
+    ]
+    assert doubts_of({"checks": checks}, "1") == [("variation", "a"), ("clocks", "e")]
+    assert doubts_of(None, "1") == []
+    assert told([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
+    assert told([]) is None

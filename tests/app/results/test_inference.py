@@ -1,0 +1,183 @@
+"""Intervals, tests and power: against known values, and by draws of which the truth is known."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from app.results import inference
+from app.results.inference import Estimate, Hypothesis, adjusted, estimate, replicates_for, smallest_difference
+
+EIGHT = [1.00, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.012]
+FAST = 299
+"""Enough resamples for draws of which only a share counts."""
+
+
+def finds(found: Estimate) -> bool:
+    return found.p_value is not None and found.p_value <= inference.ALPHA and found.excludes_one
+
+
+class TestEstimate:
+    def test_the_ratio_is_that_of_medians_and_lies_in_its_interval(self) -> None:
+        found = estimate(EIGHT, [value * 1.2 for value in EIGHT])
+        assert found.ratio == pytest.approx(1.2)
+        assert found.low is not None
+        assert found.high is not None
+        assert 1.15 < found.low < 1.2 < found.high < 1.25
+
+    def test_p_values_are_exact(self) -> None:
+        # Two sides that do not overlap: 2 of all ways to choose the ranks are as extreme.
+        for number in (4, 5, 8):
+            one, other = [float(i + 1) for i in range(number)], [float(i + 101) for i in range(number)]
+            assert estimate(one, other).p_value == pytest.approx(2 / math.comb(2 * number, number))
+            assert inference.smallest_p_value(number, number) == pytest.approx(2 / math.comb(2 * number, number))
+
+    def test_p_values_of_ties_are_exact_too(self) -> None:
+        found = estimate([100.0] * 4, [120.0] * 4)
+        assert found.p_value == pytest.approx(2 / 70)
+        assert (found.ratio, found.low, found.high, found.spread) == (1.2, 1.2, 1.2, 0.0)
+        assert estimate([100.0] * 4, [100.0] * 4).p_value == 1.0
+
+    def test_many_processes(self) -> None:
+        rng = random.Random(1)
+        sides = [[rng.gauss(mean, 0.02) for _ in range(80)] for mean in (1.0, 1.02)]
+        found = estimate(*sides, resamples=FAST)
+        assert found.p_value is not None
+        assert found.p_value < 1e-4
+
+    @pytest.mark.parametrize(("one", "other"), [(1, 1), (1, 9), (3, 3), (3, 9)])
+    def test_few_processes_have_a_ratio_only(self, one: int, other: int) -> None:
+        found = estimate(EIGHT[:1] * one, [2.0] * other)
+        assert (found.ratio, found.low, found.high, found.p_value) == (2.0, None, None, None)
+        assert (found.spread is None) == (one + other == 2)
+
+    def test_without_positive_values_there_is_no_ratio(self) -> None:
+        found = estimate([0.0, 1.0, 2.0, 3.0], [5.0, 6.0, 7.0, 8.0])
+        assert (found.ratio, found.low, found.spread) == (None, None, None)
+        assert found.p_value == pytest.approx(2 / 70)
+        assert found.excludes_one, "nothing speaks against it"
+
+    def test_the_same_samples_have_the_same_interval(self) -> None:
+        assert estimate(EIGHT, EIGHT[::-1]) == estimate(EIGHT, EIGHT[::-1])
+
+    def test_the_spread_is_that_between_processes_and_not_between_sides(self) -> None:
+        spread = estimate(EIGHT, [value * 5 for value in EIGHT]).spread
+        assert spread == pytest.approx(statistics.stdev(map(math.log, EIGHT)))
+
+
+class TestPower:
+    def test_three_processes_can_find_nothing(self) -> None:
+        assert smallest_difference(0.01, 3, 8) is None
+        assert smallest_difference(0.0, 4, 4) == 0.0
+
+    def test_a_strict_level_needs_more_processes(self) -> None:
+        assert smallest_difference(0.01, 4, 4, alpha=0.02) is None, "the smallest p-value of 4 and 4 is 0.029"
+        assert replicates_for(0.5, 0.01, alpha=0.02) == 5
+        assert replicates_for(0.5, 0.01) == 4
+
+    def test_replicates_and_difference_agree(self) -> None:
+        for spread in (0.01, 0.03, 0.2):
+            for number in (8, 30, 200):
+                found = smallest_difference(spread, number, number)
+                assert found is not None
+                limit = inference.spread_limit(spread, 2 * number - 2)
+                assert replicates_for(found * 1.0001, limit) == number
+                more = replicates_for(found / 1.01, limit)
+                assert more is not None
+                assert number < more <= 1.05 * number + 1
+
+    def test_a_spread_of_few_processes_is_taken_for_larger(self) -> None:
+        factors = [inference.spread_limit(1.0, freedom) for freedom in (2, 6, 14, 1000)]
+        assert factors == sorted(factors, reverse=True)
+        assert factors[2] == pytest.approx(1.077, abs=1e-3), "sqrt(14 / 12.08), the table's 40 % point of chi-square"
+        assert factors[-1] == pytest.approx(1.0, abs=0.01)
+
+    def test_endless_numbers_are_not_told(self) -> None:
+        assert replicates_for(0.01, 100.0) is None
+
+
+class TestAdjusted:
+    @staticmethod
+    def test_holm() -> None:
+        p_values = (0.01, 0.04, 0.03)
+        tests = [Hypothesis([1.0, 2.0], [3.0, 4.0 + number], p, "all") for number, p in enumerate(p_values)]
+        found, needed = adjusted(tests, {"all": 1.0})
+        assert found == pytest.approx([0.03, 0.06, 0.06])
+        assert needed == {"all": pytest.approx(0.05 / 3)}
+
+    @staticmethod
+    def test_a_metric_and_its_inverse_are_one_hypothesis() -> None:
+        times = ([1.0, 1.1, 0.9, 1.05], [1.2, 1.3, 1.25, 1.22])
+        rates = tuple([512 / value for value in side] for side in times)
+        shares = tuple([0.7 * value for value in side] for side in rates)
+        memory = ([5.0] * 4, [5.0] * 4)
+        p_values = (0.0286, 0.0286, 0.0286, 1.0)
+        sides = (times, rates, shares, memory)
+        found, needed = adjusted(
+            [Hypothesis(*side, p, "all") for side, p in zip(sides, p_values, strict=True)], {"all": 1.0}
+        )
+        assert found == [0.0286, 0.0286, 0.0286, 1.0]
+        assert needed == {"all": 0.05}
+        other = ([1.0, 1.1, 0.9, 1.0501], times[1])
+        assert adjusted([Hypothesis(*times, 0.02, "all"), Hypothesis(*other, 0.02, "all")], {"all": 1.0})[0] == [
+            0.04,
+            0.04,
+        ]
+
+    @staticmethod
+    def test_families_share_the_level() -> None:
+        tests = [Hypothesis([1.0], [2.0], 0.01, "headline"), Hypothesis([1.0], [3.0], 0.01, "others")]
+        found, needed = adjusted(tests, {"headline": 0.8, "others": 0.2})
+        assert found == pytest.approx([0.0125, 0.05])
+        assert needed == pytest.approx({"headline": 0.04, "others": 0.01})
+        assert adjusted(tests[:1], {"headline": 0.8, "others": 0.2})[1] == {"headline": 0.05}, "nobody else needs it"
+
+
+DRAWS = 150
+NOISE: dict[str, Callable[[random.Random], float]] = {
+    "normal": lambda rng: rng.gauss(0, 0.02),
+    "outliers": lambda rng: rng.gauss(0, 0.008) + (rng.expovariate(25) if rng.random() < 0.15 else 0),
+}
+
+
+def draw(rng: random.Random, kind: str, number: int, factor: float = 1.0) -> list[float]:
+    return [factor * math.exp(NOISE[kind](rng)) for _ in range(number)]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("normal", 4), ("outliers", 8)])
+def test_equal_sides_differ_in_one_draw_of_twenty_at_most(kind: str, number: int) -> None:
+    rng = random.Random(7)
+    found = sum(finds(estimate(draw(rng, kind, number), draw(rng, kind, number), resamples=FAST)) for _ in range(DRAWS))
+    # Three standard deviations above 5 %: a rule with three times the errors fails.
+    assert found <= 0.05 * DRAWS + 3 * math.sqrt(DRAWS * 0.05 * 0.95)
+
+
+def test_the_replicates_that_are_asked_for_find_the_difference() -> None:
+    rng = random.Random(8)
+    spread = estimate(draw(rng, "normal", 2000), [1.0], resamples=FAST).spread
+    assert spread is not None
+    number = replicates_for(0.03, spread)
+    assert number is not None
+    assert 8 < number < 20
+
+    def share_found(replicates: int) -> float:
+        sides = ([draw(rng, "normal", replicates, factor) for factor in (1.0, 1.03)] for _ in range(DRAWS))
+        return sum(finds(estimate(*pair, resamples=FAST)) for pair in sides) / DRAWS
+
+    assert share_found(number) >= inference.POWER - 3 * math.sqrt(0.8 * 0.2 / DRAWS)
+    assert share_found(number // 2) < inference.POWER, "with half of them, less is found"
+
+
+def test_the_interval_holds_the_ratio() -> None:
+    mine = random.Random(9)
+    held = 0
+    for _ in range(DRAWS):
+        found = estimate(draw(mine, "normal", 8), draw(mine, "normal", 8, 1.1), resamples=FAST)
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 1.1 <= found.high
+    assert 0.90 * DRAWS <= held <= 0.99 * DRAWS

@@ -1,0 +1,300 @@
+"""Findings, the sentence on top, and the gate: what is said of which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.results import judging
+from app.results.judging import Judgement, Row, conclude, judge
+from app.results.sheet import Cell
+
+STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
+NOISY = (1.0, 1.3, 0.8, 1.1, 0.9, 1.25, 0.75, 1.05)
+
+
+def times(factor: float, of: Sequence[float] = STEADY) -> list[float]:
+    return [factor * value for value in of]
+
+
+def row(baseline: Sequence[float], candidate: Sequence[float], metric: str = "step_ms", **changes: Any) -> Row:
+    cells = [
+        Cell(side[0], None, len(side), "ok") if side else Cell(None, None, None, "oom")
+        for side in (baseline, candidate)
+    ]
+    plain: dict[str, Any] = {"case": "", "unit": "ms", "verdicts": ("valid", "valid")}
+    both = baseline and candidate
+    sides = {"baseline": list(baseline), "candidate": list(candidate)} if both else {}
+    return Row(**{**plain, "metric": metric, "cells": tuple(cells), **sides, **changes})
+
+
+def judged(
+    *rows: Row, alternated: bool = True, obstacles: Sequence[str] = (), limit: float | None = None, asked: Any = ()
+) -> tuple[list[Row], Judgement]:
+    headline = asked[0] if asked else judging.headline_of(rows, ("forward_ms",))
+    found = judge(rows, headline, alternated=alternated, asked=asked)
+    return found, conclude(found, headline, obstacles, alternated=alternated, asked=asked, fail_above_percent=limit)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "factor", "finding", "words"),
+    [
+        ("step_ms", "ms", 0.8, "better", "candidate is 1.25× faster, 95 % CI 1.24–1.26; 8 processes each"),
+        ("step_ms", "ms", 1.25, "worse", "candidate is 1.25× slower, 95 % CI 1.24–1.26; 8 processes each"),
+        ("tokens_per_s", "tokens/s", 1.25, "better", "candidate is 1.25× faster"),
+        ("forward_tflops", "TFLOP/s", 0.8, "worse", "candidate is 1.25× slower"),
+        ("peak_memory_mib", "MiB", 1.25, "worse", "candidate is 1.25× larger"),
+        ("peak_memory_mib", "MiB", 0.8, "better", "candidate is 1.25× smaller"),
+        ("mfu", "fraction", 1.25, "better", "candidate is 1.25× higher"),
+        ("output_error", "fraction", 1.25, "worse", "candidate is 1.25× higher"),
+        ("error", "1", 0.8, "better", "candidate is 1.25× lower"),
+        ("exposed_communication_error_ms", "ms", 1.25, "worse", "candidate is 1.25× higher"),
+        ("saved_by_sharding_gib", "GiB", 1.25, "better", "candidate is 1.25× larger"),
+        ("profiler_overhead_percent", "%", 0.8, "better", "candidate is 1.25× lower"),
+        ("unknown_percent", "%", 1.25, "worse", "candidate is 1.25× higher"),
+        ("tensor_mib", "MiB", 1.25, "changed", "candidate is 1.25× larger"),
+        ("launches", "launches", 1.25, "changed", "candidate is 1.25× higher"),
+        ("step_ms", "ms", 1.05, "worse", "candidate is 1.050× slower, 95 % CI 1.0"),
+    ],
+)
+def test_metrics_know_what_is_better(metric: str, unit: str, factor: float, finding: str, words: str) -> None:
+    (found,), whole = judged(row(STEADY, times(factor, STEADY[::-1]), metric, unit=unit))
+    assert found.finding == finding == whole.conclusion
+    assert whole.sentence.startswith(f"{metric}: {words}")
+
+
+def test_no_difference_says_how_large_one_could_be() -> None:
+    (found,), whole = judged(row(STEADY, STEADY[::-1]))
+    assert (found.finding, whole.conclusion) == ("no_difference", "no_difference")
+    assert whole.sentence == "step_ms: no difference larger than 0.7 %; 8 processes each"
+    (found,), whole = judged(row([5.0] * 8, [5.0] * 8, "peak_memory_mib", unit="MiB"))
+    assert whole.sentence == "peak_memory_mib: no difference: the same in all processes; 8 processes each"
+
+
+def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
+    (found,), whole = judged(row(NOISY, NOISY[::-1]))
+    assert (found.finding, whole.conclusion) == ("inconclusive", "inconclusive")
+    needed = found.replicates_for(5)
+    assert needed is not None
+    assert needed > 50
+    assert whole.sentence.endswith(f"cannot be excluded; 8 processes each; {needed} processes each would find 5 %")
+
+
+class TestTheIntervalExcludesOneButTheTestDoesNotAgree:
+    ONE = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 0.98, 1.0)
+    APART = (1.12, 1.3, 1.08, 1.2, 1.06, 1.25, 1.15, 1.01)
+
+    def test_the_sentence_says_what_the_correction_does(self) -> None:
+        others = [row(NOISY, times(factor, NOISY[::-1]), f"part{factor}_ms") for factor in (1.0, 1.1, 1.2, 1.3)]
+        (_, found, *_), _ = judged(row(STEADY, STEADY[::-1]), row(self.ONE, self.APART, "forward_ms"), *others)
+        assert found.estimate is not None
+        assert found.estimate.excludes_one
+        assert found.estimate.p_value is not None
+        assert found.p_adjusted is not None
+        assert found.estimate.p_value < 0.05 < found.p_adjusted
+        assert found.finding == "inconclusive"
+        assert found.sentence() == (
+            f"inconclusive: the interval excludes 1, but p is {found.p_adjusted:.3g} after the correction for all "
+            f"metrics and cases; 8 processes each; {found.replicates_for(5)} processes each would find 5 %; "
+            "a new comparison of forward_ms alone has more power"
+        )
+        (alone,), whole = judged(row(self.ONE, self.APART, "forward_ms"), asked=("forward_ms",))
+        assert alone.finding == "worse", whole.sentence
+
+    def test_without_a_correction_it_says_nothing_of_one(self) -> None:
+        (found,), whole = judged(row((1.0, 1.01, 0.99, 1.06), (1.2, 1.3, 1.25, 1.05)))
+        assert found.estimate is not None
+        assert found.estimate.excludes_one
+        assert found.finding == "inconclusive"
+        assert f"the interval excludes 1, but p is {found.p_adjusted:.3g}; 4 processes each" in whole.sentence
+        assert "correction" not in whole.sentence
+        assert "alone" not in whole.sentence
+
+
+def test_as_many_processes_as_there_are_would_not_help() -> None:
+    """Sides that may differ by 5 %: as few processes as usually find such a difference are there already."""
+    one = [1 + 0.014 * value for value in (0, 2, -2, 3, -3, 1, -1, 0.2, 2.5, -2.5, 0.5, -0.5)]
+    other = times(1.024, [*one[3:], *one[:3]])
+    (found,), whole = judged(row(one, other), limit=3.0)
+    needed = found.replicates_for(5)
+    assert (found.finding, needed) == ("inconclusive", 10)
+    assert whole.sentence.endswith("cannot be excluded; 12 processes each; more processes would narrow the interval")
+    assert whole.gate is not None
+    assert whole.gate.sentence.endswith(f"12 processes each; {found.replicates_for(3)} processes each would find 3 %")
+    # Unequal sides: more of the smaller one do help.
+    (found,), whole = judged(row(one, other[:4]))
+    assert f"{found.replicates_for(5)} processes each would find 5 %" in whole.sentence
+
+
+def test_no_number_of_processes_cures_drift() -> None:
+    drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
+    _, whole = judged(row(drifting, drifting), alternated=False, limit=5.0)
+    assert "one side alone drifted by 6.0 %: measure them in turns" in whole.sentence
+    assert whole.gate is not None
+    assert "processes each would find" not in whole.gate.sentence
+
+
+@pytest.mark.parametrize(("one", "other", "words"), [(1, 1, "1 process each"), (3, 8, "3 and 8 processes")])
+def test_few_processes_are_inconclusive_however_far_apart(one: int, other: int, words: str) -> None:
+    (found,), whole = judged(row(STEADY[:one], times(9.0)[:other]))
+    assert found.finding == "inconclusive"
+    assert f"inconclusive: {words}, and fewer than 4 cannot tell" in whole.sentence
+    assert "with 8 replicates" in whole.sentence
+
+
+class TestNotAlternated:
+    """Jobs that ran one after the other."""
+
+    def test_it_is_said(self) -> None:
+        _, whole = judged(row(STEADY, times(1.2)), alternated=False)
+        assert whole.sentence.endswith("8 processes each; not alternated, so changes of the host count as well")
+
+    def test_a_difference_no_larger_than_one_sides_own_drift_counts_for_nothing(self) -> None:
+        drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
+        above = [1.065, 1.068, 1.070, 1.072, 1.066, 1.069, 1.071, 1.073]
+        (in_turns,), _ = judged(row(drifting, above))
+        (found,), whole = judged(row(drifting, above), alternated=False)
+        assert (in_turns.finding, found.finding) == ("worse", "inconclusive")
+        assert found.p_adjusted == in_turns.p_adjusted
+        assert "differ by 3.8 %, and one side alone drifted by 6.0 %; measure them in turns" in whole.sentence
+        assert found.smallest_difference is not None
+        assert found.smallest_difference >= 0.06
+
+    def test_a_clear_difference_remains_one_in_spite_of_drift(self) -> None:
+        drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
+        (found,), _ = judged(row(drifting, times(1.5, drifting)), alternated=False)
+        assert found.finding == "worse"
+
+
+class TestManyRows:
+    def test_the_headline_is_what_people_look_at_first(self) -> None:
+        rows = [row(STEADY, STEADY, metric) for metric in ("host_us", "forward_ms", "step_ms")]
+        assert judging.headline_of(rows, ("forward_ms",)) == "step_ms"
+        assert judging.headline_of(rows[:2], ("forward_ms",)) == "forward_ms"
+        assert judging.headline_of(rows[:1], ("forward_ms",)) == "host_us"
+        assert judging.headline_of([row(STEADY, ()), *rows[:2]], ("forward_ms",)) == "forward_ms"
+        assert judging.headline_of([], ()) is None
+
+    def test_others_are_corrected_and_the_headline_hardly(self) -> None:
+        others = [row(STEADY, [value + 0.01 * at for at, value in enumerate(NOISY, n)], f"m{n}_ms") for n in range(3)]
+        found, _ = judged(row(STEADY, times(1.2)), *others)
+        p_value = found[0].estimate.p_value if found[0].estimate else None
+        assert p_value is not None
+        assert found[0].p_adjusted == pytest.approx(p_value / judging.HEADLINE_SHARE)
+        assert found[1].alpha == pytest.approx(0.01 / 3)
+        (alone,), _ = judged(row(STEADY, times(1.2)), asked=("step_ms",))
+        assert alone.p_adjusted == p_value
+
+    def test_several_cases_are_counted(self) -> None:
+        rows = [
+            row(STEADY, times(0.8), case="length=1"),
+            row(STEADY, times(0.5), case="length=2"),
+            row(STEADY, STEADY[::-1], case="length=3"),
+            row(STEADY, (), case="length=4"),
+        ]
+        _, whole = judged(*rows)
+        assert whole.conclusion == "better"
+        assert whole.sentence == (
+            "step_ms, 4 cases: candidate is better in 2 (most in step_ms, length=2: faster, 2.00×), "
+            "no difference larger than 0.7 % in 1, no value on a side in 1"
+        )
+        _, mixed = judged(*rows, row(STEADY, times(2.0), case="length=5"))
+        assert mixed.conclusion == "mixed"
+
+    def test_cases_without_a_value_are_told_beside_a_single_one_that_has_some(self) -> None:
+        lengths = [row(STEADY, times(0.8), case="length=1"), *(row(STEADY, (), case=f"length={n}") for n in (2, 3))]
+        _, whole = judged(*lengths)
+        assert whole.sentence.startswith("step_ms, length=1: candidate is 1.25× faster")
+        assert whole.sentence.endswith("; no value on a side in 2 of 3 cases")
+        _, invalid = judged(replace(lengths[0], verdicts=("invalid", "valid")), *lengths[1:])
+        assert invalid.sentence == (
+            "invalid: the baseline measured other work than was asked for; no value on a side in 2 of 3 cases"
+        )
+
+    def test_what_has_no_ratio_has_a_direction_all_the_same(self) -> None:
+        below = [-value for value in STEADY]
+        rows = [row(below, times(0.5, below), "sum", unit="1", case=f"length={n}") for n in (1, 2)]
+        _, whole = judged(*rows)
+        assert whole.sentence == "sum, 2 cases: candidate is changed in 2 (most in sum, length=1: higher)"
+
+    def test_the_largest_change_is_the_largest_factor(self) -> None:
+        rows = [row(STEADY, times(by), "launches", unit="launches", case=f"by {by}") for by in (1.9, 0.5)]
+        _, whole = judged(*rows)
+        assert whole.sentence.endswith("changed in 2 (most in launches, by 0.5: lower, 2.00×)")
+
+
+def test_what_cannot_be_compared() -> None:
+    _, whole = judged(row(STEADY, times(2.0)), obstacles=["torch 2.11 against 2.13"], limit=5.0)
+    assert (whole.conclusion, whole.sentence) == ("not_comparable", "not comparable: torch 2.11 against 2.13")
+    assert whole.gate is not None
+    assert whole.gate.outcome == "not_comparable"
+
+
+INVALID = {"a": ("invalid", "valid"), "b": ("valid", "invalid")}
+
+
+def test_invalid_numbers_are_not_judged() -> None:
+    _, whole = judged(row(STEADY, times(2.0), verdicts=("valid", "invalid")), limit=5.0)
+    assert whole.conclusion == "invalid"
+    assert whole.sentence == "invalid: the candidate measured other work than was asked for"
+    assert whole.gate is not None
+    assert whole.gate.outcome == "invalid"
+    assert whole.gate.sentence == "invalid: step_ms: the candidate measured other work than was asked for"
+    both = [row(STEADY, STEADY, case=one, verdicts=verdicts) for one, verdicts in INVALID.items()]
+    _, whole = judged(*both, limit=5.0)
+    assert whole.sentence == (
+        "invalid: the baseline and the candidate measured other work than was asked for in 2 of 2 cases"
+    )
+    assert whole.gate is not None
+    assert whole.gate.sentence == (
+        "invalid: step_ms, a: the baseline and the candidate measured other work than was asked for (and 1 more)"
+    )
+    _, suspect = judged(row(STEADY, times(2.0), verdicts=("suspect", "valid")))
+    assert suspect.conclusion == "worse"
+
+
+def test_values_that_are_missing() -> None:
+    _, whole = judged(row(STEADY, ()), limit=5.0)
+    assert whole.sentence == "missing: step_ms has no value on the side of the candidate (oom)"
+    assert whole.gate is not None
+    assert whole.gate.sentence == "missing: the candidate has no step_ms (oom)"
+    _, nothing = judged(limit=5.0)
+    assert nothing.conclusion == "missing"
+    assert nothing.gate is not None
+    assert nothing.gate.outcome == "missing"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "limit", "outcome"),
+    [
+        (times(1.0), 5.0, "passed"),
+        (times(0.8), 5.0, "passed"),
+        (times(1.03), 5.0, "passed"),
+        (times(1.03), 1.0, "slower"),
+        (times(1.10), 5.0, "slower"),
+        (times(1.047, [*STEADY[:6], 0.97, 1.04]), 5.0, "inconclusive"),
+        (times(1.0, NOISY), 5.0, "inconclusive"),
+        (times(1.2)[:3], 5.0, "inconclusive"),
+        ((), 5.0, "missing"),
+    ],
+)
+def test_the_gate(candidate: Sequence[float], limit: float, outcome: str) -> None:
+    _, whole = judged(row(STEADY, candidate), limit=limit)
+    assert whole.gate is not None
+    assert whole.gate.outcome == outcome, whole.gate.sentence
+    assert whole.gate.metrics == ["step_ms"]
+
+
+def test_the_gate_of_rates_and_of_several_cases() -> None:
+    slow = row(STEADY, times(0.9), "tokens_per_s", unit="tokens/s", case="a")
+    _, whole = judged(slow, limit=5.0)
+    assert whole.gate is not None
+    assert whole.gate.outcome == "slower"
+    rows = [slow, replace(slow, candidate=list(STEADY), case="b"), row(STEADY, (), "tokens_per_s", case="c")]
+    _, several = judged(*rows, limit=5.0)
+    assert several.gate is not None
+    assert several.gate.outcome == "slower", "the worst answer counts"
+    assert "tokens_per_s, a" in several.gate.sentence

@@ -1,0 +1,559 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.errors import InvalidRequest, job_problem
+from app.layout import STATISTICS
+from app.results import Cell, Sheet, column_name, local_table, render, table
+from app.specs.attention import AttentionSpec
+from app.specs.benchmark import BenchmarkSpec
+from app.specs.kernel import KernelSpec
+from app.store.database.engine import Database
+from app.store.reading.queries import Reading
+from app.store.records import Finish, UnitRecord
+
+Measure = Callable[..., int]
+TIMEOUT = Finish("failed", error=job_problem("timeout", "longer than 1 s"))
+GROUP = {"model": {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2}}
+
+
+def lengths(measure: Measure, *context_lengths: int) -> list[int]:
+    return [
+        measure(("step_ms", {"mean": float(length)}), ("forward_ms", {}), spec={"context_length": length})
+        for length in context_lengths
+    ]
+
+
+def json_rows(sheet: Sheet) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(render(sheet, "json"))["rows"]
+    return rows
+
+
+def outcomes(sheet: Sheet, metric: str) -> list[str | None]:
+    return [cell.outcome for cell in sheet.column(metric)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "phase", "name"),
+    [
+        ("tflops", None, "tflops"),
+        ("tflops", "forward", "forward_tflops"),
+        ("forward_ms", "forward", "forward_ms"),
+        ("forward_backward_ms", "forward_backward", "forward_backward_ms"),
+        ("host_us", "backward", "backward_host_us"),
+        ("decode_ms_per_token", "decode", "decode_ms_per_token"),
+        ("first_step_ms", "first_step", "first_step_ms"),
+        ("steps", "step", "step_steps"),
+    ],
+)
+def test_metric_and_phase_name_a_column(metric: str, phase: str | None, name: str) -> None:
+    assert column_name(metric, phase) == name
+
+
+class TestRows:
+    def test_the_kinds_own_rows_and_columns_in_the_order_of_submission(
+        self, database: Database, measure: Measure
+    ) -> None:
+        lengths(measure, 512, 128, 256)
+        sheet = table(database)
+        assert sheet.names("coordinate") == ["model", "context_length"]
+        assert sheet.names("metric") == ["forward_ms", "step_ms"]  # table_columns' order, and only what was measured
+        assert sheet.column("context_length") == [512, 128, 256]
+        assert [cell.value for cell in sheet.column("step_ms")] == [512.0, 128.0, 256.0]
+
+    def test_every_coordinate_that_varies_is_shown(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}), spec={"precision": "fp32", "batch_size": 4})
+        measure(("step_ms", {}), spec={"precision": "bf16", "batch_size": 4})
+        assert table(database).names("coordinate") == ["model", "context_length", "precision"]
+
+    def test_a_label_stands_for_its_coordinates(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}), spec={"model": {"size": "tiny"}})
+        measure(("step_ms", {}), spec={"model": {"size": "small"}})
+        measure(("step_ms", {}), spec={"model": {"size": "small", "rope_theta": 500_000.0}})
+        sheet = table(database)
+        assert sheet.names("coordinate") == ["model", "context_length", "model.rope_theta"]
+        assert sheet.column("model") == ["tiny", "small", "small"]
+
+    def test_what_a_label_stands_for_is_shown_where_rows_look_the_same(
+        self, database: Database, measure: Measure
+    ) -> None:
+        measure(("step_ms", {"case": {"model": "mine"}}), spec={"model": {"size": "tiny"}})
+        measure(("step_ms", {"case": {"model": "mine"}}), spec=GROUP)
+        coordinates = table(database).names("coordinate")
+        assert coordinates[:2] == ["model", "context_length"]
+        assert "model.d_model" in coordinates
+        assert "job" not in coordinates
+
+    def test_a_label_stands_for_nothing_where_it_is_not_shown(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}), spec={"model": {"size": "tiny"}})
+        measure(("step_ms", {}), spec=GROUP)
+        assert "model.d_model" in table(database, rows=["context_length"]).names("coordinate")
+
+    def test_a_coordinate_that_some_cases_lack_varies(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        measure(("step_ms", {"case": {"tile": 64}}))
+        assert table(database).column("tile") == [None, 64]
+
+    def test_not_to_use_something_and_to_have_no_use_for_it_look_alike(
+        self, database: Database, measure: Measure
+    ) -> None:
+        measure(("step_ms", {}), spec={"mode": "forward"})  # which has nothing to recompute
+        measure(("step_ms", {}), spec={"mode": "forward_backward"})
+        assert table(database).names("coordinate") == ["model", "context_length", "mode"]
+        measure(("step_ms", {}), spec={"mode": "forward_backward", "activation_checkpointing": True})
+        assert table(database).column("activation_checkpointing") == [None, False, True]
+
+    def test_one_and_true_are_different(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"case": {"flag": 1}}))
+        measure(("step_ms", {"case": {"flag": True}}))
+        assert table(database).column("flag") == [1, True]
+
+    def test_the_same_case_of_two_jobs_is_two_rows(self, database: Database, measure: Measure) -> None:
+        first, second = measure(("step_ms", {"mean": 1.0})), measure(("step_ms", {"mean": 3.0}))
+        assert [(row["job"], row["step_ms"]) for row in json_rows(table(database))] == [(first, 1.0), (second, 3.0)]
+
+    def test_the_same_case_on_two_devices_is_two_rows(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"device_key": "1x NVIDIA H200"}))
+        measure(("step_ms", {"device_key": "1x NVIDIA B200"}))
+        sheet = table(database)
+        assert sheet.names("coordinate") == ["model", "context_length", "device"]
+        assert sheet.column("device") == ["1x NVIDIA H200", "1x NVIDIA B200"]
+
+    def test_cases_that_differ_in_nothing_shown_show_their_keys(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"case_key": "a"}), ("step_ms", {"case_key": "b"}))
+        assert table(database).column("case_key") == ["a", "b"]
+
+    def test_a_coordinate_with_the_name_of_a_column_is_told_from_it(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"case": {"job": 3, "step_ms": "x", "validity": "y", "step_ms_n": 9}}))
+        measure(("step_ms", {"case": {"job": 4, "step_ms": "x", "validity": "y", "step_ms_n": 9}}))
+        sheet = table(database, rows=["case.step_ms", "case.validity", "case.step_ms_n"])
+        assert sheet.column("case.job") == [3, 4]
+        assert sheet.column("case.step_ms") == ["x", "x"]
+        assert len(set(json.loads(render(sheet, "json"))["rows"][0])) == len(json_rows(sheet)[0])
+
+    def test_rows_asked_for_come_first_and_hide_no_difference(self, database: Database, measure: Measure) -> None:
+        lengths(measure, 128, 256)
+        assert table(database, rows=["precision"]).names("coordinate") == ["precision", "context_length"]
+        assert table(database, rows=["job", "model"]).names("coordinate") == ["job", "model", "context_length"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "pointer"), [({"rows": ["nose"]}, "/rows"), ({"columns": ["x"]}, "/columns")]
+    )
+    def test_unknown_names_are_refused(
+        self, database: Database, measure: Measure, arguments: dict[str, Any], pointer: str
+    ) -> None:
+        lengths(measure, 128)
+        with pytest.raises(InvalidRequest) as caught:
+            table(database, **arguments)
+        assert caught.value.errors[0].pointer == pointer
+
+    def test_kinds_beside_each_other(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        measure(
+            ("tflops", {}),
+            spec={"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]},
+        )
+        sheet = table(database, kind=["benchmark", "attention"])
+        assert sheet.column("kind") == ["benchmark", "attention"]
+        assert sheet.names("coordinate")[1:4] == ["model", "context_length", "implementation"]
+        assert sheet.names("metric") == ["step_ms", "tflops"]
+
+
+class TestColumns:
+    def test_asked_for_in_their_order(self, database: Database, measure: Measure) -> None:
+        lengths(measure, 128)
+        sheet = table(database, columns=["step_ms", "forward_ms", "backward_ms"])
+        assert sheet.names("metric") == ["step_ms", "forward_ms", "backward_ms"]
+        (row,) = json_rows(table(database, columns=["step_ms", "backward_ms"]))
+        assert (row["step_ms"], row["backward_ms"], row["backward_ms_outcome"]) == (128.0, None, None)
+
+    def test_a_metric_of_several_phases_has_a_column_of_each_whatever_else_was_measured(
+        self, database: Database, measure: Measure
+    ) -> None:
+        measure(("tflops", {"phase": "forward"}), ("tflops", {"phase": "backward"}), ("tflops", {}))
+        measure(("tflops", {"phase": "forward", "mean": 7.0}), spec={"context_length": 512})
+        sheet = table(database, columns=["forward_tflops", "backward_tflops", "tflops"])
+        assert outcomes(sheet, "forward_tflops") == ["ok", "ok"]
+        assert outcomes(sheet, "tflops") == ["ok", None]
+
+    def test_all_are_the_kinds_own_and_then_the_others(self, database: Database, measure: Measure) -> None:
+        measure(("host_us", {}), ("step_ms", {}), ("forward_ms", {}))
+        assert table(database, columns=["all"]).names("metric") == ["forward_ms", "step_ms", "host_us"]
+        assert table(database).names("metric") == ["forward_ms", "step_ms"], "the others on request"
+
+    def test_without_any_of_the_kinds_own_what_was_measured(self, database: Database, measure: Measure) -> None:
+        measure(("host_us", {}))
+        assert table(database).names("metric") == ["host_us"]
+
+    def test_a_metric_that_no_case_knows_is_none(self, database: Database, measure: Measure) -> None:
+        unknown, refused = {"outcome": "unknown"}, {"outcome": "unsupported"}
+        measure(("step_ms", {}), ("mfu", unknown), ("tokens_per_s", {}))
+        measure(
+            ("step_ms", refused),
+            ("mfu", refused),
+            ("tokens_per_s", unknown),
+            spec={"context_length": 512},
+        )
+        assert table(database).names("metric") == ["step_ms", "tokens_per_s"]
+        assert outcomes(table(database, columns=["mfu"]), "mfu") == ["unknown", "unsupported"]
+
+    def test_a_metric_that_ran_out_of_memory_everywhere_is_one(self, database: Database, measure: Measure) -> None:
+        measure(("forward_ms", {}), ("step_ms", {"outcome": "oom"}))
+        assert outcomes(table(database), "step_ms") == ["oom"]
+
+
+class TestCells:
+    def test_one_process_gives_its_samples_statistics(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": 2.5, "std": 0.25, "n": 10}))
+        assert table(database).column("step_ms") == [Cell(2.5, 0.25, 10, "ok")]
+
+    def test_processes_combine_as_the_mean_of_their_means(self, database: Database, measure: Measure) -> None:
+        processes = [
+            ("step_ms", {"mean": mean, "n": n, "unit_index": number})
+            for number, (mean, n) in enumerate([(1.0, 1000), (2.0, 10), (6.0, 10)])
+        ]
+        measure(*processes)
+        (cell,) = table(database).column("step_ms")
+        assert cell == Cell(3.0, pytest.approx(7**0.5), 3, "ok")
+
+    @pytest.mark.parametrize(
+        ("statistic", "alone", "together"),
+        [("median", 3.0, 4.0), ("min", 1.0, 1.0), ("max", 9.0, 12.0), ("p05", 1.5, 1.6), ("p95", 8.0, 9.8)],
+    )
+    def test_another_statistic_is_of_the_processes_own(
+        self, database: Database, measure: Measure, statistic: Any, alone: float, together: float
+    ) -> None:
+        values = [
+            {"median": 3.0, "min": 1.0, "max": 9.0, "p05": 1.5, "p95": 8.0},
+            {"median": 4.0, "min": 2.0, "max": 12.0, "p05": 2.5, "p95": 10.0},
+            {"median": 5.0, "min": 1.0, "max": 11.0, "p05": 2.5, "p95": 8.0},
+        ]
+        measure(("step_ms", values[0]))
+        measure(*(("step_ms", {**value, "unit_index": index}) for index, value in enumerate(values)))
+        sheet = table(database, statistic=statistic)
+        assert [cell.value for cell in sheet.column("step_ms")] == [alone, pytest.approx(together)]
+        assert [cell.n for cell in sheet.column("step_ms")] == [10, 3]
+        assert "step_ms_std" not in json_rows(sheet)[0], "a deviation stands beside a mean only"
+        assert "±" not in render(sheet, "markdown")
+
+    def test_a_unit_counts_once(self, database: Database, measure: Measure) -> None:
+        """It was killed when its results were sent, and a fresh process called the same cell crashed; or told twice."""
+        crashed = {"outcome": "crashed", "reason": "SIGKILL"}
+        measure(("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}), ("step_ms", crashed))
+        measure(("step_ms", crashed), ("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}))
+        measure(("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}), ("step_ms", {"mean": 4.0, "std": 0.5, "n": 10}))
+        assert table(database).column("step_ms") == [Cell(2.0, 0.5, 10, "ok")] * 3
+
+    def test_nothing_is_averaged_over_a_missing_process(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": 1.0}), ("step_ms", {"outcome": "oom", "unit_index": 1}))
+        assert table(database).column("step_ms") == [Cell(None, None, None, "oom")]
+
+    def test_nor_over_those_that_a_failed_job_did_not_get_to(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": 1.0}), spec={"replicates": 3}, finish=TIMEOUT)
+        assert table(database).column("step_ms") == [Cell(None, None, None, "timeout")]
+
+    def test_a_job_that_measured_nothing_has_a_row_of_its_outcome(self, database: Database, measure: Measure) -> None:
+        lengths(measure, 128)
+        measure(spec={"context_length": 256}, finish=TIMEOUT)
+        sheet = table(database)
+        assert sheet.names("coordinate") == ["model", "context_length"], "the device that it knows nothing of is none"
+        assert outcomes(sheet, "step_ms") == ["ok", "timeout"]
+        assert sheet.column("context_length") == [128, 256]
+
+    def test_a_grid_that_measured_nothing_has_one_row(self, database: Database, measure: Measure) -> None:
+        measure(
+            spec={"kind": "attention", "sequence_lengths": [128, 256], "implementations": ["eager"]}, finish=TIMEOUT
+        )
+        assert table(database).column("sequence_length") == ["128/256"]
+
+    def test_nothing_but_failures_is_a_table_too(self, database: Database, measure: Measure) -> None:
+        measure(finish=TIMEOUT)
+        assert "timeout" in render(table(database), "markdown")
+
+    def test_a_stored_spec_of_another_version_is_no_error(self, database: Database, measure: Measure) -> None:
+        job_id = measure(finish=TIMEOUT)
+        with database.write() as connection:
+            connection.exec_driver_sql('UPDATE job SET spec = \'{"kind": "benchmark", "was": 1}\'')
+        assert outcomes(table(database, jobs=[job_id]), "forward_ms") == ["timeout"]
+
+    def test_a_stored_kind_of_another_version_is_no_error(self, database: Database, measure: Measure) -> None:
+        measure(("what_ms", {}))
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET kind = 'gone', spec = '{\"kind\": \"gone\"}'")
+        assert outcomes(table(database), "what_ms") == ["ok"]
+
+    def test_a_value_that_is_no_number_is_unknown(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": float("inf")}))
+        sheet = table(database)
+        assert (sheet.column("step_ms"), sheet.missing) == ([Cell(None, 0.5, 10, "ok")], ["unknown"])
+        assert "unknown" in render(sheet, "markdown")
+
+    def test_a_case_that_knows_nothing_has_a_row_too(self, database: Database, measure: Measure) -> None:
+        measure(("mfu", {"outcome": "unknown"}), ("tokens_per_s", {"outcome": "unknown"}))
+        assert outcomes(table(database), "tokens_per_s") == ["unknown"]
+
+
+class TestPartial:
+    """Jobs that failed or were cancelled show what they measured as what it is."""
+
+    SPEC: dict[str, Any] = {  # noqa: RUF012
+        "kind": "attention",
+        "implementations": ["eager", "tiled"],
+        "sequence_lengths": [64, 128, 256],
+        "head_dims": [16],
+        "dtypes": ["fp32"],
+        "causal": [True],
+    }
+
+    @pytest.fixture
+    def timed_out(self, run_job: Any, queue: Any, record: Any) -> int:
+        """A job that timed out in its sixth cell of six: it had measured that cell's forward pass only."""
+        claim = run_job(self.SPEC)
+        cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
+        records = [
+            record(metric, mean=number + 1.0, case=case.coordinates, case_key=case.key)
+            for number, case in enumerate(cases[:5])
+            for metric in ("forward_ms", "backward_ms")
+        ]
+        records.append(record("forward_ms", mean=6.0, case=cases[5].coordinates, case_key=cases[5].key))
+        queue.finish(claim, replace(TIMEOUT, measurements=records))
+        return int(claim.job_id)
+
+    def test_measured_cells_are_shown_and_the_rest_has_the_jobs_code(self, database: Database, timed_out: int) -> None:
+        sheet = table(database, jobs=[timed_out])
+        assert outcomes(sheet, "backward_ms") == ["ok"] * 5 + ["timeout"]
+        assert [cell.value for cell in sheet.column("forward_ms")] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        assert sheet.column("partial") == [True] * 6
+        text = render(sheet, "markdown")
+        assert text.count("*") == 6 + 1
+        assert f"* partial: measured before the job ended without success: timeout (job {timed_out})." in text
+
+    def test_cells_that_it_did_not_get_to_have_rows(
+        self, database: Database, run_job: Any, queue: Any, record: Any
+    ) -> None:
+        claim = run_job(self.SPEC)
+        cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
+        records = [record("forward_ms", case=case.coordinates, case_key=case.key) for case in cases[:2]]
+        queue.finish(claim, replace(TIMEOUT, measurements=records))
+        sheet = table(database, jobs=[claim.job_id])
+        assert outcomes(sheet, "forward_ms") == ["ok", "ok", *["timeout"] * 4]
+        assert sheet.column("partial") == [True, True, *[False] * 4]
+        assert len({(row[0], row[4]) for row in sheet.rows}) == 6
+        assert "device" not in sheet.names("coordinate"), "of what was not measured nobody knows the device"
+
+    def test_keys_that_nobody_planned_leave_no_rows(self, database: Database, measure: Measure) -> None:
+        measure(("forward_ms", {"case_key": "of another version"}), spec=self.SPEC, finish=TIMEOUT)
+        assert len(table(database).rows) == 1
+
+    def test_a_cancelled_job(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": 3.0}), finish=Finish("cancelled", error=job_problem("cancelled", "asked for")))
+        (row,) = json_rows(table(database))
+        assert (row["step_ms"], row["step_ms_outcome"], row["partial"]) == (3.0, "ok", True)
+
+    def test_an_outcome_of_its_own_stays(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"outcome": "oom"}), spec={"replicates": 3}, finish=TIMEOUT)
+        assert outcomes(table(database), "step_ms") == ["oom"]
+
+
+class TestValidity:
+    def test_the_footnote_says_why(self, database: Database, measure: Measure) -> None:
+        checks = [{"name": "variation", "ok": False, "detail": "26 %", "severity": "suspect"}]
+        unit = UnitRecord(0, "the job", "succeeded", validity={"verdict": "suspect", "checks": checks})
+        measure(("step_ms", {"validity": "suspect"}), finish=Finish("succeeded", units=[unit]))
+        sheet = table(database)
+        assert sheet.column("validity_reason") == ["variation: 26 %"]
+        assert "† suspect: variation: 26 %." in render(sheet, "markdown")
+        assert "small †" in render(sheet, "markdown")
+        assert r"\textsuperscript{\textdagger{}}" in render(sheet, "latex")
+        assert "small<sup>†</sup>" in render(sheet, "html")
+        assert "validity" not in render(sheet, "markdown").splitlines()[0]
+        assert "validity_reason" in render(sheet, "csv").splitlines()[0]
+
+    def test_a_row_has_the_worst_verdict_of_its_processes(self, database: Database, measure: Measure) -> None:
+        measure(
+            ("step_ms", {"validity": "valid"}),
+            ("step_ms", {"validity": "suspect", "unit_index": 1}),
+            ("step_ms", {"validity": "invalid", "case": {"tile": 8}}),
+            ("step_ms", {"case": {"tile": 9}}),
+        )
+        sheet = table(database)
+        assert sheet.column("validity") == ["suspect", "invalid", None]
+        assert "suspect" in render(sheet, "markdown")
+
+    def test_of_several_cases_each_has_its_own(self, database: Database, measure: Measure) -> None:
+        cases = [{"context_length": number} for number in (1, 2)]
+        keys = ["first", "second"]
+        checks = [
+            {"name": "drift", "ok": False, "detail": "9 %", "severity": "suspect", "case": "b", "case_key": "second"}
+        ]
+        unit = UnitRecord(0, "the job", "succeeded", validity={"verdict": "suspect", "checks": checks})
+        rows = [
+            ("step_ms", {"validity": verdict, "case": case, "case_key": key})
+            for verdict, case, key in zip(("valid", "suspect"), cases, keys, strict=True)
+        ]
+        measure(*rows, finish=Finish("succeeded", units=[unit]))
+        assert table(database).column("validity_reason") == [None, "drift: 9 %"]
+
+    def test_text_says_nothing_of_it_where_all_is_valid(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"validity": "valid"}))
+        assert "valid" not in render(table(database), "markdown")
+        assert "†" not in render(table(database), "markdown")
+        assert json_rows(table(database))[0]["validity"] == "valid"
+
+
+class TestComparison:
+    SPEC: dict[str, Any] = {  # noqa: RUF012
+        "kind": "compare",
+        "baseline": {"kind": "benchmark", "context_length": 64},
+        "candidate": {"kind": "benchmark", "context_length": 64, "precision": "bf16"},
+        "replicates": 2,
+    }
+
+    def test_a_side_is_a_coordinate_and_the_columns_are_the_inner_kinds(
+        self, database: Database, measure: Measure
+    ) -> None:
+        sides = ["baseline", "candidate", "baseline", "candidate"]
+        units = [UnitRecord(index, f"{side} {index // 2}", "succeeded", side=side) for index, side in enumerate(sides)]
+        same = {"case_key": "key", "case": {"model": "tiny", "context_length": 64}}
+        times = [("step_ms", {**same, "unit_index": index, "mean": float(index)}) for index in range(4)]
+        others = [("host_us", {**same, "unit_index": index}) for index in range(4)]
+        measure(*times, *others, spec=self.SPEC, finish=Finish("succeeded", units=units))
+        sheet = table(database)
+        assert sheet.names("coordinate") == ["side", "model", "context_length"]
+        assert sheet.names("metric") == ["step_ms"]
+        assert sheet.column("side") == ["baseline", "candidate"], "equal cases of two sides are two rows"
+        assert [cell.value for cell in sheet.column("step_ms")] == [1.0, 2.0]
+
+    def test_one_that_measured_nothing_has_a_row_of_each_side(self, database: Database, measure: Measure) -> None:
+        measure(spec=self.SPEC, finish=TIMEOUT)
+        sheet = table(database)
+        assert sheet.column("side") == ["baseline", "candidate"]
+        assert sheet.column("precision") == ["fp32", "bf16"]
+
+
+class TestMissing:
+    def test_reasons_come_with_the_table(self, database: Database, measure: Measure) -> None:
+        measure(
+            ("step_ms", {}),
+            ("mfu", {"outcome": "unknown", "reason": "no peak is known"}),
+            ("host_us", {"outcome": "unknown", "reason": "has no part in this table"}),
+            ("step_ms", {"outcome": "oom", "reason": "out of memory", "case": {"context_length": 9999}}),
+        )
+        assert table(database).missing == ["context_length=9999: oom: out of memory"], "nothing on columns not shown"
+        assert table(database, columns=["step_ms", "mfu"]).missing == [
+            "context_length=9999: oom: out of memory",
+            "mfu: unknown: no peak is known",
+        ]
+        asked = table(database, columns=["host_us"])
+        assert asked.missing == ["host_us: unknown: has no part in this table"]
+
+    def test_of_a_job_that_failed_those_of_what_it_got_to(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}), ("mfu", {"outcome": "unknown", "reason": "why"}), finish=TIMEOUT)
+        assert table(database, columns=["mfu"]).missing == ["mfu: unknown: why"]
+
+
+class TestStatistics:
+    """The text says what stands behind ±."""
+
+    def test_of_one_process(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        assert table(database).notes[0] == "Cells: mean ± standard deviation of the samples of one process."
+
+    def test_of_processes(self, database: Database, measure: Measure) -> None:
+        measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
+        assert table(database).notes[0] == "Cells: mean ± standard deviation of the means of 3 processes."
+        assert table(database, statistic="median").notes[0] == "Cells: median of the medians of 3 processes."
+
+    def test_of_both(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
+        assert table(database, statistic="min").notes[0] == (
+            "Cells: minimum of the samples; or, where several processes measured a case, "
+            "minimum of the minimums of 3 processes."
+        )
+
+
+def test_every_row_of_json_and_csv_names_its_job(database: Database, measure: Measure) -> None:
+    jobs = lengths(measure, 128, 256)
+    assert [row["job"] for row in json_rows(table(database))] == jobs
+    assert ",job\n" in render(table(database), "csv")
+    assert "job" not in render(table(database), "markdown").splitlines()[0]
+
+
+def test_people_see_jobs_on_request(database: Database, measure: Measure) -> None:
+    (job,) = lengths(measure, 128)
+    sheet = table(database, links=True)
+    assert f"[{job}](http://host/ui/jobs/{job})" in render(sheet, "markdown", base_url="http://host/")
+    assert rf"\href{{http://host/ui/jobs/{job}}}{{{job}}}" in render(sheet, "latex", base_url="http://host/")
+    assert f'<a href="/ui/jobs/{job}">{job}</a>' in render(sheet, "html")
+
+
+def test_kinds_that_nobody_named_are_told(database: Database, measure: Measure) -> None:
+    lengths(measure, 128)
+    measure(("tflops", {}), spec={"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]})
+    with pytest.raises(InvalidRequest, match=r"of several kinds.*attention, benchmark") as caught:
+        table(database)
+    assert caught.value.errors[0].pointer == "/kind"
+    assert table(database, kind="attention").column("implementation") == ["eager"]
+
+
+def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Measure) -> None:
+    why = {"outcome": "unknown", "reason": "no peak is known", "validity": "suspect"}
+    job_id = measure(
+        ("step_ms", {"mean": 1.0}), ("forward_ms", {}), ("step_ms", {"mean": 3.0, "unit_index": 1}), ("mfu", why)
+    )
+    rows = Reading(database).measurements(job_id)["rows"]
+    facts = ("case_key", "device_key", "phase", "metric", "unit", "outcome", "reason", "validity", "n", "mean", "std")
+    told = {*facts, *STATISTICS, "unit_index", "unit_title", "partial"}
+    wire = [
+        {**{name: row[name] for name in facts}, "case": {name: row[name] for name in row if name not in told}}
+        for row in rows
+    ]
+    local = local_table(BenchmarkSpec(), wire)
+    assert local.rows == [row[:-1] for row in table(database).rows], "all but the job"
+    assert local.missing == table(database).missing
+    stored = table(database)
+    assert stored.notes[0] == (
+        "Cells: mean ± standard deviation of the samples of one process; or, where several processes measured a case, "
+        "mean ± standard deviation of the means of 2 processes."
+    )
+    assert local.notes[0] == (
+        "Cells: mean ± standard deviation of the samples of one process; or, where a case was repeated, "
+        "mean ± standard deviation of the means of 2 repetitions in one process, which are no independent samples."
+    )
+    assert local.notes[1:] == stored.notes[1:]
+    same_notes = [replace(sheet, notes=[]) for sheet in (local, stored)]
+    assert render(same_notes[0], "markdown") == render(same_notes[1], "markdown")
+    assert local.column("step_ms")[0].value == 2.0
+
+
+@pytest.mark.parametrize(("length", "told"), [(1, ["sequence_length", "query_length"]), (None, ["sequence_length"])])
+def test_a_job_with_few_queries_tells_them(length: int | None, told: list[str]) -> None:
+    """Its rows would look like those of as many queries as keys; of these, no table has an empty column."""
+    cell = {"case_key": "key", "device_key": "1x CPU", "reason": None, "n": 3, "mean": 1.0, "std": 0.1, "outcome": "ok"}
+    cell |= {"metric": "forward_ms", "phase": "forward", "unit": "ms"}
+    sheet = local_table(AttentionSpec(), [{**cell, "case": {"sequence_length": 64, "query_length": length}}])
+    assert sheet.names("coordinate") == told
+
+
+@pytest.mark.parametrize("spec", [AttentionSpec(), KernelSpec()], ids=["attention", "kernel"])
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_cells_show_the_hosts_time_where_there_is_one(spec: AttentionSpec | KernelSpec, outcome: str) -> None:
+    """On a GPU beside the device's times; a CPU does the work itself, so the column drops out."""
+    common = {"case_key": "key", "device_key": "1x GPU", "case": {"implementation": "own"}, "reason": None, "n": 3}
+    common |= {"mean": 1.0, "std": 0.1, "outcome": "ok"}
+    host = {"mean": None, "reason": "known on GPUs only"} if outcome == "unknown" else {}
+    sheet = local_table(
+        spec,
+        [
+            {**common, "metric": "host_us", "phase": None, "unit": "µs", **host, "outcome": outcome},
+            {**common, "metric": "forward_backward_ms", "phase": "forward_backward", "unit": "ms"},
+        ],
+    )
+    expected = ["forward_backward_ms", *(["host_us"] if outcome == "ok" else [])]
+    assert sheet.names("metric") == expected

@@ -1,0 +1,293 @@
+"""Any sheet in the five formats: measurements pivoted, and a table as a unit reported it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from app.errors import InvalidRequest
+from app.results import Cell, Column, Sheet, merged, render
+from app.results.digits import cell_text
+from app.results.sheet import NOT_MEASURED
+
+OK = {"n": 10, "outcome": "ok"}
+MEASURED = Sheet(
+    columns=[
+        Column("model", "string", role="coordinate"),
+        Column("context_length", "integer", role="coordinate"),
+        Column("forward_ms", "number", "ms", role="metric"),
+        Column("step_ms", "number", "ms", role="metric"),
+        Column("validity", "string", in_text=False),
+    ],
+    rows=[
+        ["small", 256, Cell(21.3456, 0.0123, **OK), Cell(1234.5678, 23.4, **OK), "valid"],
+        ["small", 512, Cell(21.3456, None, 1, "ok"), Cell(None, None, None, "oom"), "valid"],
+        ["small", 1024, NOT_MEASURED, Cell(None, None, None, "timeout"), None],
+    ],
+    missing=["context_length=512: oom"],
+)
+COLUMNS = [
+    {"name": "kernel", "type": "string", "unit": None},
+    {"name": "total", "type": "number", "unit": "ms"},
+    {"name": "peak_mib", "type": "number", "unit": "MiB"},
+    {"name": "calls", "type": "integer", "unit": "calls"},
+    {"name": "fused", "type": "boolean", "unit": None},
+]
+REPORTED = merged([(0, COLUMNS, [["gemm|a", 1.23456, 2048.0, 7, True]]), (1, COLUMNS, [["copy", None, 0.1, 1, None]])])
+
+
+def markdown(sheet: Sheet) -> list[list[str]]:
+    lines = render(sheet, "markdown").splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
+
+
+class TestMeasurements:
+    def test_markdown(self) -> None:
+        cells = markdown(MEASURED)
+        assert cells[0] == ["model", "context_length", "forward_ms", "step_ms"]
+        assert cells[2:] == [
+            ["small", "256", "21.35 ± 0.01", "1235 ± 23"],
+            ["small", "512", "21.35", "oom"],
+            ["small", "1024", "", "timeout"],
+        ]
+
+    def test_latex(self) -> None:
+        text = render(MEASURED, "latex")
+        assert r"small & 256 & 21.35 $\pm$ 0.01 & 1235 $\pm$ 23 \\" in text
+        assert r"Model & Context length & Forward (ms) & Step (ms) \\" in text
+        assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
+        assert r"\begin{tabular}{llrr}" in text
+
+    def test_csv_is_numeric(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(render(MEASURED, "csv"))))
+        assert (rows[0]["context_length"], rows[0]["forward_ms_n"]) == ("256", "10")
+        assert float(rows[0]["forward_ms"]) == 21.3456
+        assert float(rows[0]["forward_ms_std"]) == 0.0123
+        assert (rows[1]["forward_ms_std"], rows[1]["step_ms"], rows[1]["step_ms_outcome"]) == ("", "", "oom")
+        assert [row["validity"] for row in rows] == ["valid", "valid", ""]
+
+    def test_json_is_numeric_and_described(self) -> None:
+        answer = json.loads(render(MEASURED, "json"))
+        assert answer["columns"][:4] == [
+            {"name": "model", "type": "string", "unit": None},
+            {"name": "context_length", "type": "integer", "unit": None},
+            {"name": "forward_ms", "type": "number", "unit": "ms"},
+            {"name": "forward_ms_std", "type": "number", "unit": "ms"},
+        ]
+        assert [list(row) for row in answer["rows"]] == [[column["name"] for column in answer["columns"]]] * 3
+        assert answer["rows"][0]["step_ms"] == 1234.5678
+        assert answer["rows"][1]["step_ms"] is None
+        assert answer["rows"][1]["step_ms_n"] is None
+        assert answer["missing"] == ["context_length=512: oom"]
+
+    def test_html_has_no_style_and_marks_numbers(self) -> None:
+        text = render(MEASURED, "html")
+        assert not re.search(r"style|border|dataframe", text)
+        assert '<tr><th>model</th><th class="number">context_length</th>' in text
+        assert '<th class="number">step_ms</th></tr>' in text
+        assert '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td>oom</td></tr>' in text
+
+    def test_coordinates_keep_all_their_digits(self) -> None:
+        sheet = Sheet([Column("rope_theta", "number", role="coordinate")], [[123456.789]], missing=[])
+        assert markdown(sheet)[2] == ["123456.789"]
+
+
+class TestLatex:
+    def test_with_a_caption_or_a_label_it_floats(self) -> None:
+        text = render(replace(MEASURED, caption="50 % of a_b", latex_label="tab:steps"), "latex")
+        assert text.startswith("% Needs \\usepackage{booktabs}\n\\begin{table}\n")
+        assert "\\caption{50 \\% of a\\_b}\n\\label{tab:steps}\n" in text
+        assert text.endswith("\\end{table}\n")
+        assert "table}" not in render(MEASURED, "latex")
+
+    @pytest.mark.parametrize(
+        ("text", "written"),
+        [
+            ("a_b & 5 % of #3 {x}", r"a\_b \& 5 \% of \#3 \{x\}"),
+            ("C:\\new ~ ^", r"C:\textbackslash{}new \textasciitilde{} \textasciicircum{}"),
+            ("4 × 3 µs → ≤ 2", r"4 $\times$ 3 $\mu$s $\rightarrow$ $\leq$ 2"),
+            ("$x$", r"\$x\$"),
+        ],
+    )
+    def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
+        assert f"{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
+
+    def test_notes_stand_below_and_heads_of_several_metrics_span_their_columns(self) -> None:
+        columns = [
+            Column("model", "string", role="coordinate"),
+            *(
+                Column(f"{metric}, n={n}", "number", "ms", role="metric", group=metric, head=f"n={n}")
+                for metric in ("forward_ms", "step_ms")
+                for n in (1, 2)
+            ),
+        ]
+        sheet = Sheet(columns, [["a|b", *[Cell(1.5, None, 1, "ok", mark="†")] * 4]], notes=["5 % more"])
+        text = render(sheet, "latex")
+        assert r" & \multicolumn{2}{c}{Forward (ms)} & \multicolumn{2}{c}{Step (ms)} \\" in text
+        assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}" in text
+        assert r"Model & N 1 & N 2 & N 1 & N 2 \\" in text
+        assert r"1.500\textsuperscript{\textdagger{}}" in text
+        assert r"{\footnotesize 5 \% more\par}" in text
+        html = render(sheet, "html")
+        assert '<th rowspan="2">model</th><th colspan="2">forward_ms</th><th colspan="2">step_ms</th>' in html
+        assert "1.500<sup>†</sup>" in html
+        assert "1.500 †" in render(sheet, "markdown")
+
+
+def test_columns_of_one_metric_name_it_below() -> None:
+    columns = [Column(f"step_ms, n={n}", "number", "ms", role="metric", group="step_ms", head=f"n={n}") for n in (1, 2)]
+    sheet = Sheet(columns, [[Cell(1.5, None, 1, "ok")] * 2], notes=["a note"])
+    assert markdown(sheet)[0] == ["n=1", "n=2"]
+    assert "- All columns of numbers are step_ms.\n- a note\n" in render(sheet, "markdown")
+    assert json.loads(render(sheet, "json"))["columns"][0]["name"] == "step_ms, n=1"
+
+
+def test_a_caption_stands_above() -> None:
+    sheet = replace(MEASURED, caption="Steps <of> models")
+    assert render(sheet, "markdown").startswith("**Steps <of> models**\n\n| model")
+    assert "<caption>Steps &lt;of&gt; models</caption>" in render(sheet, "html")
+
+
+class TestReported:
+    def test_markdown(self) -> None:
+        cells = markdown(REPORTED)
+        assert cells[0] == ["unit_index", "kernel", "total (ms)", "peak_mib", "calls", "fused"]
+        assert cells[2:] == [["0", r"gemm\|a", "1.235", "2048", "7", "true"], ["1", "copy", "", "0.1000", "1", ""]]
+
+    def test_people_see_no_index_of_a_single_unit(self) -> None:
+        alone = merged([(0, COLUMNS, [["gemm", 1.0, 2.0, 7, True]])])
+        assert markdown(alone)[0][0] == "kernel"
+        assert json.loads(render(alone, "json"))["rows"][0]["unit_index"] == 0
+
+    def test_json_has_every_digit_and_no_reasons(self) -> None:
+        answer = json.loads(render(REPORTED, "json"))
+        assert answer["columns"] == [{"name": "unit_index", "type": "integer", "unit": None}, *COLUMNS]
+        assert answer["rows"][0] == {
+            "unit_index": 0, "kernel": "gemm|a", "total": 1.23456, "peak_mib": 2048.0, "calls": 7, "fused": True,
+        }  # fmt: skip
+        assert answer["rows"][1]["total"] is None
+        assert set(answer) == {"columns", "rows", "next"}
+
+    def test_csv(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(render(REPORTED, "csv"))))
+        assert rows[0] == {
+            "unit_index": "0",
+            "kernel": "gemm|a",
+            "total": "1.23456",
+            "peak_mib": "2048.0",
+            "calls": "7",
+            "fused": "True",
+        }
+        assert (rows[1]["total"], rows[1]["fused"]) == ("", "")
+
+    @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
+    def test_no_spreadsheet_runs_a_cell_of_a_csv(self, start: str) -> None:
+        text = f'{start}HYPERLINK("http://example.org","x")'
+        columns = [Column(f"{start}name", "string"), Column("total", "number"), Column("calls", "integer")]
+        sheet = Sheet(columns=columns, rows=[[text, -1.5, -2], ["a=b", 1e-7, None]])
+        head, *rows = csv.reader(io.StringIO(render(sheet, "csv"), newline=""))
+        start_in_csv = start.replace("\r", "\n")
+        assert head == [f"'{start_in_csv}name", "total", "calls"]
+        assert rows == [[f"'{text.replace(start, start_in_csv)}", "-1.5", "-2"], ["a=b", "1e-07", ""]]
+        assert json.loads(render(sheet, "json"))["rows"][0][f"{start}name"] == text
+
+    def test_latex(self) -> None:
+        text = render(REPORTED, "latex")
+        assert r"\begin{tabular}{rlrrrl}" in text
+        assert r"0 & gemm\textbar{}a & 1.235 & 2048 & 7 & true \\" in text
+
+    def test_html(self) -> None:
+        text = render(REPORTED, "html")
+        assert '<td>copy</td><td></td><td class="number">0.1000</td><td class="number">1</td><td></td></tr>' in text
+
+
+@pytest.mark.parametrize("sheet", [Sheet([], [], missing=[]), merged([(0, COLUMNS, [])])])
+def test_no_rows(sheet: Sheet) -> None:
+    assert json.loads(render(sheet, "json"))["rows"] == []
+    assert render(sheet, "markdown") == "No results.\n"
+    for name in ("csv", "latex", "html"):
+        render(sheet, name)  # type: ignore[arg-type]
+
+
+def test_what_is_no_markup_does_not_become_one() -> None:
+    sheet = Sheet([Column("a|b", "string")], [["<script>|"], ["two\nlines"]])
+    assert "<script>" not in render(sheet, "html")
+    assert "&lt;script&gt;|" in render(sheet, "html")
+    assert markdown(sheet)[0] == [r"a\|b"]
+    assert r"| <script>\|" in render(sheet, "markdown")
+    assert "two lines" in render(sheet, "markdown")
+
+
+def test_no_such_format() -> None:
+    with pytest.raises(InvalidRequest, match="markdown"):
+        render(MEASURED, "pdf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "n", "text"),
+    [
+        (0.0, None, 1, "0"),
+        (5.0, 0.0, 3, "5 ± 0"),
+        (21.0, None, 1, "21"),
+        (2.5, 0.0, 3, "2.500 ± 0.000"),
+        (0.000123456, 0.0000012, 5, "0.000123 ± 0.000001"),
+        (2.346e-7, None, 1, "2.35e-07"),
+        (0.000572, 2.4e-7, 5, "0.000572 ± 2.4e-07"),
+        (123456.0, 0.5, 5, "123456.00 ± 0.50"),
+        (1e9, 3.2e6, 5, "1000000000 ± 3200000"),
+        (-3.5, 0.25, 2, "-3.50 ± 0.25"),
+        (None, None, 2, "unknown"),
+    ],
+)
+def test_digits(mean: float | None, std: float | None, n: int, text: str) -> None:
+    assert cell_text(Cell(mean, std, n, "ok")) == text
+
+
+def test_pure_numbers_show_their_decimals() -> None:
+    column = Column("sum", "number", "1", role="metric")
+    sums = [[Cell(value, None, 1, "ok")] for value in (10.000133514, 9.953125, 10.002136, 0.000134, 10.0)]
+    assert [row[0] for row in markdown(Sheet([column], sums))[2:]] == ["10.0001", "9.9531", "10.0021", "0.000134", "10"]
+    reported = Sheet([Column("sum", "number", "1")], [[10.000133514]])
+    assert markdown(reported)[0] == ["sum"]
+    assert markdown(reported)[2] == ["10.0001"]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "head"),
+    [
+        ("share_percent", "%", "share_percent"),
+        ("median_us", "µs", "median_us"),
+        ("gb_per_s", "GB/s", "gb_per_s"),
+        ("tflops", "TFLOP/s", "tflops"),
+        ("calls", "calls", "calls"),
+        ("bus_time", "µs", "bus_time (µs)"),
+        ("intensity", "FLOP/byte", "intensity (FLOP/byte)"),
+    ],
+)
+def test_a_head_names_the_unit_once(name: str, unit: str, head: str) -> None:
+    assert markdown(Sheet([Column(name, "number", unit)], [[1.5]]))[0] == [head]
+
+
+def test_html_marks_texts_that_need_a_wide_column() -> None:
+    text = render(Sheet([Column("note", "string")], [["short"], ["why " * 20]]), "html")
+    assert "<td>short</td>" in text
+    assert '<td class="long">why why' in text
+
+
+def test_no_format_needs_pandas() -> None:
+    """Its import takes half a second."""
+    program = (
+        "import sys, app.main, app.results as results\n"
+        "sheet = results.Sheet([results.Column('a', 'string')], [['x']])\n"
+        "for name in ('json', 'csv', 'markdown', 'latex', 'html'):\n"
+        "    results.render(sheet, name)\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,226 @@
+"""Tables that units reported: listed, merged, sorted, paged."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.errors import InvalidRequest, NotFound, job_problem
+from app.results import list_tables, render, result_table
+from app.results import reported as reported_tables
+from app.store.database.engine import Database
+from app.store.queue.transitions import Queue
+from app.store.records import Claim, Finish
+
+KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
+ROWS = [["b", 2.0, 1, True], ["a", None, 3, False], ["c", 1.5, 2, None], ["d", 2.0, 4, True]]
+
+
+@pytest.fixture
+def profiled(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
+    """A job with two tables; both of its units reported one of them."""
+    claim = run_job()
+    tables = [
+        reported("kernels", ROWS, **KERNELS),
+        reported("kernels", [["e", 0.5, 9, False]], unit_index=1, **KERNELS),
+        reported("a/b", [[1]], unit_index=1, x="integer"),
+    ]
+    queue.finish(claim, Finish("succeeded", tables=tables))
+    return claim.job_id
+
+
+def test_a_list_tells_columns_and_number_of_rows(database: Database, profiled: int) -> None:
+    odd, kernels = list_tables(database, profiled)
+    assert kernels["name"] == "kernels"
+    assert [column["name"] for column in kernels["columns"]] == ["unit_index", *KERNELS]
+    assert kernels["columns"][2] == {"name": "total_ms", "type": "number", "unit": "ms"}
+    assert (kernels["rows"], kernels["units"], kernels["partial"]) == (5, [0, 1], False)
+    assert (odd["name"], odd["url"]) == ("a/b", f"/jobs/{profiled}/tables/a%2Fb")
+
+
+def test_tables_come_in_the_order_in_which_people_read_them(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
+) -> None:
+    claim = run_job({"kind": "memory"})
+    names = ["timeline", "extra", "categories-forward", "categories-backward", "allocations", "checks"]
+    queue.finish(claim, Finish("succeeded", tables=[reported(name, [[1]], x="integer") for name in names]))
+    found = [table["name"] for table in list_tables(database, claim.job_id)]
+    assert found == ["categories-backward", "categories-forward", "allocations", "timeline", "checks", "extra"]
+
+
+def test_units_are_merged_in_their_order(database: Database, profiled: int) -> None:
+    sheet = result_table(database, profiled, "kernels")
+    assert sheet.rows == [*([0, *row] for row in ROWS), [1, "e", 0.5, 9, False]]
+    assert result_table(database, profiled, "kernels", unit=1).rows == [[1, "e", 0.5, 9, False]]
+
+
+@pytest.mark.parametrize(
+    ("sort", "kernels"),
+    [
+        ("kernel", "abcde"),
+        ("-kernel", "edcba"),
+        ("total_ms", "ecbda"),
+        ("-total_ms", "bdcea"),
+        ("calls", "bcade"),
+        ("fused", "aebdc"),
+        ("-fused", "bdaec"),
+        ("-unit_index", "ebacd"),
+        (None, "bacde"),
+    ],
+)
+def test_sorted_by_a_column_with_what_is_unknown_last(
+    database: Database, profiled: int, sort: str | None, kernels: str
+) -> None:
+    assert "".join(result_table(database, profiled, "kernels", sort=sort).column("kernel")) == kernels
+
+
+def test_page_by_page(database: Database, profiled: int) -> None:
+    found, after = "", 0
+    while True:
+        sheet = result_table(database, profiled, "kernels", sort="kernel", limit=2, after=after)
+        assert len(sheet.rows) <= 2
+        found += "".join(sheet.column("kernel"))
+        if sheet.next is None:
+            break
+        after = int(sheet.next)
+    assert found == "abcde"
+    assert result_table(database, profiled, "kernels", after=2**60).rows == []
+    assert result_table(database, profiled, "kernels", limit=5).next is None, "a page that is just full is the last"
+
+
+def test_a_page_reads_only_the_parts_that_it_shows(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = run_job()
+    tables = [reported("n", [[4 * unit + row] for row in range(4)], unit_index=unit, n="integer") for unit in range(9)]
+    queue.finish(claim, Finish("succeeded", tables=tables))
+    read = []
+
+    def decompress(stored: bytes) -> bytes:
+        read.append(stored)
+        return zlib.decompress(stored)
+
+    monkeypatch.setattr(reported_tables, "zlib", SimpleNamespace(decompress=decompress))
+    for limit in (1, 3, 4, 5, 36, 37, None):
+        for after in (0, 3, 4, 7, 33, 35, 36, 40):
+            read.clear()
+            sheet = result_table(database, claim.job_id, "n", limit=limit, after=after)
+            end = 36 if limit is None else min(36, after + limit)
+            assert sheet.rows == [[number // 4, number] for number in range(after, end)]
+            assert sheet.next == (str(end) if after < end < 36 else None)
+            assert len(read) == len({number // 4 for number in range(after, end)})
+            ordered = result_table(database, claim.job_id, "n", sort="n", limit=limit, after=after)
+            assert (ordered.rows, ordered.next) == (sheet.rows, sheet.next)
+
+
+def test_unknown_things(database: Database, profiled: int, run_job: Callable[..., Claim]) -> None:
+    with pytest.raises(NotFound, match="it has: a/b, kernels"):
+        result_table(database, profiled, "kernel")
+    with pytest.raises(NotFound, match="these have: 0, 1"):
+        result_table(database, profiled, "kernels", unit=2)
+    with pytest.raises(InvalidRequest, match="unit_index, kernel, total_ms, calls, fused") as caught:
+        result_table(database, profiled, "kernels", sort="-seconds")
+    assert caught.value.errors[0].pointer == "/sort"
+    running = run_job().job_id
+    assert list_tables(database, running) == []
+    with pytest.raises(NotFound, match="it has: none"):
+        result_table(database, running, "kernels")
+    for number in (7777, 2**70):
+        with pytest.raises(NotFound, match="no job"):
+            list_tables(database, number)
+
+
+def test_a_column_of_the_reporters_own_named_as_ours(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
+) -> None:
+    claim = run_job()
+    column = {"name": "unit_index", "type": "integer", "unit": None}
+    table = replace(reported("own", [[5]], unit_index=2), columns=[column])
+    queue.finish(claim, Finish("succeeded", tables=[table]))
+    sheet = result_table(database, claim.job_id, "own")
+    assert (sheet.names(), sheet.rows) == (["unit_index", "table.unit_index"], [[2, 5]])
+
+
+def test_tables_of_a_failed_job_are_partial_and_of_its_last_recorded_attempt(
+    database: Database, shop: Any, queue: Queue, reported: Any
+) -> None:
+    error = job_problem("failed", "it broke")
+    queue.finish(shop.running_job(), Finish("failed", error=error, tables=[reported("first", [[1]], a="integer")]))
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE job SET state = 'queued'")
+    again = shop.claim()
+    assert [table["name"] for table in list_tables(database, again.job_id)] == ["first"]
+    queue.finish(again, Finish("failed", error=error, tables=[reported("second", [[1]], a="integer")]))
+    (table,) = list_tables(database, again.job_id)
+    assert (table["name"], table["partial"]) == ("second", True)
+
+
+@pytest.fixture
+def kernels(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
+    """A profile with a table of many columns."""
+    claim = run_job({"kind": "profile"})
+    types = {"name": "string", "class": "string", "total_ms": "number", "calls": "integer", "std_us": "number"}
+    rows = [["gemm", "matmul", 2.0, 3, 0.5], ["copy", "copy", 1.0, 2, 0.1]]
+    queue.finish(claim, Finish("succeeded", tables=[reported("kernels-forward", rows, **types)]))
+    return int(claim.job_id)
+
+
+def test_people_see_the_columns_that_they_read_first(database: Database, kernels: int) -> None:
+    sheet = result_table(database, kernels, "kernels-forward")
+    text = render(sheet, "markdown")
+    assert [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")] == [
+        "name",
+        "class",
+        "total_ms",
+        "calls",
+    ]
+    assert "- Not shown: std_us (columns=all shows every column)." in text
+    assert "std_us" in render(sheet, "csv"), "CSV and JSON have every column"
+
+
+def test_columns_on_request(database: Database, kernels: int) -> None:
+    every = result_table(database, kernels, "kernels-forward", columns=["all"])
+    assert "std_us" in render(every, "markdown").splitlines()[0]
+    assert "Not shown" not in render(every, "markdown")
+    chosen = result_table(database, kernels, "kernels-forward", columns=["calls", "name"], sort="calls")
+    assert render(chosen, "csv") == "calls,name\n2,copy\n3,gemm\n"
+    with pytest.raises(InvalidRequest, match=r"no column 'nose'; there is unit_index, name.*or all") as caught:
+        result_table(database, kernels, "kernels-forward", columns=["nose"])
+    assert caught.value.errors[0].pointer == "/columns"
+
+
+@pytest.mark.parametrize(
+    ("notes", "head", "below"),
+    [
+        (["same", "same"], "| part   |", ["- Of all rows: same."]),
+        (["same", "same", "other"], "| part   |", ["- [1] same.", "- [2] other."]),
+        (["same", None, "same"], "| part   |", ["- [1] same."]),
+        (["one", "other"], "| part   | note   |", []),
+    ],
+)
+def test_a_note_of_many_rows_stands_below_once(
+    database: Database,
+    run_job: Callable[..., Claim],
+    queue: Queue,
+    reported: Any,
+    notes: list[str | None],
+    head: str,
+    below: list[str],
+) -> None:
+    claim = run_job()
+    rows = [[f"p{number}", note] for number, note in enumerate(notes)]
+    queue.finish(claim, Finish("succeeded", tables=[reported("parts", rows, part="string", note="string")]))
+    text = render(result_table(database, claim.job_id, "parts"), "markdown")
+    assert [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")] == [
+        cell.strip() for cell in head.strip("|").split("|")
+    ]
+    assert [line for line in text.splitlines() if line.startswith("- ")] == below
+    assert [
+        row["note"] for row in json.loads(render(result_table(database, claim.job_id, "parts"), "json"))["rows"]
+    ] == notes

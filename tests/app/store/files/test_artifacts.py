@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import NotFound
+from app.store.database import byte_locks
+from app.store.database.engine import Database
+from app.store.files import artifacts
+from app.store.files.artifacts import ArtifactFiles
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import Finish, StoredArtifact
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def files(folder: Path) -> ArtifactFiles:
+    return ArtifactFiles(folder)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace"
+    path.write_bytes(b"trace")
+    return path
+
+
+SHA256 = hashlib.sha256(b"trace").hexdigest()
+
+
+def stored(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def finish_with(queue: Queue, shop: Any, sha256: str) -> int:
+    claim = shop.running_job()
+    queue.finish(claim, Finish("succeeded", artifacts=[StoredArtifact(0, "t", "trace", "text/plain", 5, sha256)]))
+    return int(claim.job_id)
+
+
+def test_a_file_is_stored_under_its_content(files: ArtifactFiles, folder: Path, trace: Path) -> None:
+    assert files.put(trace) == (SHA256, 5)
+    assert files.open_path(SHA256) == folder / SHA256[:2] / SHA256[2:]
+    assert files.open_path(SHA256).read_bytes() == b"trace"
+    assert trace.exists()
+    assert stored(folder) == [files.open_path(SHA256)]
+
+
+def test_the_same_content_is_stored_once(files: ArtifactFiles, folder: Path, trace: Path) -> None:
+    files.put(trace)
+    inode = files.open_path(SHA256).stat().st_ino
+    assert files.put(trace) == (SHA256, 5)
+    assert files.open_path(SHA256).stat().st_ino == inode
+    assert len(stored(folder)) == 1
+
+
+def test_an_empty_and_a_large_file(files: ArtifactFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1000)
+    for content in (b"", os.urandom(12_345)):
+        path = tmp_path / "file"
+        path.write_bytes(content)
+        sha256, size = files.put(path)
+        assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
+        assert files.open_path(sha256).read_bytes() == content
+
+
+def test_what_is_no_content_is_not_found(files: ArtifactFiles) -> None:
+    for name in (SHA256, "../../etc/passwd", "", SHA256.upper(), "ab/" + SHA256[3:]):
+        with pytest.raises(NotFound):
+            files.open_path(name)
+
+
+def test_a_copy_that_fails_leaves_nothing(files: ArtifactFiles, folder: Path, trace: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.put(trace.with_name("none"))
+    assert stored(folder) == []
+
+
+def steps_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced and linked from now on."""
+    order: list[str] = []
+    sync, link = os.fsync, Path.hardlink_to
+
+    def fsync(descriptor: int) -> None:
+        order.append("folder" if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() else "file")
+        sync(descriptor)
+
+    def hardlink_to(path: Path, target: Path) -> None:
+        order.append("link")
+        link(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
+    return order
+
+
+def test_everything_is_synced_before_it_has_its_name(
+    files: ArtifactFiles, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = steps_in_order(monkeypatch)
+    files.put(trace)
+    assert order == ["file", "folder", "link", "folder"]
+
+
+class TestTake:
+    """The file itself becomes the content, where that is possible."""
+
+    def test_the_file_is_the_content_and_is_gone_from_its_place(
+        self, files: ArtifactFiles, folder: Path, trace: Path
+    ) -> None:
+        inode = trace.stat().st_ino
+        assert files.take(trace) == (SHA256, 5)
+        assert not trace.exists()
+        assert files.open_path(SHA256).stat().st_ino == inode
+        assert stored(folder) == [files.open_path(SHA256)]
+
+    def test_an_empty_and_a_large_file(self, files: ArtifactFiles, tmp_path: Path) -> None:
+        for content in (b"", os.urandom(3_123_456)):
+            path = tmp_path / "file"
+            path.write_bytes(content)
+            sha256, size = files.take(path)
+            assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
+            assert files.open_path(sha256).read_bytes() == content
+
+    @pytest.mark.parametrize("mode", [0o600, 0o400, 0o4777])
+    def test_nobody_else_may_read_it(
+        self, files: ArtifactFiles, folder: Path, trace: Path, tmp_path: Path, mode: int
+    ) -> None:
+        former = os.umask(0)
+        try:
+            other = tmp_path / "other"
+            other.write_bytes(b"another content")
+            put, _ = files.put(other)
+            trace.chmod(mode)
+            inode = trace.stat().st_ino
+            files.take(trace)
+        finally:
+            os.umask(former)
+        assert files.open_path(SHA256).stat().st_ino == inode
+        assert {path.stat().st_mode & 0o7777 for path in stored(folder)} == {0o600}
+        folders = [folder, files.open_path(put).parent, files.open_path(SHA256).parent, folder / "incoming"]
+        assert {path.stat().st_mode & 0o7777 for path in folders} == {0o700}
+
+    def test_a_content_that_is_there_already_stays(self, files: ArtifactFiles, folder: Path, trace: Path) -> None:
+        files.put(trace)
+        inode = files.open_path(SHA256).stat().st_ino
+        assert files.take(trace) == (SHA256, 5)
+        assert not trace.exists()
+        assert files.open_path(SHA256).stat().st_ino == inode
+        assert len(stored(folder)) == 1
+
+    @pytest.mark.parametrize("why", ["another name", "another disk", "no links"])
+    def test_where_linking_would_be_wrong_or_impossible_it_is_copied(
+        self, files: ArtifactFiles, folder: Path, trace: Path, why: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = trace.with_name("other")
+        if why == "another name":
+            other.hardlink_to(trace)
+        else:
+            link = Path.hardlink_to
+
+            def hardlink_to(path: Path, target: Path) -> None:
+                if target == trace:
+                    raise OSError(errno.EXDEV if why == "another disk" else errno.EPERM, "not here")
+                link(path, target)
+
+            monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
+        inode = trace.stat().st_ino
+        assert files.take(trace) == (SHA256, 5)
+        assert not trace.exists()
+        if why == "another name":
+            other.write_text("changed by that name")
+        assert files.open_path(SHA256).read_bytes() == b"trace"
+        assert files.open_path(SHA256).stat().st_ino != inode
+        assert stored(folder) == [files.open_path(SHA256)]
+
+    def test_everything_is_synced_before_it_has_its_name(
+        self, files: ArtifactFiles, trace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        order = steps_in_order(monkeypatch)
+        files.take(trace)
+        assert order == ["file", "folder", "link", "folder"]
+
+    def test_what_is_held_stays_until_it_is_released(
+        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
+    ) -> None:
+        files.take(trace)
+        assert ArtifactFiles(folder).remove([SHA256], database) == []
+        files.release([SHA256])
+        assert ArtifactFiles(folder).remove([SHA256], database) == [SHA256]
+
+
+def stopping_after(size: int) -> Callable[[int], None]:
+    def check(read: int) -> None:
+        if read > size:
+            raise InterruptedError(f"{read} bytes are too many")
+
+    return check
+
+
+@pytest.mark.parametrize("store", [ArtifactFiles.put, ArtifactFiles.take])
+class TestCheck:
+    """A caller can stop a file of any size before it is read, and at each chunk."""
+
+    def test_a_huge_file_is_refused_unread(
+        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        os.truncate(trace, 100 << 30)  # sparse
+        monkeypatch.setattr(artifacts, "_digest", None)
+        with pytest.raises(InterruptedError, match=f"{100 << 30} bytes"):
+            store(files, trace, stopping_after(1 << 30))
+        assert trace.exists()
+        assert stored(folder) == []
+
+    def test_one_that_grows_is_left_at_a_chunk(
+        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1)
+        sizes = []
+
+        def check(size: int) -> None:
+            sizes.append(size)
+            if len(sizes) == 2:
+                os.truncate(trace, 100 << 30)  # by a process that nobody knows of
+            stopping_after(50)(size)
+
+        with pytest.raises(InterruptedError):
+            store(files, trace, check)
+        assert sizes == [5, *range(1, 52)]
+        assert trace.exists()
+        assert stored(folder) == []
+
+    @pytest.mark.parametrize("kind", ["link", "pipe"])
+    def test_what_is_no_file_is_refused(
+        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, kind: str
+    ) -> None:
+        other = trace.with_name("other")
+        if kind == "link":
+            other.symlink_to(trace)
+        else:
+            os.mkfifo(other)
+        with pytest.raises(OSError, match="symbolic links" if kind == "link" else "not a regular file"):
+            store(files, other)
+        assert stored(folder) == []
+
+
+def test_many_held_files_take_one_descriptor(files: ArtifactFiles, tmp_path: Path, database: Database) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    contents = []
+    for number in range(30):
+        path = tmp_path / "file"
+        path.write_text(str(number))
+        contents.append(files.take(path)[0])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    files.release(contents[:10])
+    assert sorted(files.remove(contents, database)) == sorted(contents[:10])
+
+
+class TestRemove:
+    def test_a_deleted_jobs_files_go(
+        self, files: ArtifactFiles, folder: Path, trace: Path, queue: Queue, shop: Any, database: Database
+    ) -> None:
+        files.put(trace)
+        job_id = finish_with(queue, shop, SHA256)
+        files.release([SHA256])
+        assert files.remove([SHA256], database) == []  # referred to
+        assert files.remove(queue.delete(job_id), database) == [SHA256]
+        assert stored(folder) == []
+        assert files.remove([SHA256], database) == []
+
+    def test_what_is_held_stays_until_it_is_released_as_often_as_put(
+        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
+    ) -> None:
+        files.put(trace)
+        files.put(trace)
+        for _ in range(2):
+            assert ArtifactFiles(folder).remove([SHA256], database) == []
+            files.release([SHA256])
+        assert ArtifactFiles(folder).remove([SHA256], database) == [SHA256]
+
+    def test_a_process_that_ends_releases_what_it_held(
+        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
+    ) -> None:
+        program = (
+            "import sys; from pathlib import Path; from app.store.files.artifacts import ArtifactFiles\n"
+            "ArtifactFiles(Path(sys.argv[1])).put(Path(sys.argv[2])); print('put', flush=True); sys.stdin.read()"
+        )
+        command = [sys.executable, "-c", program, str(folder), str(trace)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "put\n"
+            assert files.remove([SHA256], database) == []
+            process.kill()
+        assert files.remove([SHA256], database) == [SHA256]
+
+    def removals_take_nothing_that_is_used(
+        self, files: ArtifactFiles, trace: Path, queue: Queue, shop: Any, database: Database
+    ) -> bool:
+        """Put, finish and release against removals of the same content at every moment."""
+        stop, removing, missing = threading.Event(), threading.Event(), []
+
+        def remove() -> None:
+            while not stop.is_set():
+                files.remove([SHA256], database)
+                removing.set()
+
+        remover = threading.Thread(target=remove)
+        remover.start()
+        assert removing.wait(60)
+        try:
+            for _ in range(25):
+                files.put(trace)
+                time.sleep(0.001)
+                job_id = finish_with(queue, shop, SHA256)
+                files.release([SHA256])
+                time.sleep(0.001)
+                try:
+                    files.open_path(SHA256)
+                except NotFound:
+                    missing.append(job_id)
+                queue.delete(job_id)
+        finally:
+            stop.set()
+            remover.join()
+        return not missing
+
+    def test_removal_never_races_with_a_put_of_the_same_content(
+        self, files: ArtifactFiles, trace: Path, queue: Queue, shop: Any, database: Database
+    ) -> None:
+        assert self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
+
+    def test_without_holds_it_would(
+        self,
+        files: ArtifactFiles,
+        trace: Path,
+        queue: Queue,
+        shop: Any,
+        database: Database,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(byte_locks, "try_exclusive", lambda *_: True)
+        assert not self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
+
+
+class TestOrphans:
+    def age(self, path: Path, seconds: float) -> None:
+        os.utime(path, (time.time() - seconds,) * 2)
+
+    def test_old_orphans_are_swept_and_nothing_else(
+        self, files: ArtifactFiles, folder: Path, tmp_path: Path, queue: Queue, shop: Any, database: Database
+    ) -> None:
+        contents = {}
+        for name in ("referred", "held", "young", "orphan"):
+            path = tmp_path / name
+            path.write_text(name)
+            contents[name], _ = files.put(path)
+            if name != "held":
+                files.release([contents[name]])
+            if name != "young":
+                self.age(files.open_path(contents[name]), 7200)
+        finish_with(queue, shop, contents["referred"])
+        for name, age in (("old", 7200), ("new", 0)):
+            (folder / "incoming" / name).write_bytes(b"torn")
+            self.age(folder / "incoming" / name, age)
+        assert files.sweep_orphans(database, older_than_s=3600) == [contents["orphan"]]
+        left = {path.read_text() for path in stored(folder) if path.parent.name != "incoming"}
+        assert left == {"referred", "held", "young"}
+        assert [path.name for path in (folder / "incoming").iterdir()] == ["new"]
+
+    def test_there_may_be_nothing_at_all(self, files: ArtifactFiles, database: Database) -> None:
+        assert files.sweep_orphans(database, older_than_s=0) == []
+
+    def test_many_orphans_are_swept_in_batches(
+        self, files: ArtifactFiles, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(artifacts, "BATCH", 3)
+        path, contents = tmp_path / "file", []
+        for number in range(8):
+            path.write_text(str(number))
+            contents.append(files.put(path)[0])
+        files.release(contents)
+        assert sorted(files.sweep_orphans(database, older_than_s=-60)) == sorted(contents)
+
+
+def test_a_stale_workers_artifact_counts_for_nothing(
+    files: ArtifactFiles, trace: Path, folder: Path, queue: Queue, shop: Any, database: Database, results: Finish
+) -> None:
+    stale = shop.running_job()
+    sha256, size = files.put(trace)
+    queue.recover(queue.running()[0])
+    with pytest.raises(Exception, match="no longer this worker's"):
+        queue.finish(stale, replace(results, artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)]))
+    files.release([sha256])
+    assert files.sweep_orphans(database, older_than_s=-60) == [sha256]
+    assert stored(folder) == []
+
+
+def test_the_files_of_a_jobs_next_attempt_take_the_place_of_the_former_ones(
+    queue: Queue, reading: Reading, shop: Any, database: Database, files: ArtifactFiles, folder: Path, tmp_path: Path
+) -> None:
+    """They have the same names. The former ones stay, as results of all attempts do, until the job is deleted."""
+    sha256s = []
+    for content in ("first", "second"):
+        path = tmp_path / content
+        path.write_text(content)
+        sha256, size = files.put(path)
+        claim = shop.claim() if sha256s else shop.running_job()
+        queue.finish(
+            claim, Finish("succeeded", artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)])
+        )
+        files.release([sha256])
+        sha256s.append(sha256)
+        [listed] = reading.artifacts(claim.job_id)
+        assert listed == reading.artifact(claim.job_id, "t")
+        assert listed["sha256"] == sha256
+        with database.write() as connection:
+            connection.execute(text("UPDATE job SET state = 'queued', finished_at = NULL"))
+    for path in stored(folder):
+        os.utime(path, (0, 0))
+    assert files.sweep_orphans(database, older_than_s=3600) == []
+    assert len(stored(folder)) == 2
+    with database.write() as connection:
+        connection.execute(text("UPDATE job SET state = 'failed'"))
+    assert queue.delete(claim.job_id) == sorted(sha256s)
+    assert files.remove(sha256s, database) == sorted(sha256s)
+    assert stored(folder) == []

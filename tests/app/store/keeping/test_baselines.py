@@ -1,0 +1,243 @@
+"""Baselines: what gets into one, what it replaces, and that its jobs stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import delete
+
+from app.errors import Conflict, DatabaseFailed, InBaseline, InvalidRequest, NotFound
+from app.specs import spec_adapter
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.database.slices import Slices
+from app.store.files.artifacts import ArtifactFiles
+from app.store.keeping.baselines import Baselines
+from app.store.keeping.bulk import Bulk
+from app.store.keeping.deleting import delete_jobs
+from app.store.keeping.pruning import Pruning, Retention
+from app.store.queue.transitions import Queue
+from app.store.reading.filters import JobFilter
+from app.store.records import Finish, NewJob, UnitRecord
+from app.store.tables import utc_now
+from tests.app.store.conftest import Shop
+
+
+@pytest.fixture
+def baselines(database: Database) -> Baselines:
+    return Baselines(database)
+
+
+@pytest.fixture
+def done(shop: Shop, record: Callable[..., Any]) -> Callable[..., int]:
+    """Run a job that measured these cases, by their keys."""
+
+    def run(*keys: str, device: str = "1x test CPU", state: Any = "succeeded", **job: Any) -> int:
+        claim = shop.running_job(**job)
+        found = [record(metric, case_key=key, device_key=device) for key in keys for metric in ("step_ms", "mfu")]
+        error = None if state == "succeeded" else {"code": "timeout"}
+        shop.queue.finish(claim, Finish(state, measurements=found, error=error, units=[UnitRecord(0, "unit", "ok")]))
+        return claim.job_id
+
+    return run
+
+
+def cases(baselines: Baselines, name: str = "main") -> dict[tuple[str, str], list[int]]:
+    return {(case["case_key"], case["device_key"]): case["jobs"] for case in baselines.get(name)["cases"]}
+
+
+def test_a_job_replaces_the_cases_that_it_has(baselines: Baselines, done: Callable[..., int]) -> None:
+    one, other, elsewhere = done("a", "b"), done("b", "c"), done("b", device="1x GPU")
+    kept = baselines.put("main", job=one)
+    assert (kept.is_new, kept.left_out) == (True, [])
+    assert (kept.baseline["number_of_cases"], kept.baseline["jobs"]) == (2, [one])
+    again = baselines.put("main", job=other)
+    assert (again.is_new, again.baseline["number_of_cases"], again.baseline["jobs"]) == (False, 3, [one, other])
+    baselines.put("main", job=elsewhere)
+    here = "1x test CPU"
+    assert cases(baselines) == {
+        ("a", here): [one],
+        ("b", here): [other],
+        ("c", here): [other],
+        ("b", "1x GPU"): [elsewhere],
+    }
+    (first, *_) = baselines.get("main")["cases"]
+    assert (first["kind"], first["case"]) == ("benchmark", "tiny, context_length=128")
+
+
+def test_cases_that_differ_in_a_field_have_names_of_their_own(
+    baselines: Baselines, shop: Shop, record: Callable[..., Any]
+) -> None:
+    claim = shop.running_job()
+    plain = {"model": "tiny", "context_length": 128, "compile": False, "batch_size": 4}
+    measured = [record(case={**plain, "compile": value}, case_key=str(value)) for value in (False, True)]
+    shop.queue.finish(claim, Finish("succeeded", measurements=measured, units=[UnitRecord(0, "unit", "ok")]))
+    baselines.put("main", job=claim.job_id)
+    assert {case["case"] for case in baselines.get("main")["cases"]} == {
+        "tiny, context_length=128",
+        "tiny, context_length=128, compile",
+    }
+
+
+def test_jobs_of_a_sweep_are_samples_and_those_that_failed_are_left_out(
+    baselines: Baselines, shop: Shop, record: Callable[..., Any]
+) -> None:
+    base = {"kind": "benchmark"}
+    specs = [spec_adapter.validate_python({**base, "seed": seed}) for seed in (1, 2, 3)]
+    jobs = [NewJob(spec, point={"seed": at}) for at, spec in enumerate(specs)]
+    sweep = shop.queue.submit_sweep(None, {}, base, {"seed": [1, 2, 3]}, [], jobs).response["id"]
+    with pytest.raises(Conflict, match=f"Sweep {sweep} is not finished: 3 jobs"):
+        baselines.put("main", sweep=sweep)
+    ids = []
+    for state in ("succeeded", "succeeded", "failed"):
+        claim = shop.claim()
+        error = {"code": "timeout"} if state == "failed" else None
+        shop.queue.finish(claim, Finish(state, measurements=[record(case_key="a")], error=error))
+        ids.append(claim.job_id)
+    kept = baselines.put("main", sweep=sweep)
+    assert kept.left_out == [{"job": ids[2], "why": "failed (timeout)"}]
+    assert cases(baselines) == {("a", "1x test CPU"): ids[:2]}
+
+
+def test_what_has_no_complete_results_is_refused(
+    baselines: Baselines, done: Callable[..., int], shop: Shop, queue: Queue
+) -> None:
+    for ids, words in (
+        ({"job": done("a", state="failed")}, "failed .timeout., so its results may be incomplete"),
+        ({"job": done("a", state="cancelled")}, "is cancelled"),
+        ({"job": done()}, "no measurements, so no case"),
+        ({"job": shop.running_job().job_id}, "is running: wait"),
+        ({"job": shop.submit()}, "is queued: wait for its end"),
+    ):
+        with pytest.raises(Conflict, match=words):
+            baselines.put("main", **ids)  # type: ignore[arg-type]
+    for missing in ({"job": 999}, {"sweep": 999}, {"job": 2**70}):
+        with pytest.raises(NotFound):
+            baselines.put("main", **missing)  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="there is none yet"):
+        baselines.get("main")
+    assert baselines.page() == ([], None)
+
+
+def test_invalid_results_get_into_none_and_suspect_ones_are_told(
+    baselines: Baselines, shop: Shop, record: Callable[..., Any]
+) -> None:
+    def run(**verdicts: str | None) -> int:
+        claim = shop.running_job()
+        found = [
+            record(metric, case_key=key, validity=verdict, unit_index=unit, case={"context_length": ord(key)})
+            for key, verdict in verdicts.items()
+            for metric in ("step_ms", "mfu")
+            for unit in range(2)
+        ]
+        found[0] = replace(found[0], validity="valid")  # the worst of a case's processes counts
+        shop.queue.finish(claim, Finish("succeeded", measurements=found))
+        return claim.job_id
+
+    invalid = run(a="invalid")
+    with pytest.raises(Conflict, match=f"Job {invalid}: invalid. Checks found that other work was measured"):
+        baselines.put("main", job=invalid)
+    assert baselines.page() == ([], None)
+    mixed = run(a="suspect", b="invalid", c="valid", d=None)
+    kept = baselines.put("main", job=mixed)
+    assert kept.left_out == [{"job": mixed, "why": "1 of 4 cases invalid: context_length=98"}]
+    assert kept.suspect == [{"job": mixed, "why": "1 of 4 cases suspect: context_length=97"}]
+    found = {case["case_key"]: case["validity"] for case in baselines.get("main")["cases"]}
+    assert found == {"a": "suspect", "c": "valid", "d": None}
+    # What is invalid replaces nothing.
+    again = run(a="valid", c="invalid")
+    kept = baselines.put("main", job=again)
+    assert cases(baselines)["c", "1x test CPU"] == [mixed]
+    assert cases(baselines)["a", "1x test CPU"] == [again]
+
+
+def test_a_comparison_is_refused(baselines: Baselines, queue: Queue, shop: Shop, record: Callable[..., Any]) -> None:
+    job = queue.submit(NewJob(spec_adapter.validate_python({"kind": "compare"}))).response["id"]
+    claim = shop.claim(kinds=frozenset({"compare"}))
+    queue.finish(claim, Finish("succeeded", measurements=[record()]))
+    with pytest.raises(InvalidRequest, match="whose sides may share a case") as raised:
+        baselines.put("main", job=job)
+    assert [error.pointer for error in raised.value.errors] == ["/job"]
+
+
+def test_a_job_in_a_baseline_cannot_be_deleted(
+    baselines: Baselines, done: Callable[..., int], queue: Queue, database: Database, tmp_path: Any
+) -> None:
+    kept, other = done("a", labels={"of": "test"}), done("b", labels={"of": "test"})
+    for name in ("main", "release"):
+        baselines.put(name, job=kept)
+    with pytest.raises(InBaseline, match=f"Job {kept} is in the baselines main, release") as raised:
+        queue.delete(kept)
+    assert raised.value.extensions == {"baselines": ["main", "release"]}
+    bulk = Bulk(Slices(database), queue, ArtifactFiles(tmp_path / "artifacts"))
+    deleted = bulk.delete(JobFilter(labels=[("of", "test")]))
+    assert (deleted.deleted, deleted.unfinished, deleted.in_baselines) == (1, 0, 1)
+    with database.read() as connection:
+        left = connection.execute(tables.job.select()).all()
+    assert [row.id for row in left] == [kept]
+    assert other != kept
+    # Should a statement forget to ask, the database itself refuses.
+    with pytest.raises(DatabaseFailed, match="FOREIGN KEY"), database.write() as connection:
+        connection.execute(delete(tables.job).where(tables.job.c.id == kept))
+    baselines.put("release", job=done("a"))
+    baselines.delete("main")
+    assert queue.delete(kept) == []
+
+
+def test_pruning_spares_it(baselines: Baselines, done: Callable[..., int], database: Database, tmp_path: Any) -> None:
+    kept, other = done("a"), done("b")
+    baselines.put("main", job=kept)
+    day = timedelta(days=1)
+    retention = Retention(workers=day, events=day, keys=day, jobs=day)
+    pruning = Pruning(
+        Slices(database), ArtifactFiles(tmp_path / "artifacts"), retention, clock=lambda: utc_now() + 3 * day
+    )
+    assert pruning.plan().jobs == 1
+    assert pruning.run().jobs == 1
+    with database.read() as connection:
+        assert [row.id for row in connection.execute(tables.job.select())] == [kept]
+    assert other != kept
+
+
+def test_a_job_that_is_being_deleted_gets_into_none(
+    baselines: Baselines, done: Callable[..., int], database: Database
+) -> None:
+    job = done("a")
+    with database.write() as connection:  # the first slice of a deletion
+        connection.execute(delete(tables.attempt).where(tables.attempt.c.job_id == job))
+    with pytest.raises(Conflict, match="no measurements"):
+        baselines.put("main", job=job)
+
+
+def test_a_job_whose_deletion_began_just_now_gets_into_none(
+    baselines: Baselines, done: Callable[..., int], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, write = done("a"), database.write
+
+    def deleted_meanwhile() -> Any:
+        monkeypatch.setattr(database, "write", write)
+        delete_jobs(Slices(database), [tables.job.c.id == job])
+        return write()
+
+    monkeypatch.setattr(database, "write", deleted_meanwhile)
+    with pytest.raises(Conflict, match="is being deleted"):
+        baselines.put("main", job=job)
+    assert baselines.page() == ([], None)
+
+
+def test_baselines_are_listed_by_name_in_pages(baselines: Baselines, done: Callable[..., int]) -> None:
+    job = done("a")
+    for name in ("c", "a", "b"):
+        baselines.put(name, job=job)
+    first, following = baselines.page(limit=2)
+    assert ([one["name"] for one in first], following) == (["a", "b"], "b")
+    rest, end = baselines.page(limit=2, after=following)
+    assert ([one["name"] for one in rest], end) == (["c"], None)
+    assert first[0]["jobs"] == [job]
+    baselines.delete("a")
+    with pytest.raises(NotFound, match="There is no baseline 'a'; there is "):
+        baselines.delete("a")

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from app.errors import Conflict, DatabaseBusy, InvalidEnvironment, LeaseLost
+from app.settings import Settings
+from app.states import LivingState
+from app.store.database.engine import Database
+from app.store.database.locking import WriteLock
+from app.store.queue import registration as registration_module
+from app.store.queue import transitions as queue_module
+from app.store.queue.lease import Watcher, agreed, change
+from app.store.queue.registration import Registration
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import Finish
+
+LEASE_S = 30.0
+
+
+class Clock:
+    """A monotonic clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watcher(queue: Queue, registration: Registration, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watcher:
+    """A watcher that does not commit: most tests poll every second of a lease. Those of stalls have one that does."""
+    monkeypatch.setattr(queue, "probe", lambda: None)
+    return Watcher(queue, registration, LEASE_S, clock)
+
+
+def pass_time(
+    watcher: Watcher, clock: Clock, seconds: float, meanwhile: Callable[[], object] = lambda: None
+) -> list[int]:
+    """Poll every second for so long."""
+    recovered = []
+    for _ in range(round(seconds)):
+        clock.now += 1
+        meanwhile()
+        recovered += watcher.poll()
+    return recovered
+
+
+def test_a_silent_attempt_is_recovered_after_its_lease_and_not_before(
+    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
+) -> None:
+    claim = shop.running_job()
+    assert watcher.poll() == []
+    assert pass_time(watcher, clock, LEASE_S) == []
+    assert pass_time(watcher, clock, 1) == [claim.job_id]
+    assert reading.job(claim.job_id)[0]["state"] == "queued"
+    with pytest.raises(LeaseLost):
+        queue.finish(claim, Finish("succeeded"))
+    assert pass_time(watcher, clock, 100) == []
+
+
+def test_a_beat_starts_the_lease_anew(shop: Any, watcher: Watcher, clock: Clock, queue: Queue) -> None:
+    claim = shop.running_job()
+    for _ in range(5):
+        assert pass_time(watcher, clock, LEASE_S - 2) == []
+        queue.renew([claim])
+    assert pass_time(watcher, clock, LEASE_S + 5) == [claim.job_id]
+
+
+def test_the_second_attempt_has_a_lease_of_its_own(shop: Any, watcher: Watcher, clock: Clock, reading: Reading) -> None:
+    first = shop.running_job(max_attempts=2)
+    assert pass_time(watcher, clock, LEASE_S + 2) == [first.job_id]
+    shop.claim("w2")
+    assert pass_time(watcher, clock, LEASE_S - 2) == []
+    assert pass_time(watcher, clock, 5) == [first.job_id]
+    assert reading.job(first.job_id)[0]["error"]["code"] == "worker_lost"
+
+
+def test_a_watcher_that_was_stopped_expires_nobody_when_it_wakes(
+    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
+) -> None:
+    claim = shop.running_job()
+    pass_time(watcher, clock, 5)
+    clock.now += 3600
+    assert watcher.poll() == []
+    queue.renew([claim])
+    assert pass_time(watcher, clock, LEASE_S - 2) == []
+    assert reading.job(claim.job_id)[0]["state"] == "running"
+    # One that is silent for good is found all the same.
+    assert pass_time(watcher, clock, 5) == [claim.job_id]
+
+
+def test_a_new_watcher_gives_everybody_a_whole_lease(
+    shop: Any, queue: Queue, registration: Registration, clock: Clock
+) -> None:
+    claim = shop.running_job()
+    clock.now += 3600
+    restarted = Watcher(queue, registration, LEASE_S, clock)
+    assert pass_time(restarted, clock, LEASE_S) == []
+    assert pass_time(restarted, clock, 2) == [claim.job_id]
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1), timedelta(days=4000)])
+def test_a_jump_of_the_wall_clock_expires_nothing(
+    shop: Any,
+    watcher: Watcher,
+    clock: Clock,
+    queue: Queue,
+    registration: Registration,
+    reading: Reading,
+    jump: timedelta,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop.register()
+    claim = shop.running_job()
+    pass_time(watcher, clock, 5)
+    for module in (queue_module, registration_module):
+        monkeypatch.setattr(module, "utc_now", lambda: datetime.now(UTC) + jump)
+    assert pass_time(watcher, clock, LEASE_S - 7) == []
+    queue.renew([claim])
+    shop.queue.renew([], ("worker", "active"))
+    assert pass_time(watcher, clock, LEASE_S - 2) == []
+    assert reading.workers()[0]["state"] == "active"
+    assert queue.finish(claim, Finish("succeeded")) == "succeeded"
+
+
+def test_a_job_that_ended_is_forgotten(shop: Any, watcher: Watcher, clock: Clock, queue: Queue) -> None:
+    claim = shop.running_job()
+    pass_time(watcher, clock, LEASE_S - 2)
+    queue.finish(claim, Finish("succeeded"))
+    assert pass_time(watcher, clock, 100) == []
+
+
+def test_two_watchers_recover_a_job_once(
+    shop: Any, queue: Queue, registration: Registration, clock: Clock, reading: Reading
+) -> None:
+    claim = shop.running_job(max_attempts=3)
+    watchers = [Watcher(queue, registration, LEASE_S, clock) for _ in range(2)]
+    recovered = []
+    for _ in range(round(LEASE_S) + 2):
+        clock.now += 1
+        recovered += [job_id for watcher in watchers for job_id in watcher.poll()]
+    assert recovered == [claim.job_id]
+    assert reading.job(claim.job_id)[0]["attempt"] == 1
+
+
+def stalled(
+    watcher: Watcher, clock: Clock, seconds: float, database: Database, meanwhile: Callable[[], object]
+) -> list[int]:
+    """Poll every five seconds for so long, while somebody holds the lock that every writer needs."""
+    recovered = []
+    with WriteLock(database.backend.path.with_name("flopwatch.sqlite3.lock")).hold(5):
+        for _ in range(round(seconds / 5)):
+            clock.now += 5
+            for work in (meanwhile, watcher.poll):
+                with suppress(DatabaseBusy):
+                    recovered += work() or []  # type: ignore[operator]
+    return recovered
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "judging without a commit"])
+def test_while_nobody_can_write_nobody_is_silent(
+    shop: Any, settings: Settings, clock: Clock, reading: Reading, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    database = Database(settings.resolved_database_url, busy_timeout_s=0.02)
+    queue, registration = Queue(database), Registration(database)
+    watcher = Watcher(queue, registration, LEASE_S, clock)
+    if sabotage:
+        monkeypatch.setattr(Queue, "probe", lambda _self: None)
+    shop.register()
+    claim = shop.running_job(max_attempts=1)
+    pass_time(watcher, clock, LEASE_S / 3)
+    worker: tuple[str, LivingState] = ("worker", "active")
+    stalled(watcher, clock, 2 * LEASE_S, database, lambda: queue.renew([claim], worker) and None)
+    database.close()
+    database = Database(settings.resolved_database_url)
+    watcher._queue = queue = Queue(database)
+    found = watcher.poll()  # before the worker has its turn
+    queue.renew([claim], worker)
+    found += pass_time(watcher, clock, LEASE_S - 2)
+    assert found == ([claim.job_id] if sabotage else [])
+    assert reading.workers()[0]["state"] == "active"
+    # One that is silent although it could write is found as ever.
+    pass_time(watcher, clock, 5)
+    assert reading.job(claim.job_id)[0]["error"]["code"] == "worker_lost"
+    database.close()
+
+
+def test_a_look_that_had_to_wait_says_nothing_about_the_workers(
+    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = shop.running_job()
+
+    def slowly() -> None:
+        clock.now += 0.1 * LEASE_S
+
+    watcher.poll()
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "probe", slowly)
+        assert pass_time(watcher, clock, 3 * LEASE_S) == []
+    assert pass_time(watcher, clock, LEASE_S) == []
+    assert pass_time(watcher, clock, 1) == [claim.job_id]
+
+
+def test_time_in_which_the_caller_could_not_write_does_not_count(shop: Any, watcher: Watcher, clock: Clock) -> None:
+    claim = shop.running_job()
+    watcher.skip()
+    pass_time(watcher, clock, LEASE_S - 2)
+    clock.now += LEASE_S / 2
+    watcher.skip()
+    assert watcher.poll() == []
+    assert pass_time(watcher, clock, 5) == [claim.job_id]
+
+
+def test_a_workers_beat_and_its_renewals_are_one_transaction(
+    shop: Any, queue: Queue, registration: Registration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.register()
+    claim = shop.running_job()
+    assert queue.renew([claim], ("worker", "draining")).lost == frozenset()
+    before = registration.worker_beats(), queue.running()
+    assert (before[0]["worker"], before[1][0].beat) == (1, 1)
+
+    def fail(*_: object) -> bool:
+        raise DatabaseBusy("now")
+
+    monkeypatch.setattr(queue_module, "_beat", fail)
+    with pytest.raises(DatabaseBusy):
+        queue.renew([claim], ("worker", "active"))
+    assert (registration.worker_beats(), queue.running()) == before
+
+
+class TestTheDatabasesLease:
+    def agreed(self, database: Database, **lease: float) -> float:
+        return agreed(database, Settings(**lease)).lease_s
+
+    def test_the_first_process_decides(self, database: Database, queue: Queue) -> None:
+        assert queue.lease_s() is None
+        assert self.agreed(database, lease_s=3) == 3
+        assert self.agreed(database) == queue.lease_s() == 3
+        assert self.agreed(database, lease_s=3) == 3
+
+    def test_the_default_is_as_good_as_any(self, database: Database) -> None:
+        assert self.agreed(database) == 30
+        with pytest.raises(InvalidEnvironment, match=r"FLOPWATCH_LEASE_S is 3, .* is 30 seconds.*`flopwatch lease 3`"):
+            self.agreed(database, lease_s=3)
+
+    def test_a_variable_counts_as_said(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.agreed(database)
+        monkeypatch.setenv("FLOPWATCH_LEASE_S", "31")
+        with pytest.raises(InvalidEnvironment, match="31"):
+            agreed(database, Settings.from_environment())
+
+    def test_two_leases_would_lose_a_healthy_job(
+        self, shop: Any, queue: Queue, registration: Registration, clock: Clock, database: Database
+    ) -> None:
+        """The control: what is refused above does harm. The worker renews every 10 s, a third of its own lease."""
+        claim = shop.running_job()
+        short = Watcher(queue, registration, 3.0, clock)
+        assert pass_time(short, clock, 9) == [claim.job_id]
+        again = shop.claim()
+        self.agreed(database, lease_s=LEASE_S)
+        same = Watcher(queue, registration, 3.0, clock)
+        for _ in range(3):
+            assert pass_time(same, clock, 10) == []
+            queue.renew([again])
+
+    def test_a_watcher_hears_of_a_change(self, database: Database, watcher: Watcher) -> None:
+        self.agreed(database)
+        change(database, 7.0)
+        watcher.poll()
+        assert watcher.lease_s == 7.0
+        assert self.agreed(database, lease_s=7) == 7
+
+    @pytest.mark.parametrize("state", ["active", "draining"])
+    def test_it_does_not_change_while_a_worker_lives(
+        self, shop: Any, database: Database, registration: Registration, queue: Queue, state: LivingState
+    ) -> None:
+        self.agreed(database)
+        shop.register("worker-1")
+        registration.set_worker_state("worker-1", state)
+        with pytest.raises(Conflict, match="stop worker-1 first"):
+            change(database, 7.0)
+        assert queue.lease_s() == 30
+        registration.set_worker_state("worker-1", "stopped")
+        change(database, 7.0)
+        assert queue.lease_s() == 7
+
+    def test_a_worker_of_this_host_that_was_killed_is_none(
+        self, database: Database, registration: Registration, queue: Queue
+    ) -> None:
+        def register(name: str, pid: int) -> None:
+            registration.register_worker(name, socket.gethostname(), pid, [], [], [], {})
+
+        killed = subprocess.Popen(["true"])
+        killed.wait()
+        register("killed", killed.pid)
+        change(database, 7.0)
+        register("runs", os.getpid())
+        with pytest.raises(Conflict, match="stop runs first"):
+            change(database, 8.0)
+        assert queue.lease_s() == 7
+
+
+class TestWorkers:
+    @pytest.mark.parametrize("state", ["active", "draining"])
+    def test_a_silent_worker_is_lost_and_comes_back_as_what_it_was(
+        self,
+        shop: Any,
+        watcher: Watcher,
+        clock: Clock,
+        registration: Registration,
+        reading: Reading,
+        state: LivingState,
+    ) -> None:
+        shop.register()
+        registration.set_worker_state("worker", state)
+        pass_time(watcher, clock, LEASE_S, lambda: shop.queue.renew([], ("worker", state)))
+        assert reading.workers()[0]["state"] == state
+        pass_time(watcher, clock, LEASE_S + 2)
+        assert reading.workers()[0]["state"] == "lost"
+        shop.queue.renew([], ("worker", state))
+        assert reading.workers()[0]["state"] == state
+
+    def test_a_worker_that_stopped_in_order_is_not_lost(
+        self, shop: Any, watcher: Watcher, clock: Clock, registration: Registration, reading: Reading
+    ) -> None:
+        shop.register()
+        registration.set_worker_state("worker", "stopped")
+        pass_time(watcher, clock, LEASE_S + 2)
+        assert reading.workers()[0]["state"] == "stopped"
+
+    def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, registration: Registration) -> None:
+        shop.register()
+        seen = registration.worker_beats()["worker"]
+        shop.queue.renew([], ("worker", "active"))
+        assert not registration.lose_worker("worker", seen)
+        assert registration.lose_worker("worker", seen + 1)
+
+    def test_registering_again_replaces_what_it_has(self, shop: Any, reading: Reading) -> None:
+        shop.register()
+        shop.register(gpus=2, capabilities=frozenset({"attention:new"}))
+        (worker,) = reading.workers()
+        assert worker["capabilities"] == ["attention:new"]
+        assert len(worker["devices"]) == 3

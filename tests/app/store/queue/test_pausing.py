@@ -1,0 +1,109 @@
+"""Pausing kinds: nobody claims their jobs, they hold nobody up, and they say why they wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from app.specs._base import Resources
+from app.specs.benchmark import BenchmarkSpec
+from app.store.database.engine import Database, open_database
+from app.store.queue import claims
+from app.store.queue.pausing import Pausing
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import NewJob
+
+BOTH = {"kinds": frozenset({"benchmark", "ceiling"})}
+
+
+@pytest.fixture
+def pausing(database: Database) -> Pausing:
+    return Pausing(database)
+
+
+@pytest.fixture
+def submit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Submits a job that is said to be of this kind, for this many GPUs; 0: one that only computes on paper."""
+
+    def submit(kind: str, gpus: int = 1) -> int:
+        needed = Resources(device_type="cuda" if gpus else "none", devices=gpus)
+        with monkeypatch.context() as patch:
+            patch.setattr(BenchmarkSpec, "resources", lambda self: needed)
+            return int(queue.submit(NewJob(BenchmarkSpec.model_construct(kind=kind))).response["id"])
+
+    return submit
+
+
+def a_paused_job_starts(shop: Any, pausing: Pausing, submit: Any, gpus: int) -> bool:
+    submit("benchmark", gpus)
+    pausing.pause(["benchmark"])
+    return shop.try_claim(total_gpus=2, free_gpus=2) is not None
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_no_job_of_a_paused_kind_starts(shop: Any, pausing: Pausing, submit: Any, gpus: int) -> None:
+    assert not a_paused_job_starts(shop, pausing, submit, gpus)
+    assert pausing.pause([]) == []
+    assert shop.try_claim(total_gpus=2, free_gpus=2) is not None
+
+
+def test_control_of_the_pause(shop: Any, pausing: Pausing, submit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "going", lambda kinds, _paused: kinds)
+    assert a_paused_job_starts(shop, pausing, submit, 1)
+
+
+def test_a_paused_wide_job_holds_no_other_kind_up(shop: Any, pausing: Pausing, submit: Any) -> None:
+    submit("benchmark", gpus=2)
+    narrow = submit("ceiling")
+    beside = {**BOTH, "total_gpus": 2, "free_gpus": 1, "idle": False}
+    assert shop.try_claim(**beside) is None, "the wide one decides"
+    pausing.pause(["benchmark"])
+    assert shop.claim(**beside).job_id == narrow
+
+
+def test_what_runs_goes_on(shop: Any, queue: Queue, pausing: Pausing, results: Any) -> None:
+    claim = shop.running_job()
+    pausing.pause("all")
+    assert not queue.renew([claim]).lost
+    assert queue.finish(claim, results) == "succeeded"
+
+
+def test_all_holds_for_every_kind(shop: Any, pausing: Pausing, submit: Any) -> None:
+    submit("benchmark")
+    submit("ceiling", gpus=0)
+    assert pausing.pause("all") == "all" == pausing.kinds()
+    assert shop.try_claim(**BOTH, total_gpus=2, free_gpus=2) is None
+
+
+def test_it_outlives_the_process(settings: Settings, pausing: Pausing) -> None:
+    assert pausing.kinds() == []
+    assert pausing.pause(["kernel", "benchmark", "kernel"]) == ["benchmark", "kernel"]
+    another = open_database(settings)
+    assert Pausing(another).kinds() == ["benchmark", "kernel"]
+    another.close()
+
+
+def test_its_jobs_say_why_they_wait(shop: Any, queue: Queue, reading: Reading, pausing: Pausing) -> None:
+    shop.register()
+    job_id = shop.submit()
+
+    def waiting() -> str | None:
+        found: str | None = reading.job(job_id)[0]["waiting"]
+        assert [job["waiting"] for job in reading.jobs()[0] if job["id"] == job_id] == [found]
+        return found
+
+    pausing.pause(["kernel"])
+    assert waiting() is None
+    pausing.pause(["benchmark"])
+    assert "`flopwatch resume --kind benchmark`" in str(waiting())
+    assert "kind is paused" in queue.submit(NewJob(BenchmarkSpec())).response["waiting"]
+    pausing.pause("all")
+    assert "the queue is paused: `flopwatch resume`" in str(waiting())
+    pausing.pause([])
+    assert waiting() is None
+    pausing.pause("all")
+    queue.cancel(job_id)
+    assert waiting() is None

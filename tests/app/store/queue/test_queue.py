@@ -1,0 +1,974 @@
+"""The state machine, one transition at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import StatementError
+
+from app.errors import Conflict, DatabaseFailed, IdempotencyMismatch, KeyTaken, LeaseLost, NotFound, job_problem
+from app.results import list_tables
+from app.settings import Settings
+from app.specs.benchmark import BenchmarkSpec
+from app.store.database import sqlite
+from app.store.database.engine import Database
+from app.store.queue import submission
+from app.store.queue import transitions as queue_module
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import (
+    Claim,
+    Finish,
+    Idempotency,
+    MeasurementRecord,
+    NewEvent,
+    NewJob,
+    RunningAttempt,
+    StoredArtifact,
+    TableRecord,
+    UnitRecord,
+)
+
+FAILURE = Finish("failed", error=job_problem("crashed", "exit code 1"), log="boom\n")
+ENDINGS = {"succeeded": Finish("succeeded"), "failed": FAILURE, "cancelled": Finish("cancelled")}
+
+
+def job(reading: Reading, job_id: int) -> dict[str, Any]:
+    return reading.job(job_id)[0]
+
+
+def progress(done: int) -> NewEvent:
+    return NewEvent("progress", {"done": done, "total": 9, "message": "measuring"})
+
+
+def states(reading: Reading, job_id: int) -> list[str]:
+    return [event["data"]["state"] for event in reading.events(job_id) if event["type"] == "state"]
+
+
+def everything(reading: Reading, job_id: int) -> tuple[Any, ...]:
+    """All that can be read of a job."""
+    return (
+        reading.job(job_id),
+        reading.events(job_id),
+        reading.attempts(job_id),
+        reading.measurements(job_id),
+        reading.artifacts(job_id),
+        reading.log(job_id),
+    )
+
+
+class TestSubmit:
+    def test_the_answer_is_the_job_as_it_is_read_later(self, queue: Queue, reading: Reading) -> None:
+        new = NewJob(BenchmarkSpec(), name="first", labels={"team": "a"}, priority=3, timeout_s=1.5, max_attempts=1)
+        submitted = queue.submit(new)
+        assert not submitted.replayed
+        assert submitted.response == job(reading, submitted.response["id"])
+
+    def test_the_public_job_has_the_contracts_fields(self, queue: Queue) -> None:
+        response = queue.submit(NewJob(BenchmarkSpec())).response
+        assert list(response) == [
+            "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
+            "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
+            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken", "links",
+        ]  # fmt: skip
+        assert response["state"] == "queued"
+        assert response["progress"] == {"done": 0, "total": 0, "message": ""}
+        assert response["spec"] == BenchmarkSpec().model_dump(mode="json")
+        assert response["summary"] == BenchmarkSpec().summary()
+        assert response["created_at"].endswith("Z")
+        assert response["links"]["measurements"] == f"/jobs/{response['id']}/measurements"
+
+    def test_ids_are_not_reused(self, shop: Any, queue: Queue) -> None:
+        first = shop.submit()
+        queue.cancel(first)
+        queue.delete(first)
+        assert shop.submit() > first
+
+    def test_ids_may_have_64_bits(
+        self, shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
+    ) -> None:
+        shop.submit()
+        with database.write() as connection:
+            for table in ("job", "sweep", "event", "attempt", "measurement", "artifact"):
+                connection.exec_driver_sql("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+                connection.exec_driver_sql("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, 2**40))
+        sweep = queue.submit_sweep(None, {}, {}, {}, [], points(8, 16)).response
+        assert sweep["id"] > 2**40
+        first, second = (job["id"] for job in reading.jobs(sweep=sweep["id"])[0])
+        queue.cancel(reading.jobs(limit=3)[0][-1]["id"])
+        claim = shop.claim()
+        assert claim.job_id == second > 2**40
+        queue.finish(claim, results)
+        assert reading.events(second, after=2**40)[-1]["type"] == "done"
+        _, following = reading.jobs(limit=1)
+        assert following == str(first)
+        assert next(job["id"] for job in reading.jobs(after=following)[0]) == second
+        assert queue.cancel_sweep(sweep["id"])["counts"]["cancelled"] == 1
+        assert queue.delete(second) == ["ab" * 32]
+
+    def test_nulls_are_nulls_in_the_database(self, shop: Any, database: Database) -> None:
+        shop.submit()
+        with database.read() as connection:
+            where = "error IS NULL AND environment IS NULL AND validity IS NULL AND timeout_s IS NULL"
+            assert connection.exec_driver_sql(f"SELECT count(*) FROM job WHERE {where}").scalar_one() == 1
+
+
+def points(*lengths: int, **options: Any) -> list[NewJob]:
+    """Jobs of a sweep over context lengths."""
+    return [
+        NewJob(BenchmarkSpec(context_length=length), point={"context_length": index}, **options)
+        for index, length in enumerate(lengths)
+    ]
+
+
+class TestSweep:
+    def test_a_sweep_and_its_jobs_land_together(self, queue: Queue, reading: Reading) -> None:
+        jobs = points(128, 256, 512)
+        submitted = queue.submit_sweep("lengths", {"a": "b"}, {"kind": "benchmark"}, {"context_length": [1]}, [], jobs)
+        sweep = submitted.response
+        assert sweep == reading.sweep(sweep["id"])
+        assert sweep["counts"] == {"queued": 3, "running": 0, "succeeded": 0, "failed": 0, "cancelled": 0}
+        found, _ = reading.jobs(sweep=sweep["id"])
+        assert [one["spec"]["context_length"] for one in reversed(found)] == [128, 256, 512]
+
+    def test_a_sweep_that_fails_halfway_leaves_nothing(self, queue: Queue, reading: Reading) -> None:
+        broken = NewJob(BenchmarkSpec(), labels={"k": object()})  # type: ignore[dict-item]
+        with pytest.raises(Exception, match="object"):
+            queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec()), broken])
+        assert reading.counts()["queued"] == 0
+        assert reading.sweeps() == ([], None)
+
+    def test_a_sweep_without_jobs_is_refused(self, queue: Queue) -> None:
+        with pytest.raises(ValueError, match="at least one"):
+            queue.submit_sweep(None, {}, {}, {}, [], [])
+
+    def test_points_and_options_are_kept(self, queue: Queue, reading: Reading, database: Database) -> None:
+        jobs = points(8, 16, priority=4, timeout_s=9.0, max_attempts=3)
+        sweep = queue.submit_sweep(None, {}, {}, {}, [], jobs).response
+        assert sweep["options"] == {"priority": 4, "timeout_s": 9.0, "max_attempts": 3}
+        with database.read() as connection:
+            found = connection.exec_driver_sql("SELECT point FROM job ORDER BY id").scalars().all()
+        assert found == ['{"context_length": 0}', '{"context_length": 1}']
+
+
+@pytest.fixture
+def swept(queue: Queue, shop: Any) -> int:
+    """A sweep of four points: one succeeded, one failed, one runs and one is queued."""
+    base, grid = {"kind": "benchmark"}, {"context_length": [8, 16, 32, 64]}
+    jobs = points(8, 16, 32, 64, priority=1, timeout_s=5.0)
+    sweep = queue.submit_sweep("s", {"a": "b"}, base, grid, [], jobs).response
+    queue.finish(shop.claim(), Finish("succeeded"))
+    queue.finish(shop.claim(), FAILURE)
+    shop.claim()
+    return int(sweep["id"])
+
+
+@pytest.fixture
+def sent() -> Iterator[list[int]]:
+    """How many values go to the database with each statement."""
+    sent: list[int] = []
+
+    def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
+        sent.append(len(parameters) if isinstance(parameters, tuple) else sum(map(len, parameters)))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+class TestSweepsAsWholes:
+    def test_cancelling_leaves_what_is_finished(self, queue: Queue, reading: Reading, swept: int) -> None:
+        counts = {"queued": 0, "running": 1, "succeeded": 1, "failed": 1, "cancelled": 1}
+        for _ in range(2):
+            assert queue.cancel_sweep(swept) == reading.sweep(swept)
+            assert reading.sweep(swept)["counts"] == counts
+        running = next(job for job in reading.jobs(sweep=swept)[0] if job["state"] == "running")
+        assert running["cancel_requested_at"] is not None
+        events = reading.events(running["id"])
+        assert [event["data"].get("cancel_requested") for event in events] == [None, None, True]
+
+    def test_cancelling_is_one_transaction(
+        self, queue: Queue, reading: Reading, swept: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = reading.jobs(sweep=swept)
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("amid it")
+
+        monkeypatch.setattr(queue_module, "sweep_dict", fail)
+        with pytest.raises(RuntimeError, match="amid it"):
+            queue.cancel_sweep(swept)
+        assert reading.jobs(sweep=swept) == before
+
+    def test_resuming_submits_what_has_no_result(self, queue: Queue, reading: Reading, swept: int) -> None:
+        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
+        sweep = queue.resume_sweep(swept)
+        assert sweep == reading.sweep(swept)
+        assert sweep["counts"] == {"queued": 2, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 0}
+        newest = reading.jobs(sweep=swept)[0][0]
+        assert newest["id"] > failed["id"]
+        same = ("kind", "name", "labels", "spec", "summary", "priority", "timeout_s", "max_attempts", "sweep_id")
+        given = {"labels": {"a": "b"}}  # by the sweep; its jobs here were submitted without
+        assert {name: newest[name] for name in same} == {name: failed[name] for name in same} | given
+        assert (newest["state"], newest["attempt"], newest["error"]) == ("queued", 0, None)
+        assert states(reading, newest["id"]) == ["queued"]
+        found, _ = reading.jobs(labels=[("a", "b")])
+        assert [job["id"] for job in found] == [newest["id"]]
+
+    def test_what_is_being_cancelled_is_resumed_too(self, queue: Queue, reading: Reading, swept: int) -> None:
+        queue.cancel_sweep(swept)
+        assert reading.sweep(swept)["counts"]["running"] == 1, "its worker has not heard of it yet"
+        counts = queue.resume_sweep(swept)["counts"]
+        assert counts == {"queued": 3, "running": 0, "succeeded": 1, "failed": 0, "cancelled": 0}
+
+    def test_again_it_finds_nothing_until_another_fails(
+        self, queue: Queue, shop: Any, reading: Reading, swept: int
+    ) -> None:
+        queue.resume_sweep(swept)
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(swept)
+        while claim := shop.try_claim():
+            queue.finish(claim, FAILURE)
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 2
+        queue.cancel_sweep(swept)
+        assert reading.sweep(swept)["counts"] == {
+            "queued": 0,
+            "running": 1,
+            "succeeded": 1,
+            "failed": 0,
+            "cancelled": 2,
+        }
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 3, "the one that is being cancelled, too"
+
+    def test_deleting_the_latest_job_of_a_point_leaves_the_one_before(
+        self, queue: Queue, reading: Reading, swept: int
+    ) -> None:
+        queue.resume_sweep(swept)
+        queue.cancel_sweep(swept)
+        queue.delete(reading.jobs(sweep=swept)[0][0]["id"])
+        assert reading.sweep(swept)["counts"]["failed"] == 1
+
+    @pytest.mark.parametrize("deleted", [["failed"], ["succeeded", "failed"]], ids=" and ".join)
+    def test_resuming_submits_points_whose_jobs_were_deleted(
+        self, queue: Queue, reading: Reading, swept: int, deleted: list[str]
+    ) -> None:
+        before = {job["spec"]["context_length"]: job for job in reading.jobs(sweep=swept)[0]}
+        gone = {length: job for length, job in before.items() if job["state"] in deleted}
+        for job in gone.values():
+            queue.delete(job["id"])
+        sweep = queue.resume_sweep(swept)
+        assert sweep == reading.sweep(swept)
+        assert sweep["counts"]["queued"] == 1 + len(gone)
+        now = {job["spec"]["context_length"]: job for job in reading.jobs(sweep=swept)[0]}
+        assert set(now) == set(before)
+        same = ("kind", "spec", "summary", "priority", "timeout_s", "max_attempts", "sweep_id")
+        for length, job in gone.items():
+            assert {name: now[length][name] for name in same} == {name: job[name] for name in same}
+            assert (now[length]["name"], now[length]["labels"]) == (f"s: context_length={length}", {"a": "b"})
+            assert states(reading, now[length]["id"]) == ["queued"]
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(swept)
+
+    def test_what_is_excluded_is_no_point(self, queue: Queue, shop: Any) -> None:
+        grid, exclude = {"context_length": [8, 16]}, [{"context_length": 16}]
+        sweep = queue.submit_sweep(None, {}, {"kind": "benchmark"}, grid, exclude, points(8)).response["id"]
+        queue.finish(shop.claim(), Finish("succeeded"))
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(sweep)
+
+    def test_jobs_whose_points_nobody_knows_belong_to_the_points_of_their_specs(
+        self, queue: Queue, reading: Reading, database: Database, swept: int
+    ) -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET point = NULL")
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "the one that failed"
+        queue.cancel_sweep(swept)
+        (queued, failed) = [job["id"] for job in reading.jobs(sweep=swept)[0] if job["spec"]["context_length"] == 16]
+        for job_id in (queued, failed):
+            queue.delete(job_id)
+        assert queue.resume_sweep(swept)["counts"] == {
+            "queued": 3,
+            "running": 0,
+            "succeeded": 1,
+            "failed": 0,
+            "cancelled": 0,
+        }
+        assert [job["spec"]["context_length"] for job in reading.jobs(sweep=swept)[0][:3]] == [16, 64, 32]
+
+    def test_a_point_that_is_no_longer_valid_says_so(self, queue: Queue, reading: Reading, swept: int) -> None:
+        with queue._database.write() as connection:
+            connection.exec_driver_sql("""UPDATE sweep SET base = '{"kind": "benchmark", "gone": 1}'""")
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "jobs that are there are run as they are"
+        queue.cancel_sweep(swept)
+        for job in reading.jobs(sweep=swept)[0]:
+            if job["spec"]["context_length"] == 16:
+                queue.delete(job["id"])
+        with pytest.raises(Conflict, match=r"does not take its point context_length = 16: Extra inputs"):
+            queue.resume_sweep(swept)
+
+    def test_thousands_of_jobs_are_changed_by_few_statements(self, queue: Queue, sent: list[int]) -> None:
+        """Nobody else can write meanwhile."""
+        jobs = points(*range(1, 2001), labels={"a": "b"})
+        grid = {"context_length": list(range(1, 2001))}
+        sweep = queue.submit_sweep(None, {"a": "b"}, {"kind": "benchmark"}, grid, [], jobs).response["id"]
+        for change, state in ((queue.cancel_sweep, "cancelled"), (queue.resume_sweep, "queued")):
+            sent.clear()
+            assert change(sweep)["counts"][state] == 2000
+            assert len(sent) < 20
+            assert sum(sent) < 200, "rows do not pass through Python"
+
+    def test_an_unknown_sweep_is_not_found(self, queue: Queue) -> None:
+        for number in (0, 77, 2**63):
+            for method in (queue.cancel_sweep, queue.resume_sweep):
+                with pytest.raises(NotFound):
+                    method(number)
+
+
+class TestIdempotency:
+    KEY = Idempotency("key", "POST /jobs", "digest")
+
+    def test_the_same_request_gets_the_first_answer(self, queue: Queue, reading: Reading) -> None:
+        first = queue.submit(NewJob(BenchmarkSpec()), self.KEY)
+        queue.cancel(first.response["id"])
+        again = queue.submit(NewJob(BenchmarkSpec()), self.KEY)
+        assert again.replayed
+        assert again.response == first.response
+        assert sum(reading.counts().values()) == 1
+
+    def test_another_body_is_refused(self, queue: Queue, reading: Reading) -> None:
+        queue.submit(NewJob(BenchmarkSpec()), self.KEY)
+        with pytest.raises(IdempotencyMismatch):
+            queue.submit(NewJob(BenchmarkSpec()), replace(self.KEY, digest="another"))
+        assert sum(reading.counts().values()) == 1
+
+    def test_another_route_is_another_request(self, queue: Queue) -> None:
+        queue.submit(NewJob(BenchmarkSpec()), self.KEY)
+        sweep = queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec())], replace(self.KEY, route="sweeps"))
+        assert not sweep.replayed
+
+    def test_a_sweep_is_made_once(self, queue: Queue, reading: Reading) -> None:
+        answers = [queue.submit_sweep("s", {}, {}, {}, [], [NewJob(BenchmarkSpec())], self.KEY) for _ in range(3)]
+        assert [answer.replayed for answer in answers] == [False, True, True]
+        assert len({answer.response["id"] for answer in answers}) == 1
+        assert reading.counts()["queued"] == 1
+
+    def test_twenty_threads_with_one_key_make_one_job(self, queue: Queue, reading: Reading) -> None:
+        start, answers = threading.Barrier(20), []
+
+        def submit() -> None:
+            start.wait(20)
+            answers.append(queue.submit(NewJob(BenchmarkSpec()), self.KEY))
+
+        threads = [threading.Thread(target=submit) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 20
+        assert sum(not answer.replayed for answer in answers) == 1
+        assert len({answer.response["id"] for answer in answers}) == 1
+        assert reading.counts()["queued"] == 1
+
+
+class TestRunning:
+    def test_a_claim_counts_the_attempt(self, shop: Any, reading: Reading) -> None:
+        job_id = shop.submit(name="n", timeout_s=9.0)
+        claim = shop.claim("w1")
+        assert (claim.job_id, claim.attempt, claim.worker_id) == (job_id, 1, "w1")
+        assert (claim.name, claim.timeout_s) == ("n", 9.0)
+        assert claim.spec == BenchmarkSpec().model_dump(mode="json")
+        found = job(reading, job_id)
+        assert (found["state"], found["attempt"], found["worker_id"]) == ("running", 1, "w1")
+        assert found["started_at"] >= found["created_at"]
+        assert shop.try_claim("w2") is None
+
+    def test_events_and_progress_are_recorded(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job()
+        events = [progress(1), NewEvent("log", {"text": "a\n"}), progress(2)]
+        queue.report(claim, events)
+        assert job(reading, claim.job_id)["progress"] == progress(2).data
+        recorded = [NewEvent(event["type"], event["data"]) for event in reading.events(claim.job_id)]
+        assert [event.type for event in recorded[:2]] == ["state", "state"]
+        assert recorded[2:] == events
+
+    def test_a_success_lands_with_all_it_leaves(
+        self, shop: Any, queue: Queue, reading: Reading, results: Finish
+    ) -> None:
+        claim = shop.running_job()
+        assert queue.finish(claim, results) == "succeeded"
+        found = job(reading, claim.job_id)
+        assert (found["state"], found["error"]) == ("succeeded", None)
+        assert (found["environment"], found["validity"]) == ({"gpu": None}, {"valid": True})
+        assert found["finished_at"] >= found["started_at"]
+        (row,) = reading.measurements(claim.job_id)["rows"]
+        assert (row["metric"], row["mean"], row["partial"]) == ("step_ms", 2.0, False)
+        assert [artifact["name"] for artifact in reading.artifacts(claim.job_id)] == ["trace.json"]
+        assert reading.log(claim.job_id) == "done\n"
+        assert reading.events(claim.job_id)[-1]["type"] == "done"
+        assert states(reading, claim.job_id) == ["queued", "running", "succeeded"]
+
+    def test_what_a_failed_job_measured_is_partial(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        claim = shop.running_job()
+        assert queue.finish(claim, replace(FAILURE, measurements=[record()])) == "failed"
+        assert job(reading, claim.job_id)["error"]["code"] == "crashed"
+        assert reading.measurements(claim.job_id)["rows"][0]["partial"]
+
+    def test_units_and_tables_are_kept_with_what_belongs_to_them(
+        self, shop: Any, queue: Queue, database: Database, record: Callable[..., MeasurementRecord], results: Finish
+    ) -> None:
+        claim = shop.running_job()
+        verdict = {"verdict": "suspect", "counts": {"suspect": 1}, "checks": []}
+        units = [
+            UnitRecord(0, "first", "succeeded", environment={"gpu": "a"}, validity=verdict),
+            UnitRecord(1, "second", "crashed", side="candidate", reason="killed by SIGSEGV"),
+        ]
+        tables = [TableRecord(index, "kernels", [{"name": "ms"}], 2, b"packed") for index in (0, 1)]
+        measured = [record(unit_index=1, case_key="abc", device_key="1x GPU", validity="suspect")]
+        queue.finish(claim, replace(results, units=units, tables=tables, measurements=measured))
+        with database.read() as connection:
+            of_job = f"WHERE job_id = {claim.job_id}"
+            rows = connection.exec_driver_sql(
+                f"SELECT attempt, unit_index, title, side, outcome, reason, partial FROM unit {of_job}"
+            ).all()
+            assert rows == [
+                (1, 0, "first", None, "succeeded", None, 0),
+                (1, 1, "second", "candidate", "crashed", "killed by SIGSEGV", 0),
+            ]
+            found = "SELECT attempt, unit_index, name, columns, row_count, rows, partial FROM result_table"
+            rows = connection.exec_driver_sql(f"{found} {of_job}").all()
+            assert rows == [(1, index, "kernels", '[{"name": "ms"}]', 2, b"packed", 0) for index in (0, 1)]
+            found = "SELECT unit_index, case_key, device_key, validity FROM measurement"
+            assert connection.exec_driver_sql(f"{found} {of_job}").all() == [(1, "abc", "1x GPU", "suspect")]
+
+    def test_units_and_tables_of_a_job_that_failed_are_partial(
+        self, shop: Any, queue: Queue, database: Database
+    ) -> None:
+        claim = shop.running_job()
+        tables = [TableRecord(0, "kernels", [], 0, b"")]
+        queue.finish(claim, replace(FAILURE, units=[UnitRecord(0, "first", "crashed")], tables=tables))
+        with database.read() as connection:
+            for table in ("unit", "result_table"):
+                assert connection.exec_driver_sql(f"SELECT partial FROM {table}").all() == [(1,)]
+
+    @pytest.mark.parametrize(
+        "twice",
+        [
+            {"units": [UnitRecord(0, "a", "succeeded"), UnitRecord(0, "b", "succeeded")]},
+            {"tables": [TableRecord(1, "t", [], 0, b"")] * 2},
+            {"artifacts": [StoredArtifact(index, "t", "trace", "text/plain", 1, "ab" * 32) for index in (0, 1)]},
+        ],
+        ids=str,
+    )
+    def test_what_could_not_be_told_apart_is_refused(self, twice: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=r"two (units|tables|artifacts)"):
+            Finish("succeeded", **twice)
+
+    @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "without transactions"])
+    def test_a_finish_that_breaks_off_leaves_nothing(
+        self,
+        shop: Any,
+        settings: Settings,
+        reading: Reading,
+        results: Finish,
+        sabotage: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        claim = shop.running_job()
+        before = everything(reading, claim.job_id)
+        if sabotage:
+            monkeypatch.setattr(sqlite, "_begin", lambda connection: None)  # each statement commits by itself
+        database = Database(settings.resolved_database_url)
+        with pytest.raises(StatementError, match="object"):
+            Queue(database).finish(claim, replace(results, environment={"not JSON": object()}))
+        database.close()
+        assert (everything(reading, claim.job_id) == before) == (not sabotage)
+
+    @pytest.mark.parametrize(
+        "wrong", [{"state": "failed"}, {"state": "succeeded", "error": {}}, {"state": "queued"}, {"state": "lost"}]
+    )
+    def test_impossible_endings_are_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ValueError):
+            Finish(**wrong)
+
+    def test_giving_back_does_not_use_the_attempt_up(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job(max_attempts=1)
+        queue.report(claim, [NewEvent("log", {"text": "first\n"}), progress(1)])
+        queue.give_back(claim)
+        found = job(reading, claim.job_id)
+        assert (found["state"], found["attempt"], found["worker_id"], found["started_at"]) == ("queued", 0, None, None)
+        assert found["progress"]["done"] == 0
+        again = shop.claim("w2")
+        assert (again.job_id, again.attempt) == (claim.job_id, 1)
+        queue.report(again, [NewEvent("log", {"text": "second\n"})])
+        assert reading.log(claim.job_id) == "second\n"
+        assert queue.finish(again, Finish("succeeded")) == "succeeded"
+        assert [attempt["state"] for attempt in reading.attempts(claim.job_id)] == ["given_back", "succeeded"]
+
+    def test_every_change_has_a_new_version(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        versions = [reading.job(shop.submit())[1]]
+        claim = shop.claim()
+        versions.append(reading.job(claim.job_id)[1])
+        queue.report(claim, [progress(1)])
+        versions.append(reading.job(claim.job_id)[1])
+        queue.cancel(claim.job_id)
+        versions.append(reading.job(claim.job_id)[1])
+        queue.finish(claim, Finish("succeeded"))
+        versions.append(reading.job(claim.job_id)[1])
+        assert versions == sorted(set(versions))
+
+    def test_a_renewal_tells_what_is_lost_and_what_is_to_be_cancelled(self, shop: Any, queue: Queue) -> None:
+        mine, lost, cancelled = (shop.running_job() for _ in range(3))
+        queue.give_back(lost)
+        queue.cancel(cancelled.job_id)
+        renewal = queue.renew([mine, lost, cancelled])
+        assert renewal.lost == {lost.attempt_id}
+        assert renewal.cancel_requested == {cancelled.job_id}
+        assert {running.job_id: running.beat for running in queue.running()} == {mine.job_id: 1, cancelled.job_id: 1}
+        assert queue.renew([]).lost == frozenset()
+
+
+class TestCancel:
+    def test_a_queued_job_is_cancelled_at_once(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        job_id = shop.submit()
+        answer = queue.cancel(job_id)
+        assert (answer["state"], answer["error"]["code"]) == ("cancelled", "cancelled")
+        assert queue.cancel(job_id) == answer
+        assert shop.try_claim() is None
+        assert states(reading, job_id) == ["queued", "cancelled"]
+        assert reading.events(job_id)[-1]["type"] == "done"
+
+    @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+    def test_a_running_job_ends_cancelled_whatever_its_worker_says(
+        self, shop: Any, queue: Queue, reading: Reading, ending: Finish, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        claim = shop.running_job()
+        answer = queue.cancel(claim.job_id)
+        assert answer["state"] == "running"
+        assert answer["cancel_requested_at"] is not None
+        assert queue.cancel(claim.job_id) == answer
+        assert queue.finish(claim, replace(ending, measurements=[record()])) == "cancelled"
+        assert job(reading, claim.job_id)["error"]["code"] == "cancelled"
+        assert reading.measurements(claim.job_id)["rows"][0]["partial"]
+        assert queue.cancel(claim.job_id)["state"] == "cancelled"
+
+    def test_a_cancelled_job_that_is_given_back_stays_cancelled(
+        self, shop: Any, queue: Queue, reading: Reading
+    ) -> None:
+        claim = shop.running_job()
+        queue.cancel(claim.job_id)
+        queue.give_back(claim)
+        assert job(reading, claim.job_id)["state"] == "cancelled"
+        assert reading.attempts(claim.job_id)[0]["state"] == "cancelled"
+
+    def test_a_cancelled_job_whose_worker_is_lost_is_cancelled(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job()
+        queue.cancel(claim.job_id)
+        assert queue.recover(queue.running()[0]) == "cancelled"
+        assert job(reading, claim.job_id)["state"] == "cancelled"
+        assert reading.attempts(claim.job_id)[0]["state"] == "lost"
+
+    @pytest.mark.parametrize("ending", ["succeeded", "failed"])
+    def test_what_is_over_cannot_be_cancelled(self, shop: Any, queue: Queue, reading: Reading, ending: str) -> None:
+        claim = shop.running_job()
+        queue.finish(claim, ENDINGS[ending])
+        before = everything(reading, claim.job_id)
+        with pytest.raises(Conflict, match=ending):
+            queue.cancel(claim.job_id)
+        assert everything(reading, claim.job_id) == before
+
+    @pytest.mark.parametrize("unknown", [0, -1, 77, 2**63, 10**30])
+    def test_unknown_ids_are_not_found(self, queue: Queue, reading: Reading, unknown: int) -> None:
+        for method in (queue.cancel, queue.delete, reading.job, reading.events, reading.log, reading.sweep):
+            with pytest.raises(NotFound):
+                method(unknown)
+
+
+class TestRecover:
+    def test_a_lost_workers_job_is_retried_until_its_attempts_are_used_up(
+        self, shop: Any, queue: Queue, reading: Reading
+    ) -> None:
+        first = shop.running_job(max_attempts=2)
+        assert queue.recover(queue.running()[0]) == "queued"
+        second = shop.claim("w2")
+        assert (second.job_id, second.attempt) == (first.job_id, 2)
+        assert second.token != first.token
+        assert queue.recover(queue.running()[0]) == "failed"
+        assert job(reading, first.job_id)["error"]["code"] == "worker_lost"
+        assert [attempt["state"] for attempt in reading.attempts(first.job_id)] == ["lost", "lost"]
+        assert states(reading, first.job_id) == ["queued", "running", "queued", "running", "failed"]
+        assert shop.try_claim() is None
+
+    def test_a_beat_since_it_was_seen_saves_the_attempt(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job()
+        (seen,) = queue.running()
+        queue.renew([claim])
+        assert queue.recover(seen) is None
+        (seen,) = queue.running()
+        queue.report(claim, [])
+        assert queue.recover(seen) is None
+        assert job(reading, claim.job_id)["state"] == "running"
+
+    def test_an_attempt_that_ended_is_not_recovered(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job()
+        (seen,) = queue.running()
+        queue.finish(claim, Finish("succeeded"))
+        assert queue.recover(seen) is None
+        assert queue.recover(RunningAttempt(77, 77, 1, 0)) is None
+        assert job(reading, claim.job_id)["state"] == "succeeded"
+
+
+STALE_WRITES: dict[str, Callable[[Queue, Claim, Finish], object]] = {
+    "report": lambda queue, claim, _: queue.report(claim, [progress(9)]),
+    "finish": lambda queue, claim, results: queue.finish(claim, results),
+    "fail": lambda queue, claim, _: queue.finish(claim, FAILURE),
+    "give_back": lambda queue, claim, _: queue.give_back(claim),
+}
+
+
+def a_stale_worker_records_nothing(
+    write: Callable[[Queue, Claim, Finish], object], queue: Queue, reading: Reading, shop: Any, results: Finish
+) -> bool:
+    """Whether a worker that lost its lease is told so, and changes nothing of the attempt that another runs now."""
+    stale = shop.running_job()
+    queue.recover(queue.running()[0])
+    fresh = shop.claim("w2")
+    assert fresh.job_id == stale.job_id
+    before = everything(reading, stale.job_id)
+    try:
+        write(queue, stale, results)
+    except LeaseLost:
+        return everything(reading, stale.job_id) == before
+    return False
+
+
+@pytest.mark.parametrize("write", STALE_WRITES.values(), ids=STALE_WRITES.keys())
+class TestFence:
+    def test_a_worker_that_lost_its_lease_records_nothing(
+        self, write: Callable[..., object], queue: Queue, reading: Reading, shop: Any, results: Finish
+    ) -> None:
+        assert a_stale_worker_records_nothing(write, queue, reading, shop, results)
+
+    def test_without_the_fence_it_would(
+        self,
+        write: Callable[..., object],
+        queue: Queue,
+        reading: Reading,
+        shop: Any,
+        results: Finish,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(queue_module, "_pass_fence", lambda connection, claim: None)
+        assert not a_stale_worker_records_nothing(write, queue, reading, shop, results)
+
+    def test_nor_after_another_has_finished_the_job(
+        self, write: Callable[..., object], queue: Queue, reading: Reading, shop: Any, results: Finish
+    ) -> None:
+        stale = shop.running_job()
+        queue.recover(queue.running()[0])
+        queue.finish(shop.claim("w2"), Finish("succeeded"))
+        before = everything(reading, stale.job_id)
+        with pytest.raises(LeaseLost):
+            write(queue, stale, results)
+        assert everything(reading, stale.job_id) == before
+
+    @pytest.mark.parametrize("field", ["token", "attempt", "attempt_id", "job_id"])
+    def test_each_part_of_a_claim_counts(
+        self, write: Callable[..., object], field: str, queue: Queue, reading: Reading, shop: Any, results: Finish
+    ) -> None:
+        claim, other = shop.running_job(), shop.running_job()
+        forged = replace(claim, **{field: "0" * 32 if field == "token" else getattr(other, field) + 1})
+        before = everything(reading, claim.job_id), everything(reading, other.job_id)
+        with pytest.raises(LeaseLost):
+            write(queue, forged, results)
+        assert (everything(reading, claim.job_id), everything(reading, other.job_id)) == before
+
+
+def test_a_lost_claim_is_not_renewed(shop: Any, queue: Queue) -> None:
+    stale = shop.running_job()
+    queue.recover(queue.running()[0])
+    fresh = shop.claim("w2")
+    assert queue.renew([stale]).lost == {stale.attempt_id}
+    assert queue.running()[0].beat == 0
+    assert queue.renew([fresh]).lost == frozenset()
+    assert queue.renew([stale, fresh]).lost == {stale.attempt_id}, "another attempt of the same job is no excuse"
+
+
+def left(attempt: int, **changes: Any) -> dict[str, Any]:
+    """What an attempt leaves: a measurement, a unit, a table, an artifact and a log, with its number in each."""
+    sha256 = f"{attempt:02}" * 32
+    return {
+        "units": [UnitRecord(0, f"unit of {attempt}", "succeeded")],
+        "tables": [TableRecord(0, "kernels", [{"name": "n", "type": "integer", "unit": None}], attempt, b"")],
+        "artifacts": [StoredArtifact(0, "trace.json", "trace", "application/json", attempt, sha256)],
+        "environment": {"attempt": attempt},
+        "validity": {"verdict": "valid", "attempt": attempt},
+        "log": f"log of {attempt}\n",
+        **changes,
+    }
+
+
+class TestRetry:
+    @pytest.mark.parametrize("ending", ["failed", "cancelled"])
+    def test_a_job_runs_once_more(self, shop: Any, queue: Queue, reading: Reading, ending: str) -> None:
+        claim = shop.running_job(max_attempts=1, labels={"a": "b"}, priority=3)
+        if ending == "cancelled":
+            queue.cancel(claim.job_id)
+        queue.finish(claim, FAILURE)
+        before = job(reading, claim.job_id)
+        retried = queue.retry(claim.job_id)
+        assert retried == job(reading, claim.job_id)
+        assert (retried["state"], retried["attempt"], retried["max_attempts"]) == ("queued", 1, 2)
+        fresh = queue.submit(NewJob(BenchmarkSpec())).response
+        for field in ("error", "worker_id", "started_at", "finished_at", "cancel_requested_at", "progress"):
+            assert retried[field] == fresh[field], field
+        for field in ("id", "spec", "labels", "priority", "created_at", "timeout_s"):
+            assert retried[field] == before[field], field
+        again = shop.claim()
+        assert (again.job_id, again.attempt) == (claim.job_id, 2)
+        assert queue.renew([again]).cancel_requested == frozenset(), "nobody asked for that again"
+        queue.finish(again, Finish("succeeded"))
+        assert job(reading, claim.job_id)["state"] == "succeeded"
+        assert states(reading, claim.job_id)[-4:] == [ending, "queued", "running", "succeeded"]
+
+    def test_attempts_that_are_left_stay(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job(max_attempts=3)
+        queue.finish(claim, FAILURE)
+        assert queue.retry(claim.job_id)["max_attempts"] == 3
+        shop.claim()
+        assert queue.recover(queue.running()[0]) == "queued"
+        shop.claim()
+        assert queue.recover(queue.running()[0]) == "failed"
+        assert queue.retry(claim.job_id)["max_attempts"] == 4
+
+    def test_one_that_never_ran(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        job_id = shop.submit()
+        queue.cancel(job_id)
+        assert queue.retry(job_id)["attempt"] == 0
+        assert shop.claim().attempt == 1
+
+    def test_it_keeps_its_place_in_the_queue(self, shop: Any, queue: Queue) -> None:
+        first = shop.running_job()
+        shop.submit()
+        queue.finish(first, FAILURE)
+        queue.retry(first.job_id)
+        assert shop.claim().job_id == first.job_id
+
+    @pytest.mark.parametrize("state", ["queued", "running", "being cancelled", "succeeded"])
+    def test_only_what_failed_or_was_cancelled_is_retried(
+        self, shop: Any, queue: Queue, reading: Reading, state: str
+    ) -> None:
+        job_id = shop.submit()
+        claim = None if state == "queued" else shop.claim()
+        if state == "being cancelled":
+            queue.cancel(job_id)
+        if state == "succeeded":
+            queue.finish(claim, Finish("succeeded"))
+        before = everything(reading, job_id)
+        with pytest.raises(Conflict, match="only a job that failed or was cancelled"):
+            queue.retry(job_id)
+        assert everything(reading, job_id) == before
+        with pytest.raises(NotFound):
+            queue.retry(77)
+
+    def test_what_an_attempt_left_stays_readable(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], database: Database
+    ) -> None:
+        claim = shop.running_job(max_attempts=1)
+        job_id = claim.job_id
+        queue.finish(claim, replace(FAILURE, **left(1, measurements=[record(n=1)])))
+        queue.retry(job_id)
+        assert reading.log(job_id) == "log of 1\n"
+        again = shop.claim()
+        queue.report(again, [NewEvent("log", {"text": "live of 2\n"})])
+        assert reading.log(job_id) == reading.log(job_id, 2) == "live of 2\n"
+        assert reading.measurements(job_id)["rows"][0]["attempt"] == 1, "the last that recorded any"
+        queue.finish(again, Finish("succeeded", **left(2, measurements=[record(n=2)])))
+        assert job(reading, job_id)["validity"] == {"verdict": "valid", "attempt": 2}
+        for attempt, chosen in ((1, 1), (2, 2), (2, None)):
+            query = "" if chosen is None else f"?attempt={chosen}"
+            assert reading.log(job_id, chosen) == f"log of {attempt}\n"
+            (row,) = reading.measurements(job_id, attempt=chosen)["rows"]
+            assert (row["n"], row["attempt"], row["unit_title"]) == (attempt, attempt, f"unit of {attempt}")
+            (unit,) = reading.units(job_id, chosen)
+            assert (unit["title"], unit["attempt"]) == (f"unit of {attempt}", attempt)
+            (file,) = reading.artifacts(job_id, chosen)
+            assert (file["attempt"], file["size"]) == (attempt, attempt)
+            assert file["url"] == unit["artifacts"][0]["url"] == f"/jobs/{job_id}/artifacts/trace.json{query}"
+            assert reading.artifact(job_id, "trace.json", chosen) == file
+            (table,) = list_tables(database, job_id, chosen)
+            assert (table["rows"], table["url"]) == (attempt, f"/jobs/{job_id}/tables/kernels{query}")
+        first, second = reading.attempts(job_id)
+        assert (first["state"], first["error"]["code"], second["error"]) == ("failed", "crashed", None)
+        assert first["links"]["logs"] == f"/jobs/{job_id}/logs?attempt=1"
+        for read in (reading.log, reading.units, reading.artifacts):
+            with pytest.raises(NotFound, match="no attempt 3"):
+                read(job_id, 3)
+        assert queue.delete(job_id) == ["01" * 32, "02" * 32]
+
+    @pytest.mark.parametrize("write", STALE_WRITES.values(), ids=STALE_WRITES.keys())
+    def test_a_late_write_of_the_former_attempt_does_not_count(
+        self,
+        write: Callable[..., object],
+        shop: Any,
+        queue: Queue,
+        reading: Reading,
+        results: Finish,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        former = shop.running_job(max_attempts=1)
+        assert queue.recover(queue.running()[0]) == "failed"
+        queue.retry(former.job_id)
+
+        def refused() -> None:
+            before = everything(reading, former.job_id)
+            with pytest.raises(LeaseLost):
+                write(queue, former, results)
+            assert everything(reading, former.job_id) == before
+
+        refused()
+        shop.claim("w2")
+        refused()
+        before = everything(reading, former.job_id)
+        monkeypatch.setattr(queue_module, "_pass_fence", lambda connection, claim: None)
+        write(queue, former, results)
+        assert everything(reading, former.job_id) != before, "without the fence it counts"
+
+    def test_a_sweeps_counts_follow(self, queue: Queue, shop: Any, reading: Reading, swept: int) -> None:
+        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
+        queue.retry(failed["id"])
+        assert reading.sweep(swept)["counts"] == {
+            "queued": 2, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 0,
+        }  # fmt: skip
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(swept)
+        queue.finish(shop.claim(), FAILURE)
+        assert reading.sweep(swept)["counts"]["failed"] == 1
+
+    def test_a_job_whose_point_was_resumed_is_not(self, queue: Queue, reading: Reading, swept: int) -> None:
+        """Else two jobs would measure one point, and the sweep would show the other one."""
+        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
+        queue.resume_sweep(swept)
+        newest = reading.jobs(sweep=swept)[0][0]["id"]
+        with pytest.raises(Conflict, match=f"job {newest} stands in the place of job {failed['id']}"):
+            queue.retry(failed["id"])
+        queue.cancel_sweep(swept)
+        assert queue.retry(newest)["state"] == "queued"
+
+
+class TestUniqueKey:
+    def test_one_job_with_a_key_is_on_its_way(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        first = shop.submit(unique_key="nightly")
+        assert job(reading, first)["unique_key"] == "nightly"
+        shop.submit(unique_key="other")
+        shop.submit()
+
+        def refused(state: str) -> None:
+            with pytest.raises(KeyTaken, match=f"Job {first} with the unique_key 'nightly' is {state}") as taken:
+                shop.submit(unique_key="nightly")
+            assert taken.value.job_id == first
+
+        refused("queued")
+        claim = shop.claim()
+        refused("running")
+        queue.give_back(claim)
+        refused("queued")
+        queue.cancel(first)
+        second = shop.submit(unique_key="nightly")
+        with pytest.raises(KeyTaken, match=f"Job {second}"):
+            queue.retry(first)
+        assert job(reading, first)["state"] == "cancelled"
+        queue.cancel(second)
+        assert queue.retry(first)["unique_key"] == "nightly"
+
+    def test_a_refused_one_leaves_nothing(self, shop: Any, database: Database) -> None:
+        shop.submit(unique_key="k")
+        key = Idempotency("k", "POST /jobs", "d")
+        with pytest.raises(KeyTaken):
+            shop.submit(unique_key="k", labels={"a": "b"}, idempotency=key)
+        with database.read() as connection:
+            for table, rows in (("job", 1), ("job_label", 0), ("event", 1), ("idempotency_key", 0)):
+                assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == rows
+
+    def test_a_repeated_request_gets_its_first_answer(self, shop: Any) -> None:
+        key = Idempotency("k", "POST /jobs", "d")
+        assert shop.submit(unique_key="k", idempotency=key) == shop.submit(unique_key="k", idempotency=key)
+
+    def test_the_index_refuses_a_second_one(self, shop: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever the code believes."""
+        monkeypatch.setattr(submission, "check_key", lambda connection, unique_key: None)
+        shop.submit(unique_key="k")
+        with pytest.raises(DatabaseFailed, match=r"UNIQUE.*unique_key"):
+            shop.submit(unique_key="k")
+        assert reading.counts()["queued"] == 1
+
+    def test_control_of_the_key(self, shop: Any, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("DROP INDEX ix_job_unique_key")
+        monkeypatch.setattr(submission, "check_key", lambda connection, unique_key: None)
+        assert shop.submit(unique_key="k") < shop.submit(unique_key="k")
+
+    def test_threads_that_submit_together_make_one_job(self, queue: Queue, reading: Reading) -> None:
+        start, found = threading.Barrier(8), []
+
+        def submit() -> None:
+            start.wait()
+            try:
+                found.append(queue.submit(NewJob(BenchmarkSpec(), unique_key="k")).response["id"])
+            except KeyTaken as taken:
+                found.append(taken.job_id)
+
+        threads = [threading.Thread(target=submit) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 8
+        assert len(set(found)) == 1 == reading.counts()["queued"]
+
+    def test_it_is_looked_up_in_the_index(self, database: Database) -> None:
+        statement = str(submission._KEY_HOLDER.compile(database.backend.engine))
+        with database.read() as connection:
+            (step,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("k",))
+        assert step.detail == "SEARCH job USING INDEX ix_job_unique_key (unique_key=?)"
+
+
+class TestDelete:
+    def test_all_that_belongs_to_a_job_goes_with_it(
+        self, shop: Any, queue: Queue, reading: Reading, results: Finish, database: Database
+    ) -> None:
+        claim = shop.running_job(labels={"a": "b"})
+        left = {"units": [UnitRecord(0, "u", "succeeded")], "tables": [TableRecord(0, "t", [], 0, b"")]}
+        queue.finish(claim, replace(results, **left))
+        kept = shop.submit()
+        assert queue.delete(claim.job_id) == ["ab" * 32]
+        with pytest.raises(NotFound):
+            reading.job(claim.job_id)
+        with database.read() as connection:
+            for table in ("attempt", "measurement", "unit", "result_table", "artifact", "event", "job_label"):
+                sql = f"SELECT count(*) FROM {table} WHERE job_id = ?"
+                assert connection.exec_driver_sql(sql, (claim.job_id,)).scalar_one() == 0
+        assert job(reading, kept)["state"] == "queued"
+
+    def test_a_content_that_another_job_refers_to_is_not_returned(
+        self, shop: Any, queue: Queue, results: Finish
+    ) -> None:
+        first, second = shop.running_job(), shop.running_job()
+        queue.finish(first, results)
+        queue.finish(second, results)
+        assert queue.delete(first.job_id) == []
+        assert queue.delete(second.job_id) == ["ab" * 32]
+
+    def test_only_finished_jobs_can_be_deleted(self, shop: Any, queue: Queue) -> None:
+        job_id = shop.submit()
+        with pytest.raises(Conflict, match="queued"):
+            queue.delete(job_id)
+        shop.claim()
+        with pytest.raises(Conflict, match="running"):
+            queue.delete(job_id)

@@ -1,0 +1,167 @@
+"""Why a job waits: what no connected worker has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import event as events
+
+from app.specs._base import Resources
+from app.specs.benchmark import BenchmarkSpec
+from app.store.database.engine import Database
+from app.store.queue.hosts import Host, Needs, gpus_of_one_job
+from app.store.queue.transitions import Queue
+from app.store.queue.waiting import why_it_waits
+from app.store.reading.queries import Reading
+from app.store.records import NewJob
+
+EAGER = frozenset({"attention:eager", "model:transformer_lm"})
+
+
+def host(gpus: int = 0, state: str = "active", kind: str = "benchmark", capabilities: frozenset[str] = EAGER) -> Host:
+    return Host(state, frozenset({kind}), capabilities, gpus)
+
+
+def needs(device_type: str = "auto", devices: int = 1, requirements: frozenset[str] = EAGER) -> Needs:
+    return Needs("benchmark", device_type, devices, requirements)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "most"),
+    [
+        ([], 0),
+        (["GPU-1", "GPU-2", "GPU-3"], 3),
+        (["MIG-1"], 1),
+        (["MIG-1", "MIG-2"], 1),
+        (["GPU-1", "GPU-2", "MIG-1", "MIG-2"], 2),
+    ],
+)
+def test_a_job_gets_several_whole_gpus_but_one_instance(uuids: list[str], most: int) -> None:
+    assert gpus_of_one_job(uuids) == most
+
+
+@pytest.mark.parametrize(
+    ("job", "connected"),
+    [
+        (needs(), [host()]),
+        (needs("cpu"), [host(gpus=8)]),
+        (needs("none", 0), [host()]),
+        (needs("auto", 4), [host()]),  # as many processes, on a CPU
+        (needs("auto", 4), [host(gpus=2), host()]),
+        (needs("cuda", 2), [host(), host(gpus=2)]),
+        (needs(requirements=frozenset()), [host(capabilities=frozenset())]),
+        (needs(), [host(state="draining"), host()]),
+    ],
+)
+def test_a_job_that_a_worker_could_run_has_no_reason(job: Needs, connected: list[Host]) -> None:
+    assert why_it_waits(job, connected) is None
+
+
+@pytest.mark.parametrize(
+    ("job", "connected", "reason"),
+    [
+        (needs(), [], "no worker is connected"),
+        (needs(), [host(state="draining")], "is stopping"),
+        (needs(), [host(kind="kernel")], 'runs the kind "benchmark"'),
+        (needs("cuda"), [host()], "needs a GPU, and no connected worker has any"),
+        (needs("cuda", 4), [host(gpus=2), host(gpus=1)], "needs 4 GPUs, and no connected worker has more than 2"),
+        (needs("auto", 4), [host(gpus=2)], "needs 4 GPUs, and no connected worker has more than 2"),
+        (needs("cuda", 2), [host(gpus=1), host(gpus=2, kind="kernel")], "has more than 1"),
+        (needs(requirements=EAGER | {"attention:new"}), [host()], 'has the attention "new"'),
+        (needs(requirements=EAGER | {"tool:nsys"}), [host()], 'has the tool "nsys"'),
+        (
+            needs(),
+            [host(capabilities=frozenset({name})) for name in EAGER],
+            'has the attention "eager", the model "transformer_lm" together',
+        ),
+        (needs("cuda"), [host(), host(gpus=1, capabilities=frozenset())], "with such devices has"),
+    ],
+)
+def test_what_it_needs_and_nobody_has_is_named(job: Needs, connected: list[Host], reason: str) -> None:
+    told = why_it_waits(job, connected)
+    assert told is not None
+    assert reason in told
+
+
+class TestInTheQueue:
+    @pytest.mark.parametrize(("uuids", "waits"), [(["GPU-1", "GPU-2"], False), (["MIG-1", "MIG-2"], True)])
+    def test_instances_of_one_gpu_are_not_several_gpus(
+        self, shop: Any, queue: Queue, monkeypatch: pytest.MonkeyPatch, uuids: list[str], waits: bool
+    ) -> None:
+        devices = [{"type": "cuda", "uuid": uuid} for uuid in uuids]
+        shop.registration.register_worker("w", "host", 1, {"benchmark"}, EAGER, devices, {})
+        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=2))
+        assert (queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is not None) == waits
+        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=1))
+        assert queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is None
+
+    def test_the_reason_comes_and_goes_with_the_workers(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        submitted = queue.submit(NewJob(BenchmarkSpec(device="cuda"))).response
+        assert "no worker is connected" in submitted["waiting"]
+
+        def waiting() -> str | None:
+            job, _ = reading.job(submitted["id"])
+            (listed,) = reading.jobs()[0]
+            assert listed["waiting"] == job["waiting"]
+            found: str | None = job["waiting"]
+            return found
+
+        shop.register("cpu")
+        assert "needs a GPU" in str(waiting())
+        shop.register("gpus", gpus=2)
+        assert waiting() is None
+        shop.registration.set_worker_state("gpus", "stopped")
+        assert "needs a GPU" in str(waiting())
+
+    def test_groups_of_those_that_need_the_same(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        assert reading.waiting() == []
+        shop.register("cpu")
+        first = shop.submit(spec={"device": "cuda"})
+        shop.submit(spec={"device": "cuda"}, priority=5)
+        shop.submit()
+        shop.submit(spec={"device": "cuda", "attention": "new"})
+        gpu, plain, named = reading.waiting()
+        assert (gpu["jobs"], gpu["first_job"], gpu["device_type"], gpu["devices"]) == (2, first, "cuda", 1)
+        assert "needs a GPU" in gpu["waiting"]
+        assert (plain["jobs"], plain["waiting"]) == (1, None)
+        assert "attention:new" in named["requirements"]
+
+    def test_only_queued_jobs_wait(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job()
+        assert reading.job(claim.job_id)[0]["waiting"] is None
+        queued = shop.submit()
+        assert reading.job(queued)[0]["waiting"] is not None
+        assert queue.cancel(queued)["waiting"] is None
+
+    def test_what_waits_is_what_no_worker_claims(
+        self, shop: Any, queue: Queue, reading: Reading, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The reason and the claim agree, whatever the job needs and the host has."""
+        for gpus, (device_type, devices) in [
+            (gpus, needed)
+            for gpus in (0, 2)
+            for needed in [("auto", 1), ("auto", 3), ("cpu", 1), ("cuda", 1), ("cuda", 2), ("cuda", 3), ("none", 0)]
+        ]:
+            shop.register(gpus=gpus)
+            resources = Resources(device_type=device_type, devices=devices)  # type: ignore[arg-type]
+            monkeypatch.setattr(BenchmarkSpec, "resources", lambda self, resources=resources: resources)
+            job_id = shop.submit()
+            waits = reading.job(job_id)[0]["waiting"] is not None
+            claim = shop.try_claim(total_gpus=gpus, free_gpus=gpus)
+            assert (claim is None) == waits, (gpus, device_type, devices)
+            if claim is None:
+                queue.cancel(job_id)
+
+    def test_workers_are_read_once_for_a_page(self, shop: Any, reading: Reading, database: Database) -> None:
+        for _ in range(20):
+            shop.submit()
+        read: list[str] = []
+
+        def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            read.append(statement)
+
+        events.listen(database.backend.engine, "before_cursor_execute", note)
+        reading.jobs()
+        events.remove(database.backend.engine, "before_cursor_execute", note)
+        assert sum("FROM worker" in statement for statement in read) == 1

@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import array
+import json
+import math
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text, update
+
+from app.errors import InvalidRequest, NotFound, job_problem
+from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.queue.transitions import Queue
+from app.store.reading import queries as reading_module
+from app.store.reading.queries import Reading
+from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
+from app.store.tables import utc_now
+from tests.app.store.conftest import Shop
+
+
+def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:
+    return [item["id"] for item in page[0]]
+
+
+class TestJobs:
+    def test_newest_first_page_by_page(self, shop: Any, reading: Reading) -> None:
+        made = [shop.submit() for _ in range(7)]
+        found, after = [], None
+        while True:
+            page, after = reading.jobs(limit=3, after=after)
+            found += [job["id"] for job in page]
+            if after is None:
+                break
+        assert found == made[::-1]
+
+    def test_a_page_that_is_just_full_is_the_last(self, shop: Any, reading: Reading) -> None:
+        for _ in range(3):
+            shop.submit()
+        assert reading.jobs(limit=3)[1] is None
+
+    def test_a_page_has_only_so_many_bytes(
+        self, shop: Any, reading: Reading, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for size in (10, 10, 5000, 10, 10):  # characters of the environment
+            queue.finish(shop.running_job(), Finish("succeeded", environment={"host": "x" * size}))
+        whole, _ = reading.jobs()
+        of_spec = len(json.dumps(whole[0]["spec"]))
+        monkeypatch.setattr(reading_module, "MAX_PAGE_BYTES", 2 * (of_spec + 100))
+        pages, after = [], None
+        while not pages or after is not None:
+            page, after = reading.jobs(after=after)
+            pages.append([job["id"] for job in page])
+        assert pages == [[5, 4], [3], [2, 1]], "one that is too large has a page of its own"
+        assert reading.jobs(after="6") == (whole[:2], "4")
+
+    def test_a_page_of_sweeps_has_only_so_many_bytes(
+        self, reading: Reading, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(3):
+            queue.submit_sweep(None, {}, {"x": "x" * 1000}, {}, [], [NewJob(BenchmarkSpec())])
+        monkeypatch.setattr(reading_module, "MAX_PAGE_BYTES", 2100)
+        first, after = reading.sweeps()
+        rest, end = reading.sweeps(after=after)
+        assert [[sweep["id"] for sweep in page] for page in (first, rest)] == [[3, 2], [1]]
+        assert end is None
+
+    def test_texts_that_a_former_version_kept_whole_are_cut_in_lists(
+        self, shop: Any, reading: Reading, queue: Queue, database: Database
+    ) -> None:
+        failed, running = shop.running_job(), shop.running_job()
+        queue.finish(failed, Finish("failed", error=job_problem("failed", "short")))
+        with database.write() as connection:
+            for column, job_id, key in (("error", failed.job_id, "detail"), ("progress", running.job_id, "message")):
+                told = json.dumps({"total": 3, "code": "failed", key: "x" * 1_000_000})
+                connection.exec_driver_sql(f"UPDATE job SET {column} = ? WHERE id = ?", (told, job_id))
+        listed = {job["id"]: job for job in reading.jobs()[0]}
+        assert len(json.dumps(list(listed.values()))) < 50_000
+        cut = {"total": 3, "code": "failed", "detail": "x" * 8191 + "…"}
+        assert listed[failed.job_id]["error"] == cut
+        assert listed[running.job_id]["progress"]["message"] == "x" * 8191 + "…"
+        assert len(reading.job(failed.job_id)[0]["error"]["detail"]) == 1_000_000, "by itself it has all"
+
+    def test_filters(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        running = shop.running_job(labels={"team": "a", "run": "1"})
+        queued = shop.submit(labels={"team": "a"})
+        other = shop.submit(labels={"team": "b"})
+        assert ids(reading.jobs(state="queued")) == [other, queued]
+        assert ids(reading.jobs(state="running")) == [running.job_id]
+        assert ids(reading.jobs(kind="benchmark")) == [other, queued, running.job_id]
+        assert ids(reading.jobs(kind="profile")) == []
+        assert ids(reading.jobs(labels=[("team", "a")])) == [queued, running.job_id]
+        assert ids(reading.jobs(labels=[("team", "a"), ("run", "1")])) == [running.job_id]
+        assert ids(reading.jobs(labels=[("team", "a"), ("team", "b")])) == []
+        assert ids(reading.jobs(labels=[("team", "a")], state="queued", kind="benchmark")) == [queued]
+
+    @pytest.mark.parametrize("text", ['a"b', "a\\b", "a'b", "ä:€", "%", "$.a", "", " a "])
+    def test_labels_may_be_any_text(self, shop: Any, reading: Reading, text: str) -> None:
+        job_id = shop.submit(labels={text: text})
+        shop.submit(labels={"other": text})
+        assert ids(reading.jobs(labels=[(text, text)])) == [job_id]
+        assert reading.job(job_id)[0]["labels"] == {text: text}
+
+    @pytest.mark.parametrize("after", ["", "x", "-1", "1.5", "9" * 19, "9" * 400, "٣", "1 "])
+    def test_a_broken_cursor_is_refused(self, reading: Reading, after: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            reading.jobs(after=after)
+        assert caught.value.errors[0].pointer == "/after"
+
+    def test_numbers_beyond_the_databases_are_no_error(self, shop: Any, reading: Reading) -> None:
+        job_id = shop.submit()
+        assert reading.jobs(sweep=2**70) == ([], None)
+        assert reading.events(job_id, after=2**70) == []
+        assert len(reading.events(job_id, after=-(2**70), limit=2**70)) == 1
+        assert len(reading.jobs(limit=2**70)[0]) == 1
+
+    def test_counts_have_every_state(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        shop.running_job()
+        shop.submit()
+        queue.cancel(shop.submit())
+        assert reading.counts() == {"queued": 1, "running": 1, "succeeded": 0, "failed": 0, "cancelled": 1}
+
+
+class TestEvents:
+    def test_from_where_one_was(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim, other = shop.running_job(), shop.running_job()
+        for number in range(5):
+            queue.report(claim, [NewEvent("log", {"text": str(number)})])
+            queue.report(other, [NewEvent("log", {"text": "other"})])
+        first = reading.events(claim.job_id, limit=4)
+        rest = reading.events(claim.job_id, after=first[-1]["id"])
+        assert [event["data"]["text"] for event in (first + rest)[2:]] == list("01234")
+        assert all(event["job_id"] == claim.job_id for event in first + rest)
+        assert list(first[0]) == ["id", "job_id", "attempt", "type", "data", "created_at"]
+
+
+class TestLog:
+    def test_while_it_runs_and_after(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        job_id = shop.submit()
+        assert reading.log(job_id) == ""
+        claim = shop.claim()
+        assert reading.log(job_id) == ""
+        queue.report(claim, [NewEvent("log", {"text": "a\n"}), NewEvent("log", {"text": "b\n"})])
+        assert reading.log(job_id) == "a\nb\n"
+        queue.finish(claim, Finish("succeeded", log="head … tail"))
+        assert reading.log(job_id) == "head … tail"
+
+    def test_of_a_lost_attempt_what_it_reported(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job(max_attempts=1)
+        queue.report(claim, [NewEvent("log", {"text": "last words\n"})])
+        queue.recover(queue.running()[0])
+        assert reading.log(claim.job_id) == "last words\n"
+
+
+class TestMeasurements:
+    def test_columns_describe_the_rows(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        claim = shop.running_job()
+        case = {"model": "tiny", "context_length": 128, "compile": False, "n": 3, "rate": 1, "what": None}
+        records = [
+            record(case=case),
+            record(case={**case, "rate": 0.5}, outcome="oom"),
+            record(metric="mfu", case={"model": "tiny", "extra": "x"}, mean=math.inf, unit_index=1, validity="suspect"),
+        ]
+        units = [UnitRecord(0, "replicate 0", "succeeded"), UnitRecord(1, "replicate 1", "succeeded")]
+        queue.finish(claim, Finish("succeeded", measurements=records, units=units))
+        found = reading.measurements(claim.job_id)
+        names = [column["name"] for column in found["columns"]]
+        assert names[:7] == ["model", "context_length", "compile", "case.n", "rate", "what", "extra"]
+        assert names[7:12] == ["case_key", "device_key", "attempt", "unit_index", "unit_title"]
+        assert names[12:19] == ["phase", "metric", "unit", "outcome", "reason", "partial", "validity"]
+        assert names[19:] == ["n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"]
+        types = {column["name"]: column["type"] for column in found["columns"]}
+        assert (types["compile"], types["case.n"], types["rate"]) == ("boolean", "integer", "number")
+        assert all(list(row) == names for row in found["rows"])
+        assert found["rows"][0]["case.n"] == 3
+        oom = found["rows"][1]
+        assert (oom["outcome"], oom["reason"]) == ("oom", "out of memory")
+        assert [oom[name] for name in names[19:]] == [None] * 10
+        last = found["rows"][2]
+        assert (last["context_length"], last["mean"]) == (None, None)
+        assert (last["unit_index"], last["unit_title"], last["validity"]) == (1, "replicate 1", "suspect")
+        assert (last["case_key"], last["device_key"]) == ("key", "1x test CPU")
+        json.dumps(found, allow_nan=False)
+
+    def test_raw_samples_on_demand(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        claim = shop.running_job()
+        packed = zlib.compress(array.array("d", [1.5, math.nan, 2.5]).tobytes())
+        queue.finish(claim, Finish("succeeded", measurements=[record(samples=packed), record(outcome="oom")]))
+        assert "samples" not in reading.measurements(claim.job_id)["rows"][0]
+        found = reading.measurements(claim.job_id, samples=True)
+        assert [row["samples"] for row in found["rows"]] == [[1.5, None, 2.5], None]
+        assert found["columns"][-1] == {"name": "samples", "type": "array", "unit": None}
+
+    def test_a_page_has_so_many_samples(
+        self,
+        shop: Any,
+        queue: Queue,
+        reading: Reading,
+        record: Callable[..., MeasurementRecord],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("app.store.reading.queries.MAX_SAMPLES", 5)
+        claim = shop.running_job()
+        sizes = [2, 3, 1, 9, None, 4, 1]
+        queue.finish(claim, Finish("succeeded", measurements=[record(n=size) for size in sizes]))
+        pages: list[list[int | None]] = []
+        after = None
+        while True:
+            page = reading.measurements(claim.job_id, samples=True, limit=4, after=after)
+            pages.append([row["n"] for row in page["rows"]])
+            after = page["next"]
+            if after is None:
+                break
+        assert pages == [[2, 3], [1], [9], [None, 4, 1]]
+        assert len(reading.measurements(claim.job_id)["rows"]) == len(sizes), "without samples they do not count"
+
+    @pytest.mark.parametrize("stored", [b"garbage", b"", zlib.compress(b"1234567"), zlib.compress(bytes(16))[:-3]])
+    def test_stored_samples_that_are_broken_are_null(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], stored: bytes
+    ) -> None:
+        claim = shop.running_job()
+        queue.finish(claim, Finish("succeeded", measurements=[record(samples=stored)]))
+        (row,) = reading.measurements(claim.job_id, samples=True)["rows"]
+        assert (row["samples"], row["mean"]) == (None, 2.0)
+
+    def test_none(self, shop: Any, reading: Reading) -> None:
+        found = reading.measurements(shop.submit())
+        assert found["rows"] == []
+        assert "metric" in {column["name"] for column in found["columns"]}
+
+    def test_page_by_page(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        for _ in range(2):  # so that the ids of the jobs' rows are not their numbers
+            claim = shop.running_job()
+            records = [record(case={"number": number}) for number in range(5)]
+            queue.finish(claim, Finish("succeeded", measurements=records))
+        found: list[int] = []
+        after = None
+        while True:
+            page = reading.measurements(claim.job_id, limit=2, after=after)
+            assert len(page["rows"]) <= 2
+            found += [row["number"] for row in page["rows"]]
+            after = page["next"]
+            if after is None:
+                break
+        assert found == list(range(5))
+        assert reading.measurements(claim.job_id, limit=5)["next"] is None, "a page that is just full is the last"
+        with pytest.raises(InvalidRequest):
+            reading.measurements(claim.job_id, after="x")
+
+    def test_a_page_reads_no_more_than_its_rows(self, database: Database, shop: Any, queue: Queue) -> None:
+        """However large the job: its rows are walked by job and id, from the cursor on."""
+        statements: list[Any] = []
+        claim = shop.running_job()
+        queue.finish(claim, Finish("succeeded"))
+        with database.read() as connection:
+            event.listen(connection.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
+        Reading(database).measurements(claim.job_id, limit=2, after="7")
+        (statement,) = [found for found in statements if "FROM measurement" in found[0]]
+        with database.read() as connection:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement[0]}", statement[1]).all()
+        assert [row[3] for row in plan] == [
+            "SEARCH measurement USING INDEX ix_measurement_job_id (job_id=? AND rowid>?)"
+        ]
+
+
+class TestUnits:
+    def test_in_the_order_of_the_plan_with_their_files(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job()
+        validity = {"verdict": "suspect", "counts": {"suspect": 1}, "checks": []}
+        units = [
+            UnitRecord(1, "replicate 1", "crashed", reason="signal 11", environment={"gpu": "b"}, validity=None),
+            UnitRecord(0, "replicate 0", "succeeded", side="baseline", environment={"gpu": "a"}, validity=validity),
+        ]
+        files = [
+            StoredArtifact(index, name, "trace", "application/gzip", 3, "ab" * 32)
+            for index, name in ((0, "trace.json.gz"), (1, "trace-unit-1.json.gz"))
+        ]
+        error = job_problem("crashed", "signal 11")
+        queue.finish(claim, Finish("failed", error=error, units=units, artifacts=files))
+        first, second = reading.units(claim.job_id)
+        assert (first["unit_index"], first["title"], first["side"]) == (0, "replicate 0", "baseline")
+        assert (first["environment"], first["validity"]) == ({"gpu": "a"}, validity)
+        assert (second["outcome"], second["reason"], second["partial"]) == ("crashed", "signal 11", True)
+        url = f"/jobs/{claim.job_id}/artifacts/trace-unit-1.json.gz"
+        assert second["artifacts"] == [{"name": "trace-unit-1.json.gz", "url": url}]
+        listed = reading.artifacts(claim.job_id)
+        assert [(one["unit_index"], one["unit_title"]) for one in listed] == [(1, "replicate 1"), (0, "replicate 0")]
+        assert reading.artifact(claim.job_id, "trace.json.gz")["unit_title"] == "replicate 0"
+
+    def test_none_before_the_end_and_of_nobody(self, shop: Any, reading: Reading) -> None:
+        assert reading.units(shop.running_job().job_id) == []
+        with pytest.raises(NotFound):
+            reading.units(7777)
+
+    def test_of_the_last_attempt_that_recorded(
+        self, database: Database, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        error = job_problem("failed", "it broke")
+        claim = shop.running_job()
+        first = Finish("failed", error=error, units=[UnitRecord(0, "first", "failed")], measurements=[record()])
+        queue.finish(claim, first)
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET state = 'queued'")
+        shop.claim()
+        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["first"], "the second still runs"
+        queue.recover(queue.running()[0])
+        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["first"], "it was lost"
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET state = 'queued'")
+        queue.finish(shop.claim(), Finish("failed", error=error, units=[UnitRecord(0, "third", "failed")]))
+        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["third"]
+        assert reading.measurements(claim.job_id)["rows"] == []
+
+
+class TestArtifacts:
+    def test_list_and_one(self, shop: Any, queue: Queue, reading: Reading, results: Finish) -> None:
+        claim = shop.running_job()
+        odd = StoredArtifact(0, "a b/ä.json", "trace", "application/json", 3, "cd" * 32)
+        queue.finish(claim, replace(results, artifacts=[*results.artifacts, odd]))
+        found = reading.artifacts(claim.job_id)
+        fields = ["name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title", "url"]
+        assert [list(one) for one in found] == [fields] * 2
+        assert found[0]["url"] == f"/jobs/{claim.job_id}/artifacts/a%20b%2F%C3%A4.json"
+        assert reading.artifact(claim.job_id, "trace.json") == found[1]
+        with pytest.raises(NotFound, match=r"none\.json"):
+            reading.artifact(claim.job_id, "none.json")
+
+
+class TestWorkersAndSweeps:
+    def test_workers_with_what_they_run(self, shop: Any, reading: Reading) -> None:
+        shop.register("one")
+        shop.register("two", gpus=2)
+        shop.submit()
+        claim = shop.claim("two")
+        one, two = reading.workers()
+        assert (one["id"], one["job_ids"], one["state"]) == ("one", [], "active")
+        assert (two["id"], two["job_ids"]) == ("two", [claim.job_id])
+        assert one["kinds"] == ["benchmark"]
+        assert one["last_seen_at"].endswith("Z")
+
+    def test_the_last_readings_of_devices_are_kept(self, shop: Any, reading: Reading) -> None:
+        shop.register("one")
+        assert reading.workers()[0]["readings"] is None
+        told = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cpu", "load_1min": 0.5}]}
+        shop.queue.renew([], ("one", "active"), told)
+        shop.queue.renew([], ("one", "active"))
+        assert reading.workers()[0]["readings"] == told
+
+    def test_known_names_are_the_union_and_empty_before_anybody_registered(self, shop: Any, reading: Reading) -> None:
+        assert reading.known_names() == {"kinds": set(), "capabilities": set()}
+        shop.register("one", capabilities=frozenset({"attention:a"}))
+        shop.register("two", capabilities=frozenset({"attention:b"}))
+        known = reading.known_names()
+        assert known == {"kinds": {"benchmark"}, "capabilities": {"attention:a", "attention:b"}}
+
+    def test_workers_page_by_page_newest_first(self, shop: Any, reading: Reading, database: Database) -> None:
+        for number in range(5):
+            shop.register(f"worker-{number}")
+        with database.write() as connection:  # two that registered at the same moment
+            connection.execute(text("UPDATE worker SET registered_at = '2026-01-01 00:00:00.000000' WHERE pid = 1"))
+        shop.registration.set_worker_state("worker-3", "stopped")
+        found, after = [], None
+        for _ in range(3):
+            page, cursor = reading.worker_page(limit=2, after=after)
+            found += [worker["id"] for worker in page]
+            if cursor is None:
+                break
+            registered_at, _, worker_id = cursor.partition("_")
+            after = (datetime.fromisoformat(registered_at), worker_id)
+        assert found == [f"worker-{number}" for number in (4, 3, 2, 1, 0)]
+        assert cursor is None
+        assert [worker["id"] for worker in reading.worker_page("stopped")[0]] == ["worker-3"]
+        assert reading.worker_counts() == {"active": 4, "draining": 0, "stopped": 1, "lost": 0}
+        assert [worker["id"] for worker in reading.workers(gone=0)] == [f"worker-{number}" for number in (0, 1, 2, 4)]
+
+    def test_sweeps_page_by_page_with_their_counts(self, queue: Queue, shop: Any, reading: Reading) -> None:
+        for number in range(3):
+            jobs = [NewJob(BenchmarkSpec(seed=seed), point={"seed": seed}) for seed in range(number + 1)]
+            queue.submit_sweep(str(number), {}, {}, {}, [], jobs)
+        shop.claim()
+        page, after = reading.sweeps(limit=2)
+        assert [(sweep["name"], sweep["counts"]["queued"]) for sweep in page] == [("2", 3), ("1", 2)]
+        page, after = reading.sweeps(limit=2, after=after)
+        assert [(sweep["name"], sweep["counts"]["running"]) for sweep in page] == [("0", 1)]
+        assert after is None
+
+
+def test_a_reader_never_sees_half_a_change(
+    shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
+) -> None:
+    stop = threading.Event()
+    broken: list[int] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            done = [job["id"] for job in reading.jobs(state="succeeded", limit=5)[0]]
+            broken.extend(job_id for job_id in done if not (reading.artifacts(job_id) and reading.log(job_id)))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for _ in range(30):
+            queue.finish(shop.running_job(), results)
+    finally:
+        stop.set()
+        reader.join()
+    assert broken == []
+
+
+def test_a_page_of_events_ends_by_number_or_by_bytes(
+    queue: Queue, reading: Reading, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.reading.queries.MAX_EVENT_BYTES", 100)
+    claim = shop.running_job()
+    for piece in ("x" * 120, "y", "z"):
+        queue.report(claim, [NewEvent("log", {"text": piece})])
+    pages: list[list[str]] = []
+    after: int | None = 0
+    while after is not None:
+        state, found, after = reading.events_page(claim.job_id, after, 3)
+        pages.append([event["data"].get("text", "")[:1] for event in found])
+    assert state == "running"
+    assert pages == [["", "", "x"], ["y", "z"]]
+    last = reading.events(claim.job_id, after=reading.events_page(claim.job_id, 0, 3)[2] or 0)[-1]["id"]
+    assert reading.events_page(claim.job_id, last - 1, 1)[2] is None, "nothing follows a page that is just full"
+
+
+def test_jobs_of_a_time_are_found_though_the_clock_went_back(database: Database, reading: Reading, shop: Shop) -> None:
+    """Ids are in the order of submission; times need not be."""
+    now = utc_now()
+    ids = [shop.submit() for _ in range(5)]
+    for job_id, minutes in zip(ids, (50, 10, 40, 20, 30), strict=True):
+        at = now - timedelta(minutes=minutes)
+        with database.write() as connection:
+            connection.execute(update(tables.job).where(tables.job.c.id == job_id).values(created_at=at))
+
+    def found(**chosen: Any) -> list[int]:
+        return [job["id"] for job in reading.jobs(**chosen)[0]]
+
+    since, until = now - timedelta(minutes=35), now - timedelta(minutes=15)
+    assert found(since=since) == [ids[4], ids[3], ids[1]]
+    assert found(until=until) == [ids[4], ids[3], ids[2], ids[0]]
+    assert found(since=since, until=until) == [ids[4], ids[3]]
+    assert found(since=now) == found(until=now - timedelta(days=1)) == []

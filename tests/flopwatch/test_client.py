@@ -1,0 +1,517 @@
+"""The Python client: its examples, its errors, its frames, its files, and the time it waits."""
+
+from __future__ import annotations
+
+import doctest
+import http.server
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pandas as pd
+import pytest
+
+from app.store.records import StoredArtifact
+from flopwatch import address, client, connection
+from flopwatch.client import ClientError, DownloadFailed, Flopwatch, JobFailed, Refused, Unreachable, WaitTimeout
+
+ROOT = Path(__file__).parents[2]
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+EXAMPLES = [
+    found
+    for module in (client, connection)
+    for found in doctest.DocTestFinder(recurse=True).find(module)
+    if found.examples
+]
+
+
+@pytest.fixture
+def flopwatch(site: Any) -> Iterator[Flopwatch]:
+    with Flopwatch(site.url) as connected:
+        yield connected
+
+
+def stored(site: Any, folder: Path, *names: str) -> list[StoredArtifact]:
+    """Files that a job may have made, each with its name as its content."""
+    made = []
+    for name in names:
+        source = folder / "source"
+        source.write_text(name)
+        sha256, size = site.services.files.put(source)
+        made.append(StoredArtifact(0, name, "trace", "application/octet-stream", size, sha256))
+    return made
+
+
+def done(site: Any, flopwatch: Flopwatch, state: str = "succeeded", **results: Any) -> dict[str, Any]:
+    """A job that a worker has just finished."""
+    job = flopwatch.submit({**TINY, "context_length": 8}, labels={"made": "up"}, priority=50)
+    site.worker.finish(site.worker.claim_job(job["id"]), state, log="a line of output\n", **results)
+    return flopwatch.job(job)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda found: found.name.removeprefix("app."))
+def test_examples_run(
+    example: doctest.DocTest,
+    site: Any,
+    flopwatch: Flopwatch,
+    measured: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    obedient_later: Any,
+) -> None:
+    monkeypatch.setenv("FLOPWATCH_URL", site.url)
+    measurements = [measured("forward_ms", 1.25, model="tiny", context_length=8)]
+    job = done(site, flopwatch, measurements=measurements, artifacts=stored(site, tmp_path, "trace.json.gz"))
+    obedient_later()
+    monkeypatch.setattr(client, "POLL_S", 0.02)
+    example.globs = {**vars(client), "flopwatch": flopwatch, "job": job, "folder": tmp_path / "files"}
+    if "sweep" in "".join(step.source for step in example.examples):
+        example.globs["sweep"] = flopwatch.wait_for_sweep(flopwatch.sweep(TINY, {"seed": [1, 2, 3]}))
+    told: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=told.append)
+    assert result.failed == 0, "".join(told)
+
+
+def test_most_methods_have_an_example() -> None:
+    named = {found.name.rpartition(".")[2] for found in EXAMPLES}
+    assert {"submit", "sweep", "rerun", "wait", "jobs", "measurements", "table", "download", "cancel", "logs"} <= named
+
+
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [
+        ("README.md", ["forward_ms"]),
+        ("docs/getting-started.md", ["forward_ms"]),
+        ("docs/python-client.md", ["forward_ms", "/spec/context_lenght Unknown field; did you mean context_length?"]),
+    ],
+)
+def test_the_programs_in_the_documents_run(
+    page: str,
+    printed: list[str],
+    site: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    obedient: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They run against a server whose worker plays: what they ask for is right."""
+    monkeypatch.setenv("FLOPWATCH_URL", site.url)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client, "POLL_S", 0.02)
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert len(programs) == len(printed)
+    for program, words in zip(programs, printed, strict=True):
+        exec(compile(program, page, "exec"), {})
+        assert words in capsys.readouterr().out
+
+
+class TestChecks:
+    """Jobs against a baseline."""
+
+    def test_no_jobs_are_refused_in_words(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
+        job = done(site, flopwatch, measurements=[measured("step_ms", 1.0, model="tiny")])
+        flopwatch.set_baseline("checks", job=job)
+        with pytest.raises(ClientError, match="There is no job to check: name some, or leave them out to run those"):
+            flopwatch.check("checks", [])
+
+    def test_labels_of_the_former_run_are_not_copied(
+        self, site: Any, flopwatch: Flopwatch, measured: Any, obedient_later: Any
+    ) -> None:
+        job = done(site, flopwatch, measurements=[measured("forward_ms", 1.0, model="tiny")])
+        assert job["labels"] == {"made": "up"}
+        flopwatch.set_baseline("checks", job=job)
+        obedient_later()
+        found = flopwatch.check("checks", labels={"commit": "abc"})
+        (again,) = found["jobs"]
+        assert flopwatch.job(again)["labels"] == {"check": "checks", "commit": "abc"}
+
+    def test_a_label_check_of_the_users_own_stays(
+        self, site: Any, flopwatch: Flopwatch, measured: Any, obedient_later: Any
+    ) -> None:
+        flopwatch.set_baseline("labelled", job=done(site, flopwatch, measurements=[measured("step_ms", 1.0)]))
+        obedient_later()
+        (again,) = flopwatch.check("labelled", labels={"check": "nightly"})["jobs"]
+        assert flopwatch.job(again)["labels"] == {"check": "nightly"}
+
+
+class TestErrors:
+    def test_a_refusal_has_the_servers_problem(self, flopwatch: Flopwatch) -> None:
+        with pytest.raises(Refused) as caught:
+            flopwatch.submit({**TINY, "context_lenght": 8, "batch_size": 0})
+        refused = caught.value
+        assert (refused.type, refused.code, refused.status) == (
+            "urn:flopwatch:problem:invalid_request", "invalid_request", 422,
+        )  # fmt: skip
+        assert {error.pointer for error in refused.errors} == {"/spec/context_lenght", "/spec/batch_size"}
+        assert refused.pointer == refused.errors[0].pointer
+        assert refused.cure == refused.errors[0].detail
+        assert "did you mean context_length?" in str(refused)
+
+    def test_a_problem_without_fields(self, flopwatch: Flopwatch) -> None:
+        with pytest.raises(Refused) as caught:
+            flopwatch.job(999_999)
+        assert (caught.value.status, caught.value.pointer, caught.value.code) == (404, None, "not_found")
+        assert caught.value.cure == "There is no job 999999."
+
+    def test_no_pointer_no_prefix(self, flopwatch: Flopwatch) -> None:
+        with pytest.raises(Refused) as caught:
+            flopwatch.list_jobs(state="odd")
+        assert "\n  Query parameter 'state'" in str(caught.value)
+
+    def test_nobody_there(self) -> None:
+        with pytest.raises(Unreachable, match="flopwatch up"), Flopwatch("http://127.0.0.1:1") as nobody:
+            nobody.list_jobs()
+
+    @pytest.mark.parametrize("url", ["no url", "ftp://127.0.0.1", "http://[::1"])
+    def test_an_address_that_makes_no_sense(self, url: str) -> None:
+        with pytest.raises(Unreachable) as caught, Flopwatch(url) as nobody:
+            nobody.list_jobs()
+        assert ".." not in str(caught.value)
+
+    def test_an_answer_of_something_else(self) -> None:
+        with answering(502, "text/html", b"<h1>Bad gateway") as url, Flopwatch(url) as proxy:
+            with pytest.raises(Refused, match="answered 502 Bad Gateway") as caught:
+                proxy.list_jobs()
+            assert (caught.value.status, caught.value.type) == (502, "about:blank")
+
+    def test_a_setting_that_makes_no_sense(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FLOPWATCH_PORT", "many")
+        with pytest.raises(ClientError, match="FLOPWATCH_PORT: "):
+            Flopwatch()
+
+    def test_a_wrong_token(self, serve: Any, tmp_path: Path) -> None:
+        with serve(tmp_path, api_token="abc") as guarded:
+            with Flopwatch(guarded.url, token="abd") as stranger, pytest.raises(Refused) as caught:
+                stranger.list_jobs()
+            assert caught.value.status == 401
+            with Flopwatch(guarded.url, token="abc") as friend:
+                assert friend.list_jobs() == []
+
+
+@contextmanager
+def answering(status: int, media_type: str, body: bytes, asked: list[str] | None = None) -> Iterator[str]:
+    """A server that gives every request this answer, and notes what was asked."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if asked is not None:
+                asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Type", media_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+class TestWaiting:
+    def test_no_time_out_is_shorter_than_the_wait(self, flopwatch: Flopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[dict[str, Any]] = []
+
+        def request(*_: Any, **options: Any) -> Any:
+            sent.append(options)
+            raise httpx.ConnectError("not sent")
+
+        monkeypatch.setattr(flopwatch._http, "request", request)
+        with pytest.raises(Unreachable):
+            flopwatch.submit(TINY, wait_s=600)
+        assert sent[0]["headers"]["Prefer"] == "wait=60"
+        assert sent[0]["timeout"].read > 60
+        assert connection.READ_TIMEOUT_S > 60
+
+    def test_wait_in_the_answer(self, flopwatch: Flopwatch, obedient: None) -> None:
+        assert flopwatch.submit(TINY, wait_s=60)["state"] == "succeeded"
+
+    def test_progress_and_failure(self, flopwatch: Flopwatch, obedient: None) -> None:
+        shown: list[tuple[int, int, str]] = []
+        job = flopwatch.submit(TINY, name="fails")
+        with pytest.raises(JobFailed, match="It broke") as caught:
+            flopwatch.wait(job, show=lambda *progress: shown.append(progress))
+        assert (1, 2, "measuring") in shown
+        assert caught.value.job["state"] == "failed"
+        assert caught.value.problem["code"] == "failed"
+        assert flopwatch.wait(job["id"], check=False)["state"] == "failed"
+
+    def test_it_ends_in_time(self, flopwatch: Flopwatch) -> None:
+        job = flopwatch.submit({**TINY, "device": "cuda"})
+        with pytest.raises(WaitTimeout, match=f"Job {job['id']} was not done after 0.2 s; it goes on"):
+            flopwatch.wait(job, timeout_s=0.2)
+        with pytest.raises(TimeoutError):
+            flopwatch.wait_for_sweep(flopwatch.sweep({**TINY, "device": "cuda"}, {"seed": [1]}), timeout_s=0.01)
+        assert flopwatch.cancel(job)["state"] == "cancelled"
+
+    def test_a_bar_on_a_terminal_and_silence_elsewhere(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with client.progress_bar() as show:
+            show(1, 2, "measuring")
+        assert capsys.readouterr() == ("", "")
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setenv("TERM", "xterm")
+        with client.progress_bar() as show:
+            show(1, 2, "cell \x1b]0;title\x07")
+        printed = capsys.readouterr().err
+        assert "1/2" in printed
+        assert "\x1b]0;" not in printed
+        assert r"\x1b]0;title\x07" in printed
+
+
+class TestSubmitting:
+    def test_the_same_key_gives_the_same_job(self, flopwatch: Flopwatch) -> None:
+        first = flopwatch.submit(TINY, idempotency_key="client")
+        again, replayed = flopwatch.post_once("/jobs", {"spec": TINY}, "other client")
+        assert not replayed
+        assert flopwatch.submit(TINY, idempotency_key="client") == first
+        with pytest.raises(Refused, match="another body"):
+            flopwatch.submit({**TINY, "seed": 1}, idempotency_key="client")
+        for job in (first, again):
+            flopwatch.cancel(job)
+
+    def test_options(self, flopwatch: Flopwatch) -> None:
+        job = flopwatch.submit(
+            TINY, name="n", labels={"a": "b"}, priority=3, timeout_s="none", max_attempts=4, unique_key="client key"
+        )
+        assert (job["name"], job["labels"], job["priority"], job["timeout_s"]) == ("n", {"a": "b"}, 3, None)
+        again = flopwatch.rerun(job, seed=7)
+        assert (again["name"], again["labels"], again["priority"], again["timeout_s"]) == ("n", {"a": "b"}, 3, None)
+        assert (again["max_attempts"], again["unique_key"], again["spec"]["seed"]) == (4, None, 7)
+        assert {**again["spec"], "seed": 0} == job["spec"]
+        with pytest.raises(ClientError, match="seed is no object"):
+            flopwatch.rerun(job, {"seed.x": 1})
+        for one in (job, again):
+            flopwatch.cancel(one)
+
+    def test_a_preset_and_what_replaces_it(self, flopwatch: Flopwatch) -> None:
+        job = flopwatch.submit({"kind": "attention", "num_heads": 2}, preset="cpu")
+        assert (job["spec"]["num_heads"], job["spec"]["head_dims"]) == (2, [32])
+        flopwatch.cancel(job)
+        with pytest.raises(ClientError, match=r"no preset 'cpuu'; its presets: leaderboard"):
+            flopwatch.submit({"kind": "attention"}, preset="cpuu")
+        with pytest.raises(ClientError, match=r"no kind 'atention'; known kinds: attention"):
+            flopwatch.submit({"kind": "atention"}, preset="cpu")
+
+
+class TestFrames:
+    def test_measurements_of_all_pages(
+        self, site: Any, flopwatch: Flopwatch, measured: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = [measured("forward_ms", 1.0 + n, context_length=n) for n in range(1, 6)]
+        rows.append(measured("forward_ms", None, "oom", context_length=6))
+        job = done(site, flopwatch, measurements=rows)
+        monkeypatch.setattr("app.api.results.MAX_MEASUREMENTS", 2)
+        monkeypatch.setattr("app.store.reading.queries.MAX_MEASUREMENTS", 2)
+        assert flopwatch.get(f"/jobs/{job['id']}/measurements")["next"] is not None
+        frame = flopwatch.measurements(job)
+        assert frame["context_length"].tolist() == [1, 2, 3, 4, 5, 6]
+        assert frame["context_length"].dtype == "Int64"
+        assert frame["mean"].dtype == "float64"
+        assert frame["mean"].isna().tolist() == [False] * 5 + [True]
+        assert frame["n"].isna().tolist() == [False] * 5 + [True]
+        assert frame["outcome"].tolist() == ["ok"] * 5 + ["oom"]
+
+    def test_samples(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
+        one = replace(
+            measured("forward_ms", 1.5, context_length=8), n=2, samples=zlib.compress(struct.pack("<2d", 1.0, 2.0))
+        )
+        frame = flopwatch.measurements(done(site, flopwatch, measurements=[one]), samples=True)
+        assert frame["samples"].tolist() == [[1.0, 2.0]]
+
+    def test_no_measurements(self, site: Any, flopwatch: Flopwatch) -> None:
+        job = done(site, flopwatch)
+        assert flopwatch.measurements(job).empty
+        assert flopwatch.table(job=job).empty
+
+    def test_a_table_of_two_jobs(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
+        jobs = [
+            done(site, flopwatch, measurements=[measured("forward_ms", value, outcome, model="tiny", context_length=n)])
+            for n, value, outcome in ((8, 1.25, "ok"), (16, None, "oom"))
+        ]
+        frame = flopwatch.table(job=jobs, columns=["forward_ms"], statistic="median")
+        assert frame["context_length"].tolist() == [8, 16]
+        assert frame["forward_ms"].tolist()[0] == 1.25
+        assert pd.isna(frame["forward_ms"][1])
+        assert frame.attrs["units"] == {"forward_ms": "ms"}
+        assert "oom" in frame.attrs["missing"][0]
+        assert flopwatch.table_text("csv", job=jobs[0]).startswith("model,context_length")
+
+    def test_tables_that_units_reported(self, site: Any, flopwatch: Flopwatch, reported: Any) -> None:
+        rows = [["a", 2.0], ["b", None], ["c", 5.5]]
+        table = reported("kernels forward", rows, kernel="string", total_ms="number")
+        job = done(site, flopwatch, tables=[table])
+        assert [one["name"] for one in flopwatch.list_tables(job)] == ["kernels forward"]
+        frame = flopwatch.job_table(job, "kernels forward", sort="-total_ms")
+        assert frame["kernel"].tolist() == ["c", "a", "b"]
+        assert frame.attrs["units"] == {"total_ms": "ms"}
+        assert len(flopwatch.job_table(job, "kernels forward", limit=2)) == 2
+
+    def test_a_comparison(self) -> None:
+        """In the shape that docs/http-api.md describes."""
+        answer = {
+            "columns": [
+                {"name": "metric", "type": "string", "unit": None},
+                {"name": "ratio", "type": "number", "unit": None},
+            ],
+            "rows": [{"metric": "step_ms", "ratio": 0.5}, {"metric": "tflops", "ratio": None}],
+            "next": None,
+            "alternated": False,
+            "differences": [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}],
+        }
+        asked: list[str] = []
+        with answering(200, "application/json", json.dumps(answer).encode(), asked) as url, Flopwatch(url) as server:
+            frame = server.compare({"id": 3}, 7)
+            server.compare(9, limit=5)
+        assert asked == ["/compare?baseline=3&candidate=7&format=json", "/compare?job=9&limit=5&format=json"]
+        assert frame["ratio"].isna().tolist() == [False, True]
+        assert frame.attrs["alternated"] is False
+        assert frame.attrs["differences"][0]["name"] == "precision"
+
+    def test_jobs(self, site: Any, flopwatch: Flopwatch) -> None:
+        job = done(site, flopwatch, validity={"verdict": "suspect", "checks": []})
+        frame = flopwatch.jobs(labels={"made": "up"}, limit=1)
+        assert frame.index.tolist() == [job["id"]]
+        row = frame.loc[job["id"]]
+        assert (row["case"], row["verdict"]) == ("tiny, context_length=8", "suspect")
+        assert row["duration_s"] >= 0
+        assert row["created_at"].tzinfo is not None
+        assert flopwatch.jobs(kind="ceiling").empty
+
+
+class TestDownloads:
+    def test_a_folder_of_its_own_and_nothing_overwritten(
+        self, site: Any, flopwatch: Flopwatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = done(site, flopwatch, artifacts=stored(site, tmp_path, "a", "b"))
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        folder = Path(f"job-{job['id']}")
+        assert flopwatch.download(job, "b") == [folder / "b"]
+        before = (folder / "b").stat()
+        assert flopwatch.download(job) == [folder / "a", folder / "b"]
+        assert (folder / "b").stat() == before, "what is there stays"
+        (folder / "b").write_text("mine")
+        (folder / "a").unlink()
+        with pytest.raises(DownloadFailed, match="not overwritten"):
+            flopwatch.download(job)
+        assert [path.name for path in folder.iterdir()] == ["b"], "noticed before anything is written"
+        assert (folder / "b").read_text() == "mine"
+
+    @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
+    def test_a_file_that_comes_up_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+        def refuse(*_: Any) -> None:
+            raise PermissionError("this file system has no links")
+
+        if not links:
+            monkeypatch.setattr(os, "link", refuse)
+        partial, target = tmp_path / "partial", tmp_path / "target"
+        partial.touch()
+        target.write_text("mine")
+        with pytest.raises(DownloadFailed, match="by now"):
+            connection._move(partial, target)
+        assert target.read_text() == "mine"
+        partial.write_text("downloaded")
+        target.unlink()
+        connection._move(partial, target)
+        assert target.read_text() == "downloaded"
+
+
+class TestAddress:
+    @pytest.fixture(autouse=True)
+    def _no_settings(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for name in [name for name in os.environ if name.startswith("FLOPWATCH_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path))
+
+    @staticmethod
+    def url(*arguments: Any, **options: Any) -> str:
+        with Flopwatch(*arguments, **options) as connected:
+            return connected.url
+
+    def test_where_the_server_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.url() == "http://127.0.0.1:8000"
+        monkeypatch.setenv("FLOPWATCH_HOST", "::")
+        monkeypatch.setenv("FLOPWATCH_PORT", "9")
+        assert self.url() == "http://[::1]:9"
+        address.leave(tmp_path, "http://127.0.0.1:10")
+        assert self.url() == "http://127.0.0.1:10"
+        monkeypatch.setenv("FLOPWATCH_URL", "http://elsewhere:11/")
+        assert self.url() == "http://elsewhere:11"
+        assert self.url(data_dir=tmp_path) == "http://127.0.0.1:10", "a folder that is given"
+        assert self.url("http://said:12/") == "http://said:12"
+
+    @pytest.mark.parametrize(
+        ("url", "proxies", "loaded"),
+        [
+            ("http://127.0.0.1:1", {}, False),
+            ("https://127.0.0.1:1", {}, True),
+            ("http://127.0.0.1:1", {"http_proxy": "https://127.0.0.1:2"}, True),
+        ],
+    )
+    def test_certificates_are_checked_wherever_there_are_any(
+        self, url: str, proxies: dict[str, str], loaded: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
+        for name, value in proxies.items():
+            monkeypatch.setenv(name, value)
+        given: list[Any] = []
+        real = httpx.Client
+        monkeypatch.setattr(httpx, "Client", lambda **options: given.append(options["verify"]) or real())
+        self.url(url)
+        assert given == [loaded]
+
+    def test_an_address_of_a_killed_server_is_said_to_be_one(self, tmp_path: Path) -> None:
+        with subprocess.Popen([sys.executable, "-c", "pass"]) as killed:
+            pass
+        address.leave(tmp_path, "http://127.0.0.1:1")
+        said = json.loads((tmp_path / address.FILE).read_text())
+        assert not address.left_by_the_dead(tmp_path)
+        for change in ({"pid": killed.pid}, {"started": "1"}):  # gone; or another process has its number now
+            (tmp_path / address.FILE).write_text(json.dumps({**said, **change}))
+            with pytest.raises(Unreachable, match="left by a server whose process is gone"), Flopwatch() as nobody:
+                nobody.specs()
+
+    def test_an_address_that_nobody_is_at_names_its_file(self, tmp_path: Path) -> None:
+        address.leave(tmp_path, "http://127.0.0.1:1")
+        with pytest.raises(Unreachable, match=re.escape(str(tmp_path / "server.json"))), Flopwatch() as nobody:
+            nobody.list_jobs()
+
+    @pytest.mark.parametrize("content", ["", "[]", "{}", '{"url": 5}', '{"url": "file:///"}', "\0"])
+    def test_a_file_that_says_nothing(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / address.FILE).write_text(content)
+        assert self.url() == "http://127.0.0.1:8000"
+
+    def test_a_server_removes_its_own_only(self, tmp_path: Path) -> None:
+        address.leave(tmp_path, "http://127.0.0.1:10")
+        (tmp_path / address.FILE).write_text(json.dumps({"url": "http://127.0.0.1:11", "pid": os.getpid() + 1}))
+        address.remove(tmp_path)
+        assert self.url() == "http://127.0.0.1:11"
+        address.leave(tmp_path, "http://127.0.0.1:12")
+        address.remove(tmp_path)
+        assert self.url() == "http://127.0.0.1:8000"
+        address.remove(tmp_path)
+
+
+def test_the_client_is_imported_without_pandas() -> None:
+    code = "import sys, flopwatch.client; print(*{'pandas', 'pydantic', 'fastapi', 'sqlalchemy'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout == "\n"

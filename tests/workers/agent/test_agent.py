@@ -1,0 +1,145 @@
+"""A real agent on a database of its own, while that database cannot be written; and what an agent offers to run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from app.states import FINISHED_STATES
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import Claim, NewJob
+from tests.forked import PLUGINS, PROJECT, forkserver
+from tests.plugins.plain_kind.specs.plain import PlainSpec
+from tools.waiting import wait_until
+from workers.agent.agent import MAX_ON_PAPER, Agent
+from workers.devices.locks import DeviceLocks, Host, Lease
+
+BUSY_TIMEOUT_S = 0.3
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    database = open_database(settings)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, settings: Settings, database: Database) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, [PLUGINS / "plain_kind", PROJECT, PLUGINS])),
+        "MISBEHAVE_FOLDER": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "FLOPWATCH_DATA_DIR": str(settings.data_dir),
+        "FLOPWATCH_BUSY_TIMEOUT_S": str(BUSY_TIMEOUT_S),
+        "FLOPWATCH_GRACE_S": "1",
+    }
+    log = tmp_path / "log"
+    log.touch()
+    process = forkserver().start(["-m", "workers", "agent"], environment, log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        print(log.read_text())
+
+
+def submit_a_gated_job(database: Database) -> int:
+    """Submit a job of the kind in tests/plugins/plain_kind, which waits until a file `open` is there; its id."""
+    return int(Queue(database).submit(NewJob(PlainSpec(behaviour="gated"))).response["id"])
+
+
+@contextmanager
+def locked(settings: Settings) -> Iterator[None]:
+    """Nobody else can write meanwhile."""
+    with (settings.data_dir / "flopwatch.sqlite3.lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
+    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
+) -> None:
+    job_id = submit_a_gated_job(database)
+    wait_until((tmp_path / "started").exists, "the job's start")
+    with locked(settings):
+        agent.send_signal(signal.SIGTERM)
+        time.sleep(4 * BUSY_TIMEOUT_S)  # it must see the lock, more than once
+        assert agent.poll() is None
+    assert agent.wait(30) == 0
+    reading = Reading(database)
+    job, _version = reading.job(job_id)
+    assert (job["state"], job["attempt"], job["error"]) == ("queued", 0, None)
+    assert [attempt["state"] for attempt in reading.attempts(job_id)] == ["given_back"]
+    assert [worker["state"] for worker in reading.workers()] == ["stopped"]
+
+
+def test_a_database_that_is_gone_for_a_while_costs_no_job(
+    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
+) -> None:
+    job_id = submit_a_gated_job(database)
+    wait_until((tmp_path / "started").exists, "the job's start")
+    file, aside = settings.data_dir / "flopwatch.sqlite3", settings.data_dir / "aside"
+    file.rename(aside)
+    (tmp_path / "open").touch()
+    time.sleep(4 * BUSY_TIMEOUT_S)  # the job ends meanwhile, and its result cannot be written
+    assert agent.poll() is None
+    aside.rename(file)
+    reading = Reading(database)
+    wait_until(lambda: reading.job(job_id)[0]["state"] in FINISHED_STATES, "the job's end")
+    job, _version = reading.job(job_id)
+    assert (job["state"], job["attempt"], job["error"]) == ("succeeded", 1, None)
+    assert reading.measurements(job_id)["rows"]
+
+
+HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
+
+
+def claim_of(device_type: str, *, exclusive_host: bool = False) -> Claim:
+    spec = {"kind": "benchmark"}
+    return Claim(1, 1, "token", 1, "worker", "benchmark", None, spec, None, device_type, 1, exclusive_host)
+
+
+def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
+    """What an agent knows of itself that runs jobs on these types of devices."""
+    runs = {number: SimpleNamespace(claim=claim_of(name)) for number, name in enumerate(device_types)}
+    return SimpleNamespace(_runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
+
+
+@pytest.mark.parametrize("others", [[], ["cpu"]])
+def test_jobs_without_a_device_are_offered_a_place_up_to_a_number(others: list[str]) -> None:
+    almost = agent_with(*others, *["none"] * (MAX_ON_PAPER - 1))
+    assert Agent._offer(almost, Lease()).deviceless
+    assert not Agent._offer(agent_with(*others, *["none"] * MAX_ON_PAPER), Lease()).deviceless
+
+
+def test_a_job_without_a_device_locks_nothing(tmp_path: Path) -> None:
+    locks = DeviceLocks(HOST, tmp_path)
+    lease = Agent._lease_for(agent_with(locks=locks), claim_of("none"), locks.take_free())
+    assert (lease.descriptors, lease.alone) == ([], False)
+    free = locks.take_free()
+    assert free.alone, "others may still have the host alone"
+    alone = Agent._lease_for(agent_with(locks=locks), claim_of("none", exclusive_host=True), free)
+    assert alone.alone
+    assert not locks.take_free().alone
+    alone.release()

@@ -1,0 +1,385 @@
+"""The agent survives whatever one job does to it, and such an attempt counts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import DatabaseBusy
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import NewJob
+from workers.agent import agent as agent_module
+from workers.agent import job_run, unit_run
+from workers.agent.agent import Agent
+from workers.agent.job_run import JobRun
+from workers.agent.spool import Spool
+from workers.devices.locks import DeviceLocks, Host
+from workers.jobs import RUNNERS
+from workers.outcome import Abandoned, GivenBack, HostExhausted, Succeeded
+from workers.processes import launch
+
+HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated data folder that nobody has open."""
+    folder = tmp_path_factory.mktemp("migrated")
+    open_database(Settings(data_dir=folder)).close()
+    return folder
+
+
+@pytest.fixture
+def database(tmp_path: Path, migrated: Path) -> Iterator[Database]:
+    shutil.copytree(migrated, tmp_path / "data")
+    database = open_database(Settings(data_dir=tmp_path / "data"))
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """An agent whose loop the test turns; its host has a CPU and locks of its own."""
+    monkeypatch.setattr(agent_module, "discover", lambda: HOST)
+    monkeypatch.setattr(agent_module, "DeviceLocks", lambda host: DeviceLocks(host, tmp_path / "locks"))
+    agent = Agent(Settings(data_dir=tmp_path / "data"), database)
+    agent._register()
+    yield agent
+    agent._launcher.close()
+    agent._scratch.close()
+    os.close(agent._wake)
+    os.close(agent._wake_in)
+
+
+BENCHMARK = {"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}}
+
+
+def submit(database: Database, spec: dict[str, Any] = BENCHMARK, **options: Any) -> int:
+    return int(Queue(database).submit(NewJob(spec_adapter.validate_python(spec), **options)).response["id"])
+
+
+def job_after(database: Database, job_id: int) -> dict[str, Any]:
+    return Reading(database).job(job_id)[0]
+
+
+def turn(agent: Agent) -> None:
+    """Turn the loop once, and let the jobs that run end."""
+    agent._serve_queue()
+    for run in list(agent._runs.values()):
+        run._thread.join(20)
+    agent._join_ended()
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def no_descriptor(*_: object) -> tuple[int, int]:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def leave(*_: object) -> None:
+    raise SystemExit("reason")
+
+
+CANNOT_START = {
+    "no thread is left": (threading.Thread, "start", no_thread, "RuntimeError: can't start new thread"),
+    "no descriptor is left": (os, "pipe2", no_descriptor, "OSError: [Errno 24] Too many open files"),
+    "no memory is left": (JobRun, "__init__", no_memory, "MemoryError"),
+}
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "given back without counting"])
+@pytest.mark.parametrize(("owner", "name", "fault", "says"), CANNOT_START.values(), ids=CANNOT_START.keys())
+def test_a_job_that_cannot_be_started_uses_up_its_attempts_and_no_agent(
+    agent: Agent,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    fault: Any,
+    says: str,
+    sabotage: bool,
+) -> None:
+    job_id = submit(database, max_attempts=2)
+    if sabotage:
+        monkeypatch.setattr(Queue, "give_up", lambda self, claim, _reason: self.give_back(claim))
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fault)
+        attempts = []
+        for _ in range(3):
+            agent._claim_after = 0.0
+            turn(agent)
+            attempts.append(job_after(database, job_id)["attempt"])
+    assert attempts == ([0, 0, 0] if sabotage else [1, 2, 2])
+    job = job_after(database, job_id)
+    if not sabotage:
+        assert (job["state"], job["error"]["code"]) == ("failed", "worker_lost")
+        assert job["error"]["detail"] == f"The worker could not go on with the job: {says}. It was attempt 2 of 2."
+        assert [attempt["state"] for attempt in Reading(database).attempts(job_id)] == ["lost", "lost"]
+    assert agent._runs == {}
+    free = agent._locks.take_free()
+    assert free.alone, "its devices are free again"
+    free.release()
+
+
+def test_an_agent_out_of_threads_does_not_use_up_the_queue(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [submit(database, max_attempts=1) for _ in range(3)]
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert agent._backoff_s == agent_module.MIN_BACKOFF_S
+    agent._backoff_s = pause_s = 20.0  # longer than the turns take
+    for _ in range(3):
+        turn(agent)
+    assert [job_after(database, job_id)["state"] for job_id in jobs] == ["failed", "queued", "queued"]
+    assert agent._claim_after > time.monotonic()
+    assert agent._backoff_s == 2 * pause_s
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (no_memory, "MemoryError"),
+        (no_descriptor, "OSError: [Errno 24] Too many open files"),
+        (leave, "SystemExit: reason"),
+    ],
+    ids=["out of memory", "out of descriptors", "it leaves"],
+)
+@pytest.mark.parametrize("where", [(Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")], ids=["spool", "plan"])
+def test_an_error_while_a_job_runs_ends_the_attempt_with_a_code(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], fault: Any, says: str
+) -> None:
+    """The job is tried again only when the host was out of something."""
+    job_id = submit(database, max_attempts=2)
+    monkeypatch.setattr(*where, fault)
+    states = []
+    for _ in range(2):
+        agent._claim_after = 0.0
+        turn(agent)
+        states.append(job_after(database, job_id)["state"])
+    job = job_after(database, job_id)
+    exhausted = fault is not leave
+    assert states == (["queued", "failed"] if exhausted else ["failed", "failed"])
+    assert job["error"]["code"] == ("worker_lost" if exhausted else "failed")
+    assert says in job["error"]["detail"]
+    assert (agent._claim_after > 0) == exhausted, "the agent waits before its next claim"
+    assert agent._runs == {}
+    free = agent._locks.take_free()
+    assert free.alone
+    free.release()
+
+
+UNSTARTED = {
+    "no process": HostExhausted(launch.NOT_FORKED),
+    "no thread": OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+    "no descriptor": OSError(errno.EMFILE, "Too many open files"),
+    "no descriptor of the host": OSError(errno.ENFILE, "Too many open files in system"),
+    "no memory": OSError(errno.ENOMEM, "Cannot allocate memory"),
+}
+
+
+@pytest.mark.parametrize("error", UNSTARTED.values(), ids=UNSTARTED.keys())
+def test_a_job_whose_unit_finds_the_host_exhausted_is_tried_again(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def start(*_: object) -> None:
+        raise error
+
+    jobs = [submit(database, max_attempts=2) for _ in range(2)]
+    monkeypatch.setattr(agent._launcher, "start", start)
+    agent._backoff_s = 30.0
+    for _ in range(3):
+        turn(agent)
+    found = [job_after(database, job_id) for job_id in jobs]
+    assert [(job["state"], job["attempt"]) for job in found] == [("queued", 1), ("queued", 0)], "the agent pauses"
+    [attempt] = Reading(database).attempts(jobs[0])
+    assert (attempt["state"], attempt["error"]["code"]) == ("lost", "worker_lost")
+    assert str(error) in attempt["error"]["detail"]
+
+
+def test_leftovers_that_cannot_be_ended_fail_no_job(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("workers.agent.job_run.LEFTOVERS_S", 0.0)
+    monkeypatch.setattr(agent._launcher, "end_leftovers", lambda: [17, 18])
+    # The job is back in the queue before the agent looks for another one to claim.
+    monkeypatch.setattr(JobRun, "start", lambda run: (run._thread.start(), run._thread.join(20)))
+    job_id = submit(database, max_attempts=1)
+    agent._backoff_s = 10.0
+    for claims, backoff_s in ((1, 20.0), (2, 40.0)):
+        agent._claim_after = 0.0
+        for _ in range(2):
+            turn(agent)
+        job = job_after(database, job_id)
+        assert (job["state"], job["attempt"]) == ("queued", 0)
+        assert len(Reading(database).attempts(job_id)) == claims, "it claims nothing for a while"
+        assert agent._backoff_s == backoff_s
+    assert "cannot be ended: 17, 18 (pids)" in caplog.text
+
+
+def test_devices_are_given_back_whatever_fails_at_the_end(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(database)
+    monkeypatch.setattr(Spool, "begin_unit", leave)
+    monkeypatch.setattr(agent._artifacts, "release", no_memory)
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    turn(agent)
+    assert job_after(database, job_id)["state"] == "failed"
+    free = agent._locks.take_free()
+    assert free.alone
+    free.release()
+
+
+def test_the_loop_goes_on_after_any_error(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [RuntimeError("a bug"), MemoryError(), ValueError("a row"), DatabaseBusy("now"), OSError("then")]
+    monkeypatch.setattr(agent_module, "RETRY_S", 0.001)
+    turns = iter(errors)
+
+    def fail() -> None:
+        error = next(turns, None)
+        if error is None:
+            agent._signals = 1
+            return
+        raise error
+
+    monkeypatch.setattr(agent, "_serve_queue", fail)
+    agent._loop()
+    assert agent._drained()
+
+
+def test_an_error_that_ends_the_agent_counts_and_a_shutdown_does_not(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, attempt in ((None, 0), ("it is broken", 1)):
+        job_id = submit(database)
+        asked = threading.Event()
+
+        def wait_to_be_stopped(self: JobRun, asked: threading.Event = asked) -> Any:
+            asked.set()
+            while not isinstance(self.stop.reason, GivenBack):
+                time.sleep(0.005)
+            return self.stop.reason
+
+        monkeypatch.setattr(JobRun, "_run_units", wait_to_be_stopped)
+        agent._serve_queue()
+        assert asked.wait(20)
+        agent._give_back_all(error)
+        job = job_after(database, job_id)
+        assert (job["state"], job["attempt"]) == ("queued", attempt)
+        Queue(database).cancel(job_id)
+
+
+@pytest.mark.parametrize(
+    ("signals", "grace_s", "sabotage"),
+    [(1, 0.1, False), (2, 60.0, False), (1, 0.1, True)],
+    ids=["after the grace", "at the second signal", "tried for ever"],
+)
+def test_an_agent_ends_although_its_jobs_end_cannot_be_stored(
+    agent: Agent,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signals: int,
+    grace_s: float,
+    sabotage: bool,
+) -> None:
+    """The job is left to its lease, since nobody can write; a write that waited as usual would last for minutes."""
+    may_end = threading.Event()
+    monkeypatch.setattr(unit_run, "RECORD_S", 300.0 if sabotage else 0.1)
+    monkeypatch.setattr(job_run, "RECORD_S", 0.1)
+    monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
+    agent._settings = agent._settings.model_copy(update={"grace_s": grace_s})
+    job_id = submit(database)
+    agent._serve_queue()
+    (run,) = agent._runs.values()
+    monkeypatch.setattr(database.backend, "_busy_timeout_s", 300.0)
+    agent._next_beat = 0.0
+
+    def end() -> None:
+        agent._loop()
+        agent._announce("stopped")
+
+    ending = threading.Thread(target=end)
+    with (tmp_path / "data" / "flopwatch.sqlite3.lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        agent._signals = signals
+        ending.start()
+        may_end.set()
+        ending.join(1.5 if sabotage else 20)
+        assert ending.is_alive() == sabotage
+    ending.join(20)
+    run._thread.join(20)
+    attempts = [attempt["state"] for attempt in Reading(database).attempts(job_id)]
+    assert attempts == (["succeeded"] if sabotage else ["running"])
+    agent._locks.take_free().release()
+
+
+class OneOfEachJob(dict[int, JobRun]):
+    """An agent's runs as they were kept by their jobs."""
+
+    def __setitem__(self, key: int, run: JobRun) -> None:
+        for other in [key for key, old in self.items() if old.claim.job_id == run.claim.job_id]:
+            del self[other]
+        super().__setitem__(key, run)
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "one run of each job"])
+def test_a_lost_job_may_be_claimed_again_before_its_former_run_has_ended(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
+    if sabotage:
+        agent._runs = OneOfEachJob()
+    job_id = submit(database, {"kind": "estimate"})
+    agent._serve_queue()
+    (former,) = agent._runs.values()
+    Queue(database).recover(Queue(database).running()[0])
+    agent._claim_what_fits()
+    agent._refused_with = None
+    agent._claim_what_fits()
+    latter = next(run for run in agent._runs.values() if run is not former)
+    agent._beat()
+    assert [run.stop.reason for run in (former, latter)] == [None if sabotage else Abandoned(), None]
+    may_end.set()
+    for run in (former, latter):
+        run._thread.join(20)
+    agent._join_ended()
+    if sabotage:
+        assert os.fstat(former.stop.descriptor), "nobody joins it"
+        former.join()
+        return
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(former.stop.descriptor)
+    assert [attempt["state"] for attempt in Reading(database).attempts(job_id)] == ["lost", "succeeded"]
+
+
+def test_a_broken_row_does_not_end_the_agents_turn(agent: Agent, database: Database) -> None:
+    broken, healthy = submit(database), submit(database)
+    with database.write() as connection:
+        connection.execute(text("UPDATE job SET requirements = '{' WHERE id = :id"), {"id": broken})
+    claimed = []
+    agent._start = lambda claim, free: (claimed.append(claim.job_id), free.release())  # type: ignore[method-assign,assignment,func-returns-value]
+    agent._claim_what_fits()
+    assert claimed == [healthy]
+    assert job_after(database, broken)["error"]["code"] == "unreadable"

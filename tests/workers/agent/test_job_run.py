@@ -1,0 +1,1143 @@
+"""A claimed job with units played by the test: what they say, and when they end, is up to the test."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic_core import to_json
+
+from app.errors import STORE_UNAVAILABLE, DiskFull, FlopwatchError
+from app.main import create_app
+from app.results import result_table
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.database.engine import Database, open_database
+from app.store.files.artifacts import ArtifactFiles
+from app.store.queue.transitions import CANCELLED_WHILE, Queue
+from app.store.reading.queries import Reading
+from app.store.records import NewJob, Offer
+from flopwatch.connection import problem_text
+from tests.databases import put_database
+from tools.waiting import wait_until
+from workers.agent import job_run, unit_run
+from workers.agent.job_run import JobRun
+from workers.devices.locks import Lease
+from workers.jobs import RUNNERS
+from workers.jobs._base import Unit as Planned
+from workers.measure.measurement import pack
+from workers.outcome import Abandoned, Cancelled, GivenBack
+from workers.processes import child
+from workers.processes.child import PipeReporter
+from workers.processes.keeper import KILL, TERMINATE, Request
+from workers.processes.launch import Process
+
+MEASUREMENT = {
+    "case": {"context_length": 1},
+    "case_key": "key",
+    "device_key": "1x CPU",
+    "phase": "forward",
+    "metric": "forward_ms",
+    "unit": "ms",
+    "outcome": "ok",
+    "reason": None,
+    "n": 1,
+    "std": None,
+    "samples": base64.b64encode(pack([1.0])).decode(),
+} | dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
+BENCHMARK = {"kind": "benchmark", "device": "cpu"}
+CELLS = {"kind": "attention", "device": "cpu", "implementations": ["tiled"], "sequence_lengths": [16, 32, 64]}
+SUCCESS = {"type": "outcome", "code": None, "detail": ""}
+
+
+@dataclass
+class Unit:
+    """The unit's ends of its pipes, and its keeper's of the control socket."""
+
+    control: socket.socket
+    messages: int
+    log: int
+    request: Request
+    start: str
+
+    @property
+    def scratch(self) -> Path:
+        return Path(self.request.scratch)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.request.unit["params"])
+
+    def give(self, name: str, content: str, path: str = "file") -> None:
+        """Report an artifact with this content, which lies at `path` in the scratch folder."""
+        file = self.scratch / path
+        file.write_text(content)
+        self.say({"type": "artifact", "path": str(file), "name": name, "kind": "trace", "media_type": "text/plain"})
+
+    def say(self, *messages: Any) -> None:
+        for message in messages:
+            os.write(self.messages, json.dumps(message).encode() + b"\n")
+
+    def close_pipes(self) -> None:
+        os.close(self.messages)
+        os.close(self.log)
+
+    def end(self) -> None:
+        """End as a unit does whose work is done."""
+        self.close_pipes()
+        self.report(exit_code=0, signal=None)
+
+    def crash(self) -> None:
+        """End as one does that reads memory that is not its own."""
+        self.close_pipes()
+        self.report(exit_code=None, signal=signal.SIGSEGV)
+
+    def report(self, **how: int | None) -> None:
+        self.control.sendall(json.dumps(how).encode() + b"\n")
+        self.control.close()
+
+
+class Launcher:
+    """Starts no process but a thread that plays one."""
+
+    def __init__(self, play: Callable[[Unit], None]) -> None:
+        self.play = play
+
+        self.leftovers: list[list[int]] = []
+        """What the next looks for leftovers find."""
+
+    def end_leftovers(self) -> list[int]:
+        return self.leftovers.pop(0) if self.leftovers else []
+
+    def start(self, request: Request, start: str, _locks: Any) -> Process:
+        ours, theirs = socket.socketpair()
+        messages, messages_in = os.pipe()
+        log, log_in = os.pipe()
+        unit = Unit(theirs, messages_in, log_in, request, start)
+        threading.Thread(target=self.play, args=(unit,)).start()
+        return Process(ours, messages, log, on_close=lambda: None)
+
+
+@dataclass
+class Site:
+    """A store with one job."""
+
+    database: Database
+    settings: Settings
+    folder: Path
+
+    leftovers: list[list[int]] = field(default_factory=list)
+    lease: Lease = field(default_factory=Lease)
+    running: JobRun | None = None
+
+    def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
+        """Run a job whose units do this; the job afterwards."""
+        queue = Queue(self.database)
+        queue.submit(NewJob(spec_adapter.validate_python(spec), **options))
+        offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
+        claim = queue.claim("worker", offer)
+        assert claim is not None
+        launcher = Launcher(play)
+        launcher.leftovers = self.leftovers
+        run = JobRun(
+            claim,
+            self.lease,
+            queue=queue,
+            artifacts=ArtifactFiles(self.settings.artifacts_dir),
+            launcher=launcher,  # type: ignore[arg-type]
+            settings=self.settings,
+            scratch=self.settings.data_dir / "scratch",
+            neighbours=[],
+            on_end=lambda: None,
+        )
+        self.running = run
+        run.start()
+        wait_until(lambda: run.ended, "the job's end", 20)
+        run.join()
+        job, _version = Reading(self.database).job(claim.job_id)
+        to_json(job)  # what the server does with it
+        return job
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    settings = Settings(data_dir=tmp_path / "data", grace_s=0.2)
+    put_database(settings.data_dir)
+    database = open_database(settings)
+    yield Site(database, settings, tmp_path)
+    database.close()
+
+
+def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+        os.write(unit.log, b"hello\n")
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
+    assert Reading(site.database).log(job["id"]) == "hello\n"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        [],
+        "started",
+        {"type": "gossip"},
+        {"type": "measurement", "measurement": MEASUREMENT | {"metric": {}}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"mean": "fast"}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"case": ["context_length"]}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"n": 2**70}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"case_key": None}},
+        {"type": "measurement", "measurement": {}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"samples": "garbage"}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"case": {"context_length": [1]}}},
+        {"type": "progress", "done": 10**30, "total": 2, "message": ""},
+        {"type": "cursor", "position": 10**30},
+        {"type": "table", "table": {"name": "kernels", "columns": [], "rows": []}},
+        {"type": "table", "table": {"name": "kernels", "columns": [{"name": "n", "type": "integer"}], "rows": [[1.5]]}},
+        {"type": "cursor", "position": -1},
+        {"type": "cursor", "position": "far"},
+        {"type": "progress", "done": "many", "total": 2, "message": ""},
+        {"type": "progress", "done": 1, "total": 2, "message": "caf\udce9"},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": "long"},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 10**400},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": -1},
+        {"type": "cell", "done": 1, "total": 2},
+        {"type": "environment", "environment": ["linux"]},
+        {"type": "validity", "validity": {"verdict": "fine", "checks": []}, "case_key": None, "title": ""},
+        {"type": "validity", "validity": {"verdict": "valid", "checks": []}, "case_key": 3, "title": ""},
+        {"type": "artifact", "path": "\0", "name": "trace.json", "kind": "trace", "media_type": "text/plain"},
+        {"type": "outcome"},
+        {"type": "outcome", "code": "pineapple", "detail": ""},
+        {"type": "outcome", "code": [], "detail": ""},
+        {"type": "outcome", "code": "failed", "detail": None},
+    ],
+    ids=json.dumps,
+)
+def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -> None:
+    def play(unit: Unit) -> None:
+        unit.say(message, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+    assert "the worker could not go on" not in job["error"]["detail"]
+    assert Reading(site.database).measurements(job["id"])["rows"] == []
+
+
+def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
+    """JSON allows it, and its reader takes it for infinity."""
+
+    def play(unit: Unit) -> None:
+        cell = {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 0.25}
+        os.write(unit.messages, json.dumps(cell).replace("0.25", "1e999").encode() + b"\n")
+        unit.say(SUCCESS)
+        unit.end()
+
+    assert "a cell's seconds is no number from 0 to" in site.run(play)["error"]["detail"]
+
+
+@pytest.mark.parametrize("error", STORE_UNAVAILABLE)
+def test_a_job_goes_on_while_the_store_is_not_available_and_its_result_is_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: type[FlopwatchError]
+) -> None:
+    refused = []
+
+    def unavailable(name: str, times: int) -> None:
+        method = getattr(Queue, name)
+
+        def refuse(*arguments: Any) -> Any:
+            if refused.count(name) < times:
+                refused.append(name)
+                raise error("not now")
+            return method(*arguments)
+
+        monkeypatch.setattr(Queue, name, refuse)
+
+    unavailable("report", 3)
+    unavailable("finish", 2)
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        wait_until(lambda: refused.count("report") == 2, "two refusals", 10)  # longer than one flush
+        unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert (refused.count("report"), refused.count("finish")) == (3, 2)
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
+
+
+class TestEndOfTheWorker:
+    """The worker ends while a result waits for the store."""
+
+    def end_while(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, refused: dict[str, int], *reasons: Any, **options: Any
+    ) -> dict[str, Any]:
+        """Run a job to its success. The store refuses so many calls, and the worker ends when `finish` is refused."""
+        left, queue = dict(refused), Queue(site.database)
+
+        def refuse(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                if not left[name]:
+                    return method(*arguments)
+                left[name] -= 1
+                for reason in reasons:
+                    assert site.running is not None
+                    site.running.stop.set(reason)
+                raise DiskFull("it is full")
+
+            return call
+
+        for name in refused:
+            monkeypatch.setattr(Queue, name, refuse(name, getattr(Queue, name)))
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+            unit.end()
+
+        job = site.run(play, **options)
+        job["attempts"] = [
+            (one["state"], (one["error"] or {}).get("detail")) for one in Reading(site.database).attempts(job["id"])
+        ]
+        assert queue.running() == [] or job["state"] == "running"
+        return job
+
+    def test_a_result_that_the_store_takes_in_time_is_kept(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = self.end_while(site, monkeypatch, {"finish": 1}, GivenBack())
+        assert (job["state"], job["attempts"]) == ("succeeded", [("succeeded", None)])
+        assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
+
+    @pytest.mark.parametrize("reasons", [(GivenBack(),), (Cancelled(), GivenBack())], ids=["ends", "cancelled, ends"])
+    @pytest.mark.parametrize("max_attempts", [1, 2])
+    def test_for_a_result_without_room_there_may_be_room_for_a_word(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, reasons: Any, max_attempts: int
+    ) -> None:
+        monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
+        job = self.end_while(site, monkeypatch, {"finish": 99}, *reasons, max_attempts=max_attempts)
+        assert job["state"] == ("failed" if max_attempts == 1 else "queued")
+        ((state, detail),) = job["attempts"]
+        assert state == "lost"
+        assert "had to end, and could not store how the job had ended: DiskFull: it is full" in detail
+
+    def test_without_any_room_the_job_is_left_to_its_lease(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
+        job = self.end_while(site, monkeypatch, {"finish": 99, "give_up": 99}, GivenBack())
+        assert (job["state"], job["attempts"]) == ("running", [("running", None)])
+
+    def test_control_of_the_end(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker that tries on for longer keeps its result, and ends later."""
+        began = time.monotonic()
+        job = self.end_while(site, monkeypatch, {"finish": 3}, GivenBack())
+        assert job["state"] == "succeeded"
+        assert time.monotonic() - began > 2 * job_run.RETRY_S
+
+    def test_a_unit_that_has_succeeded_before_it_is_killed_keeps_its_result(self, site: Site) -> None:
+        def play(unit: Unit) -> None:
+            unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+            assert site.running is not None
+            site.running.stop.set(GivenBack())
+            while unit.control.recv(1) != KILL:
+                continue
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=signal.SIGKILL)
+
+        job = site.run(play)
+        assert (job["state"], len(Reading(site.database).measurements(job["id"])["rows"])) == ("succeeded", 1)
+
+    def test_of_a_lost_job_nothing_is_left_when_it_has_ended(self, site: Site) -> None:
+        """Its unit, which learns of the loss only by a kill, writes until then."""
+
+        def play(unit: Unit) -> None:
+            queue = Queue(site.database)
+            queue.recover(queue.running()[0])
+            unit.say({"type": "started"})
+            while not select.select([unit.control], [], [], 0.001)[0]:
+                unit.scratch.mkdir(parents=True, exist_ok=True)
+                (unit.scratch / "more").touch()
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=signal.SIGTERM)
+
+        assert site.run(play)["state"] == "queued"
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
+
+    @pytest.mark.parametrize("then", [GivenBack(), Abandoned()])
+    def test_a_cancelled_unit_gets_no_grace_of_its_own(self, site: Site, then: GivenBack | Abandoned) -> None:
+        site.settings = site.settings.model_copy(update={"grace_s": 3600})
+
+        def play(unit: Unit) -> None:
+            assert site.running is not None
+            site.running.stop.set(Cancelled())
+            assert unit.control.recv(1) == TERMINATE
+            site.running.stop.set(then)
+            assert unit.control.recv(1) == KILL
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=signal.SIGKILL)
+
+        assert site.run(play)["state"] == ("cancelled" if isinstance(then, GivenBack) else "running")
+
+
+def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.agent.checked.MAX_MEASUREMENTS", 1)
+
+    def play(unit: Unit) -> None:
+        message = {"type": "measurement", "measurement": MEASUREMENT}
+        unit.say({"type": "started"}, message, message, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert job["error"]["code"] == "too_large"
+    assert "this job has 2 measurements" in job["error"]["detail"]
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1, "what fits is kept"
+
+
+def test_a_long_progress_message_is_cut(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"}, {"type": "progress", "done": 1, "total": 2, "message": "x" * 100_000}, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
+
+
+def test_every_finished_cell_is_told_and_of_the_progress_the_newest(site: Site) -> None:
+    cells = [
+        {"type": "cell", "done": n, "total": 3, "title": f"cell {n}", "outcome": "ok", "told": "1 ms", "seconds": 0.5}
+        for n in (1, 2)
+    ]
+    between = {"type": "progress", "done": 1, "total": 3, "message": "the next one"}
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"}, cells[0], between, cells[1], {**between, "done": 2}, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
+    told = [event["cell"]["title"] for event in events if "cell" in event]
+    assert told == ["cell 1", "cell 2"]
+    assert [event["message"] for event in events if "cell" in event] == ["cell 1: 1 ms (0.5 s)", "cell 2: 1 ms (0.5 s)"]
+    assert job["progress"] == {"done": 2, "total": 3, "message": "the next one"}
+
+
+LONG = 1 << 17
+"""Characters of each text of a job that wants to fill its readers' memory."""
+
+
+def listed_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Run three jobs whose processes send long texts wherever they can; the sizes of answers and pages afterwards."""
+
+    def run(spec: Any, unit: Planned, reporter: PipeReporter) -> None:
+        reporter.progress(1, 2, "p" * LONG)
+        verdict = {"verdict": "suspect", "checks": [{"name": "drift", "ok": False, "detail": "v" * LONG}]}
+        reporter.validity(verdict, title="t" * LONG)
+        raise RuntimeError("e" * LONG)
+
+    def play(unit: Unit) -> None:
+        request = replace(unit.request, unit={**unit.request.unit, "title": "u" * LONG})
+        child.run_request(request, unit.messages)
+        unit.close_pipes()
+        unit.report(exit_code=1, signal=None)
+
+    runner = RUNNERS["benchmark"]
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "plan", lambda spec: [Planned("u" * LONG, {})])
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    for _ in range(3):
+        assert site.run(play)["error"]["code"] == "failed"
+    return asyncio.run(answered_bytes(site.settings, "/jobs", "/ui/jobs/3", "/jobs/3/units", "/jobs/3/events"))
+
+
+async def answered_bytes(settings: Settings, *paths: str) -> list[int]:
+    """The size of what a server of this store answers at each path."""
+    app, sizes = create_app(settings), []
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        for path in paths:
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            sizes.append(len(answer.content))
+    return sizes
+
+
+def test_no_text_of_a_job_makes_answers_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(listed_bytes(site, monkeypatch)) < 100_000 < LONG
+
+
+def test_control_of_the_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("workers.agent.unit_run", "workers.agent.checked"):
+        monkeypatch.setattr(f"{module}.cut", lambda text: text)
+    monkeypatch.setattr("app.errors.MAX_DETAIL", 2 * LONG)
+    monkeypatch.setattr("app.store.reading.queries.MAX_LISTED_TEXT", 2 * LONG)
+    assert min(listed_bytes(site, monkeypatch)) > LONG
+
+
+def test_deep_nesting_fails_the_job(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        os.write(unit.messages, b"[" * 20_000 + b"\n")
+        unit.end()
+
+    assert site.run(play)["error"]["code"] == "failed"
+
+
+def test_an_error_whose_text_is_no_unicode_can_be_read(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        reporter = PipeReporter(unit.messages, unit.scratch, Path())
+        reporter.send("outcome", code="failed", detail="no such file: caf\udce9")
+        unit.end()
+
+    assert site.run(play)["error"]["detail"] == "no such file: caf?"
+
+
+@pytest.mark.parametrize("place", ["outside", "link", "pipe", "missing"])
+def test_only_files_of_its_own_are_taken_from_a_unit(site: Site, place: str) -> None:
+    treasure = site.folder / "treasure"
+    treasure.write_text("the user's own")
+
+    def play(unit: Unit) -> None:
+        path = treasure if place == "outside" else unit.scratch / "file"
+        if place == "link":
+            path.symlink_to(treasure)
+        elif place == "pipe":
+            os.mkfifo(path)
+        unit.say({"type": "artifact", "path": str(path), "name": "file", "kind": "x", "media_type": "text/plain"})
+        unit.say(SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert job["error"]["code"] == "failed"
+    assert treasure.exists()
+    assert Reading(site.database).artifacts(job["id"]) == []
+
+
+@pytest.mark.parametrize(("signum", "name"), [(11, "SIGSEGV"), (64, "SIGRTMAX"), (40, "SIGRTMIN+6")])
+def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name: str) -> None:
+    def play(unit: Unit) -> None:
+        unit.close_pipes()
+        unit.report(exit_code=None, signal=signum)
+
+    error = site.run(play)["error"]
+    assert (error["code"], error["signal"]) == ("crashed", name)
+
+
+@pytest.mark.parametrize("order", [TERMINATE, KILL])
+def test_a_unit_that_closes_its_pipes_and_goes_on_still_times_out(site: Site, order: bytes) -> None:
+    def play(unit: Unit) -> None:
+        unit.close_pipes()
+        while unit.control.recv(1) not in (order, b""):  # b"": nobody is left to give it
+            continue
+        unit.report(exit_code=None, signal=15)
+
+    error = site.run(play, timeout_s=0.2)["error"]
+    assert error["code"] == "timeout"
+    assert problem_text(error) == "The job ran longer than its timeout_s\n  its time was over after 0.2 s"
+
+
+def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site: Site) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def play(unit: Unit) -> None:
+        seen.append(unit.params)
+        unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT})
+        of_its_own = {**MEASUREMENT, "case_key": f"cell {len(seen)}"}
+        unit.say({"type": "measurement", "measurement": of_its_own})
+        unit.say({"type": "progress", "done": 2, "total": 3, "message": "people want to know"})
+        unit.say({"type": "cursor", "position": len(seen)})
+        if len(seen) < 3:
+            unit.crash()
+        else:
+            unit.say(SUCCESS)
+            unit.end()
+
+    job = site.run(play, CELLS)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert [params["first"] for params in seen] == [0, 1, 2], "each goes on with the cell that crashed, to report it"
+    assert "crashed" not in seen[0]
+    assert "SIGSEGV" in seen[1]["crashed"]
+    rows = Reading(site.database).measurements(job["id"])["rows"]
+    assert [row["unit_index"] for row in rows] == [0] * 4, "what was measured before is kept; it is one unit still"
+    keys = [row["case_key"] for row in rows]
+    assert sorted(keys) == sorted({MEASUREMENT["case_key"], "cell 1", "cell 2", "cell 3"}), "and once"
+    (unit,) = Reading(site.database).units(job["id"])
+    assert (unit["unit_index"], unit["title"], unit["outcome"]) == (0, "3 cells", "succeeded")
+    assert "went on" in unit["reason"]
+
+
+def test_the_checks_of_several_cases_are_a_table(site: Site) -> None:
+    note = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        for key in ("a", "b"):
+            unit.say({"type": "measurement", "measurement": {**MEASUREMENT, "case_key": key}})
+            verdict = {"verdict": "valid", "checks": [note]}
+            unit.say({"type": "validity", "validity": verdict, "case_key": key, "title": f"cell {key}"})
+        unit.say(SUCCESS)
+        unit.end()
+
+    job = site.run(play, CELLS)
+    assert job["validity"] == {"verdict": "valid", "counts": {"valid": 2}, "checks": []}
+    sheet = result_table(site.database, job["id"], "checks")
+    told = {name: sheet.column(name) for name in ("case_key", "case", "check", "ok", "severity")}
+    assert told == {
+        "case_key": ["a", "b"],
+        "case": ["cell a", "cell b"],
+        "check": ["host_bound"] * 2,
+        "ok": [False] * 2,
+        "severity": ["note"] * 2,
+    }
+
+
+@pytest.mark.parametrize("case", ["another code", "no cursor", "no such runner"])
+def test_other_failures_end_the_job(site: Site, case: str) -> None:
+    seen = []
+
+    def play(unit: Unit) -> None:
+        seen.append(unit)
+        unit.say({"type": "progress", "done": 1, "total": 3, "message": "a cell"})
+        if case != "no cursor":
+            unit.say({"type": "cursor", "position": 1})
+        if case == "another code":
+            unit.say({"type": "outcome", "code": "failed", "detail": "no"})
+            unit.end()
+        else:
+            unit.crash()
+
+    job = site.run(play, BENCHMARK if case == "no such runner" else CELLS)
+    assert (job["state"], job["error"]["code"]) == ("failed", "failed" if case == "another code" else "crashed")
+    assert len(seen) == 1
+
+
+class Runner:
+    """Plans the units that the test wants, for the benchmark's spec. Their processes are played, so nothing runs."""
+
+    kind = "benchmark"
+
+    def __init__(self, *units: Planned) -> None:
+        self.units = list(units)
+
+    def plan(self, _spec: Any) -> list[Planned]:
+        return self.units
+
+    def run(self, _spec: Any, _unit: Planned, _report: Any) -> None:
+        raise AssertionError("its process is played")
+
+
+class Collector(Runner):
+    """One that reads what wrappers have written."""
+
+    def collect(self, _spec: Any, _unit: Planned, _scratch: Path, _report: Any) -> None:
+        raise AssertionError("its process is played")
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner], None]:
+    return lambda runner: monkeypatch.setitem(RUNNERS, "benchmark", runner)
+
+
+TABLE = {
+    "type": "table",
+    "table": {
+        "name": "kernels",
+        "columns": [{"name": "calls", "type": "integer", "unit": None}],
+        "rows": [[3], [4]],
+    },
+}
+
+
+def validity(verdict: str) -> dict[str, Any]:
+    checks = [{"name": "clocks", "ok": verdict == "valid", "detail": "as they are"}]
+    return {
+        "type": "validity",
+        "validity": {"verdict": verdict, "checks": checks},
+        "case_key": "key",
+        "title": "a case",
+    }
+
+
+class TestUnits:
+    def test_results_are_stamped_with_their_unit(self, site: Site, planned: Callable[[Runner], None]) -> None:
+        planned(Runner(Planned("first", side="baseline"), Planned("second", side="candidate")))
+
+        def play(unit: Unit) -> None:
+            title = unit.request.unit["title"]
+            unit.say({"type": "environment", "environment": {"of": title}})
+            unit.say({"type": "measurement", "measurement": MEASUREMENT}, TABLE)
+            unit.give("trace.json.gz", title)
+            unit.say(validity("valid" if title == "first" else "suspect"), SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]) == ("succeeded", None)
+        reading = Reading(site.database)
+        rows = reading.measurements(job["id"])["rows"]
+        assert [(row["unit_index"], row["validity"]) for row in rows] == [(0, "valid"), (1, "suspect")]
+        found = reading.artifacts(job["id"])
+        files = ArtifactFiles(site.settings.artifacts_dir)
+        assert {one["name"]: files.open_path(one["sha256"]).read_text() for one in found} == {
+            "trace.json.gz": "first",
+            "trace-unit-1.json.gz": "second",
+        }
+        shown = [
+            (unit["unit_index"], unit["title"], unit["side"], unit["outcome"]) for unit in reading.units(job["id"])
+        ]
+        assert shown == [(0, "first", "baseline", "succeeded"), (1, "second", "candidate", "succeeded")]
+        assert job["environment"] == {"of": "first", "neighbours": []}
+        assert (job["validity"]["verdict"], job["validity"]["counts"]) == ("suspect", {"valid": 1, "suspect": 1})
+        with site.database.read() as connection:
+            stored = connection.exec_driver_sql("SELECT unit_index, name, row_count, partial FROM result_table").all()
+        assert [tuple(row) for row in stored] == [(0, "kernels", 2, 0), (1, "kernels", 2, 0)]
+
+    def test_of_a_unit_that_fails_everything_is_kept_as_partial(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Runner(Planned("first"), Planned("second"), Planned("third")))
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "measurement", "measurement": MEASUREMENT}, TABLE)
+            unit.give("trace.json", unit.request.unit["title"])
+            if unit.request.unit["title"] == "second":
+                unit.crash()
+            else:
+                unit.say(SUCCESS)
+                unit.end()
+
+        job = site.run(play)
+        reading = Reading(site.database)
+        assert (job["state"], job["error"]["code"]) == ("failed", "crashed")
+        assert [(unit["title"], unit["outcome"]) for unit in reading.units(job["id"])] == [
+            ("first", "succeeded"),
+            ("second", "crashed"),
+        ]
+        assert [row["partial"] for row in reading.measurements(job["id"])["rows"]] == [True, True]
+        assert {one["name"] for one in reading.artifacts(job["id"])} == {"trace.json", "trace-unit-1.json"}
+        with site.database.read() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM result_table WHERE partial").scalar_one() == 2
+
+    @pytest.mark.parametrize("what", ["artifacts", "tables"])
+    def test_two_of_one_name_in_a_unit_fail_the_job_by_name(self, site: Site, what: str) -> None:
+        def play(unit: Unit) -> None:
+            for number in range(2):
+                if what == "tables":
+                    unit.say(TABLE)
+                else:
+                    unit.give("kernels", str(number), path=str(number))
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+        assert job["error"]["detail"] == f"unit 0 (small, context 256) reports two {what} named 'kernels'"
+
+    def test_a_table_that_is_too_large_has_a_code_of_its_own(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.measure.table.MAX_ROWS", 1)
+
+        def play(unit: Unit) -> None:
+            unit.say(TABLE, SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]["code"]) == ("failed", "too_large")
+        assert "'kernels' has 2 rows; 1 are kept" in job["error"]["detail"]
+
+    def test_a_file_is_out_of_the_units_reach_at_once_and_stored_after_its_end(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        order = []
+        take = ArtifactFiles.take
+
+        def told(files: ArtifactFiles, path: Path, *check: Any) -> tuple[str, int]:
+            order.append("stored")
+            return take(files, path, *check)
+
+        monkeypatch.setattr(ArtifactFiles, "take", told)
+
+        def play(unit: Unit) -> None:
+            unit.give("trace.json", "the first")
+            deadline = time.monotonic() + 10
+            while (unit.scratch / "file").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            order.append("moved" if not (unit.scratch / "file").exists() else "still there")
+            unit.give("other.json", "the unit uses the path again")
+            order.append("ends")
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert order == ["moved", "ends", "stored", "stored"]
+        assert {one["name"]: one["size"] for one in Reading(site.database).artifacts(job["id"])} == {
+            "trace.json": 9,
+            "other.json": 28,
+        }
+
+    def test_what_a_unit_writes_to_a_file_that_it_gave_away_is_in_its_hash(self, site: Site) -> None:
+        def play(unit: Unit) -> None:
+            path = unit.scratch / "trace"
+            with path.open("wb") as file:
+                file.write(b"first")
+                file.flush()
+                artifact = {"path": str(path), "name": "x", "kind": "trace", "media_type": "text/plain"}
+                unit.say({"type": "artifact", **artifact})
+                while path.exists():
+                    time.sleep(0.01)
+                file.write(b" and last")
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        artifact = Reading(site.database).artifact(job["id"], "x")
+        content = ArtifactFiles(site.settings.artifacts_dir).open_path(artifact["sha256"]).read_bytes()
+        assert (content, artifact["sha256"]) == (b"first and last", hashlib.sha256(b"first and last").hexdigest())
+
+
+WRAPPED = Planned("wrapped", start="exec", wrap=("nsys", "profile", "-o", "{scratch}/report"))
+
+
+class TestWrapped:
+    def test_after_its_wrapper_the_units_report_is_collected_in_a_fresh_process(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Collector(Planned("plain"), WRAPPED))
+        seen: list[tuple[str, str, list[str], bool]] = []
+
+        def play(unit: Unit) -> None:
+            request = unit.request
+            report = Path(request.scratch) / "report"
+            seen.append((request.task, unit.start, request.wrap, report.exists()))
+            unit.say({"type": "started"}, {"type": "progress", "done": 1, "total": 2, "message": "half"})
+            if request.wrap:
+                assert request.wrap == ["nsys", "profile", "-o", str(report)]
+                report.write_text("written after the end")
+            if request.task == "collect":
+                unit.say(TABLE)
+                unit.give("report.txt", report.read_text(), path="report")
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]) == ("succeeded", None)
+        assert [(task, start, bool(wrap), report) for task, start, wrap, report in seen] == [
+            ("run", "fork", False, False),
+            ("run", "exec", True, False),
+            ("collect", "fork", False, True),
+        ]
+        assert [one["name"] for one in Reading(site.database).artifacts(job["id"])] == ["report-unit-1.txt"]
+        assert len(Reading(site.database).units(job["id"])) == 2
+        events = Reading(site.database).events(job["id"])
+        done = [event["data"]["done"] / event["data"]["total"] for event in events if event["type"] == "progress"]
+        assert done == sorted(done)
+
+    def test_a_runner_that_collects_nothing_gets_no_second_process(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Runner(WRAPPED))
+        seen = []
+
+        def play(unit: Unit) -> None:
+            seen.append(unit.request.task)
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert seen == ["run"]
+
+    @pytest.mark.parametrize(
+        ("said", "ending", "code", "words"),
+        [
+            ([SUCCESS], {"exit_code": 3, "signal": None}, "invalid_environment", "ended with exit code 3, although"),
+            ([SUCCESS], {"exit_code": None, "signal": 11}, "invalid_environment", "killed by SIGSEGV, although"),
+            ([], {"exit_code": 1, "signal": None}, "invalid_environment", "exit code 1 and never started the unit"),
+            ([], {"exit_code": 0, "signal": None}, "invalid_environment", "exit code 0 and never started the unit"),
+            ([{"type": "started"}], {"exit_code": 139, "signal": None}, "crashed", "'nsys', under which it ran"),
+            (
+                [{"type": "outcome", "code": "unsupported", "detail": "no such device"}],
+                {"exit_code": 69, "signal": None},
+                "unsupported",
+                "no such device",
+            ),
+        ],
+    )
+    def test_what_a_wrapper_does_wrong_fails_the_job_in_its_own_words(
+        self,
+        site: Site,
+        planned: Callable[[Runner], None],
+        said: list[Any],
+        ending: dict[str, int | None],
+        code: str,
+        words: str,
+    ) -> None:
+        planned(Collector(WRAPPED))
+        seen = []
+
+        def play(unit: Unit) -> None:
+            seen.append(unit.request.task)
+            os.write(unit.log, b"ERR_NVGPUCTRPERM: no permission\n")
+            unit.say(*said)
+            unit.close_pipes()
+            unit.report(**ending)
+
+        job = site.run(play)
+        assert (job["state"], job["error"]["code"]) == ("failed", code)
+        assert words in job["error"]["detail"]
+        if code == "invalid_environment":
+            assert "ERR_NVGPUCTRPERM: no permission" in job["error"]["detail"]
+        assert seen == ["run"], "there is nothing to collect"
+
+    @pytest.mark.parametrize(
+        ("told", "words", "code"),
+        [
+            (SUCCESS, "ERR_NVGPUCTRPERM", "invalid_environment"),
+            ({"type": "outcome", "code": "failed", "detail": "CUDA error"}, "ERR_NVGPUCTRPERM", "invalid_environment"),
+            ({"type": "outcome", "code": "unsupported", "detail": "no such device"}, "ERR_NVGPUCTRPERM", "unsupported"),
+            ({"type": "outcome", "code": "failed", "detail": "CUDA error"}, None, "failed"),
+            (SUCCESS, None, None),
+        ],
+    )
+    def test_a_wrapper_that_tells_an_error_is_believed_whatever_else_was_told(
+        self,
+        site: Site,
+        planned: Callable[[Runner], None],
+        told: dict[str, Any],
+        words: str | None,
+        code: str | None,
+    ) -> None:
+        seen: list[Any] = []
+
+        class Knowing(Collector):
+            def wrapper_error(
+                self, spec: Any, unit: Planned, scratch: Path, output: str, *, succeeded: bool
+            ) -> str | None:
+                seen.append((spec.kind, unit.title, (scratch / "report").exists(), output, succeeded))
+                return words
+
+        planned(Knowing(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            if unit.request.task == "collect":
+                seen.append("collect")
+                unit.say(SUCCESS)
+                unit.end()
+                return
+            (unit.scratch / "report").touch()
+            os.write(unit.log, b"ERR_NVGPUCTRPERM\n")
+            unit.say({"type": "started"}, told)
+            unit.close_pipes()
+            unit.report(exit_code=0, signal=None)
+
+        job = site.run(play)
+        assert (job["error"] or {}).get("code") == code
+        asked = [("benchmark", "wrapped", True, "ERR_NVGPUCTRPERM\n", told is SUCCESS)]
+        if code == "invalid_environment":
+            assert job["error"]["detail"] == words
+        assert seen == [*(asked if code != "unsupported" else []), *(["collect"] if code is None else [])]
+
+    def test_control_of_the_wrappers_words(
+        self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(JobRun, "_blame", lambda _self, _wrapper, outcome, _ask: outcome)
+
+        class Knowing(Collector):
+            def wrapper_error(self, *_: Any, **__: Any) -> str | None:
+                return "ERR_NVGPUCTRPERM"
+
+        planned(Knowing(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+
+    def test_a_runner_that_cannot_read_its_wrappers_words_fails_the_job(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        class Confused(Collector):
+            def wrapper_error(self, *_: Any, **__: Any) -> str | None:
+                raise LookupError("what does it say?")
+
+        planned(Confused(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            unit.say(SUCCESS)
+            unit.end()
+
+        error = site.run(play)["error"]
+        assert (error["code"], error["detail"]) == ("failed", "LookupError: what does it say?")
+
+    def test_a_wrapper_that_never_starts_its_unit_is_ended(
+        self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        planned(Runner(WRAPPED))
+        monkeypatch.setattr("workers.agent.unit_run.WRAPPER_START_S", 0.2)
+
+        def play(unit: Unit) -> None:
+            while unit.control.recv(1) not in (KILL, b""):
+                continue
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=9)
+
+        job = site.run(play)
+        assert job["error"]["code"] == "invalid_environment"
+        assert "did not start the unit within 0.2 s" in job["error"]["detail"]
+
+    def test_a_timeout_while_the_wrapper_writes_its_report_is_a_timeout(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Runner(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "started"}, SUCCESS)
+            while unit.control.recv(1) not in (KILL, b""):
+                continue
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=9)
+
+        assert site.run(play, timeout_s=0.3)["error"]["code"] == "timeout"
+
+    @pytest.mark.parametrize(
+        ("unit", "error"),
+        [
+            ({"wrap": ("nsys",)}, "needs start='exec'"),
+            ({"wrap": "nsys profile", "start": "exec"}, "a sequence of words"),
+        ],
+    )
+    def test_a_wrap_that_cannot_work_is_refused_when_it_is_planned(self, unit: dict[str, Any], error: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=error):
+            Planned("unit", **unit)
+
+
+class TestLeftovers:
+    """Processes of a killed agent's job, which may use the devices."""
+
+    def test_no_unit_starts_before_they_have_ended(self, site: Site) -> None:
+        site.lease = Lease(descriptors=[os.open(os.devnull, os.O_RDONLY)])
+        site.leftovers = [[17, 18], [18]]
+        looks = []
+
+        def play(unit: Unit) -> None:
+            looks.append(list(site.leftovers))
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert looks == [[]]
+
+    def test_a_job_without_devices_does_not_wait_for_them(self, site: Site) -> None:
+        site.leftovers = [[17, 18]]
+
+        def play(unit: Unit) -> None:
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert site.leftovers == [[17, 18]], "nobody has looked"
+
+
+class TestHugeArtifacts:
+    """A file takes as long to read as it is long, holes count, and nothing may wait for that."""
+
+    @pytest.mark.parametrize("sizes", [(1 << 40,), (600, 600)], ids=["one", "together"])
+    def test_too_many_bytes_are_refused_unread(self, site: Site, sizes: tuple[int, ...]) -> None:
+        site.settings = site.settings.model_copy(update={"max_artifact_bytes": 1024})
+
+        def play(unit: Unit) -> None:
+            for number, size in enumerate(sizes):
+                file = unit.scratch / f"trace-{number}"
+                file.touch()
+                os.truncate(file, size)
+                message = {"path": str(file), "kind": "trace", "media_type": "text/plain"}
+                unit.say({"type": "artifact", "name": file.name, **message})
+            unit.close_pipes()
+            unit.control.recv(1)  # it is told to end
+            unit.report(exit_code=None, signal=15)
+
+        error = site.run(play)["error"]
+        assert error["code"] == "too_large"
+        assert f"artifact 'trace-{len(sizes) - 1}' has {sizes[-1]} bytes" in error["detail"]
+        assert "keeps 1024 of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)" in error["detail"]
+
+    def store_slowly(self, site: Site, monkeypatch: pytest.MonkeyPatch, size: int, **options: Any) -> dict[str, Any]:
+        """Run a job with an artifact of so many bytes, of which a second stores a few millions."""
+        monkeypatch.setattr("app.store.files.artifacts.CHUNK_BYTES", 1)
+
+        def play(unit: Unit) -> None:
+            unit.give("trace", "x" * size)
+            unit.say(SUCCESS)
+            unit.end()
+
+        return site.run(play, **options)
+
+    def while_it_is_taken(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[JobRun], None]) -> None:
+        """Let something happen to the job's run when it begins to store, however long the unit took before."""
+        take = ArtifactFiles.take
+
+        def acting(files: ArtifactFiles, path: Path, check: Any) -> Any:
+            act(check.func.__self__)
+            return take(files, path, check)
+
+        monkeypatch.setattr(ArtifactFiles, "take", acting)
+
+    def time_out_while_it_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def time_out(run: JobRun) -> None:
+            run._timeout = replace(run._timeout, deadline=time.monotonic())
+
+        self.while_it_is_taken(monkeypatch, time_out)
+
+    def test_storing_ends_with_the_timeout(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time_out_while_it_is_taken(monkeypatch)
+        job = self.store_slowly(site, monkeypatch, 5_000_000, timeout_s=60)
+        assert job["error"]["code"] == "timeout"
+        assert job["error"]["detail"] == "its time was over after 60 s, while it stored trace"
+        assert [path for path in site.settings.artifacts_dir.rglob("*") if path.is_file()] == []
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("reason", "state", "grace_s"),
+        [(Cancelled(), "cancelled", 0.2), (GivenBack(), "queued", 60), (Abandoned(), "running", 60)],
+    )
+    def test_storing_ends_with_a_stop(
+        self,
+        site: Site,
+        monkeypatch: pytest.MonkeyPatch,
+        reason: Cancelled | GivenBack | Abandoned,
+        state: str,
+        grace_s: float,
+    ) -> None:
+        """At once, without a grace, when the result is not wanted."""
+        site.settings = site.settings.model_copy(update={"grace_s": grace_s})
+        self.while_it_is_taken(monkeypatch, lambda run: run.stop.set(reason))
+        job = self.store_slowly(site, monkeypatch, 5_000_000)
+        assert job["state"] == state
+        told = None if job["error"] is None else (job["error"]["code"], job["error"]["detail"])
+        assert told == (("cancelled", CANCELLED_WHILE) if state == "cancelled" else None)
+
+    def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)
+        site.settings = site.settings.model_copy(update={"grace_s": 0.01})
+        self.time_out_while_it_is_taken(monkeypatch)
+        began = time.monotonic()
+        job = self.store_slowly(site, monkeypatch, 600_000, timeout_s=60)
+        assert time.monotonic() - began > site.settings.grace_s
+        assert job["state"] == "succeeded"

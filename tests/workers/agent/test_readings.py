@@ -1,0 +1,64 @@
+"""Readings of the host's devices, beside the heartbeat."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from app.layout import parsed_time
+from tools.waiting import wait_until
+from workers.agent import readings
+from workers.agent.readings import Readings
+from workers.devices.locks import Gpu, Host
+
+HOST = Host(gpus=(Gpu("GPU-a", "A", 81_920), Gpu("GPU-b", "B", 81_920)), cpu_count=2, memory_mib=4096)
+
+
+class Busy:
+    """A GPU that NVML knows."""
+
+    def load(self) -> dict[str, Any]:
+        return dict.fromkeys(readings.NOTHING_OF_A_GPU, 7)
+
+
+def test_each_device_in_the_order_of_the_registration() -> None:
+    found = readings.read(HOST, lambda uuid: Busy() if uuid == "GPU-a" else None)  # type: ignore[arg-type,return-value]
+    cpu, known, unknown = found["devices"]
+    assert (cpu["type"], known["uuid"], unknown["uuid"]) == ("cpu", "GPU-a", "GPU-b")
+    assert cpu["memory_used_mib"] > 0
+    assert 0 <= cpu["utilisation_percent"] <= 100
+    assert known["utilisation_percent"] == 7
+    assert {name: unknown[name] for name in readings.NOTHING_OF_A_GPU} == readings.NOTHING_OF_A_GPU
+    assert parsed_time(found["read_at"]).tzinfo is not None
+
+
+def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
+    called, release = threading.Event(), threading.Event()
+
+    def hanging(_host: Host) -> dict[str, Any]:
+        called.set()
+        release.wait(30)
+        return {"devices": []}
+
+    reader = Readings(HOST, 0.001, hanging)
+    reader.start()
+    assert called.wait(30)
+    assert reader.latest() is None
+    reader.stop()
+    release.set()
+    wait_until(lambda: reader.latest() == {"devices": []})
+
+
+def test_an_error_does_not_end_the_readings() -> None:
+    answers: list[Any] = [OSError("no descriptor"), {"devices": [1]}]
+
+    def faulty(_host: Host) -> dict[str, Any]:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+    reader = Readings(HOST, 0.001, faulty)
+    reader.start()
+    wait_until(lambda: reader.latest() == {"devices": [1]})
+    reader.stop()

@@ -1,0 +1,87 @@
+"""Which scratch folders an agent removes when it starts: those of dead agents, whatever their pids were."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.errors import InvalidEnvironment
+from workers.agent import scratch
+from workers.agent.scratch import Scratch
+
+OTHER = """
+import sys
+from pathlib import Path
+from workers.agent.scratch import Scratch
+
+folder = Scratch(Path(sys.argv[1])).path
+(folder / "file").touch()
+print(folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "without locks"])
+def test_files_of_killed_agents_go_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    if sabotage:
+        monkeypatch.setattr(scratch.fcntl, "flock", lambda *_: None)
+    command = [sys.executable, "-c", OTHER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        mine = Scratch(tmp_path)
+        mine.remove_those_of_dead_agents()
+        assert (theirs / "file").exists() != sabotage
+        assert mine.path.exists() != sabotage
+        other.kill()
+    if not sabotage:
+        assert theirs.exists()
+        mine.remove_those_of_dead_agents()
+        assert list(tmp_path.iterdir()) == [mine.path]
+    mine.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_no_agent_has_made_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "mine").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "scratch" / ("a" * 16)).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "scratch" / ("b" * 16)).touch()
+    before = sorted((tmp_path / "scratch").iterdir())
+    mine = Scratch(tmp_path / "scratch")
+    mine.remove_those_of_dead_agents()
+    mine.close()
+    assert sorted((tmp_path / "scratch").iterdir()) == before
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_of_former_agents_pids_tell_who_is_dead(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    for pid in (os.getpid(), dead.pid):
+        (tmp_path / f"{pid}-7-1").mkdir()
+    mine = Scratch(tmp_path)
+    mine.remove_those_of_dead_agents()
+    assert {folder.name for folder in tmp_path.iterdir()} == {mine.path.name, f"{os.getpid()}-7-1"}
+    mine.close()
+
+
+def test_the_root_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "scratch").symlink_to(tmp_path / "large disk")
+    mine = Scratch(tmp_path / "scratch")
+    mine.remove_those_of_dead_agents()
+    assert (tmp_path / "large disk" / mine.path.name).exists()
+    mine.close()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scratch").touch()
+    with pytest.raises(InvalidEnvironment, match="scratch, the folder for the files of running jobs, cannot be used"):
+        Scratch(tmp_path / "scratch")

@@ -1,0 +1,613 @@
+"""What a running job has told, as it is kept for the final commit."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.store.records import MeasurementRecord
+from workers.agent import checked
+from workers.agent import packed as packing
+from workers.agent import spool as spooling
+from workers.agent.spool import Spool, public_name
+from workers.agent.verdicts import MAX_CHECKS
+from workers.measure.measurement import Measurement, pack, unpack
+from workers.measure.table import Column, Table, TooLarge
+from workers.outcome import Cancelled, Failed, Succeeded, UnfitResult
+
+CASE: dict[str, str | int] = {"model": "tiny", "context_length": 128}
+KERNELS = (Column("name", "string"), Column("time", "number", "ms"))
+
+
+def verdict(name: str, *checks: str) -> dict[str, Any]:
+    found = [{"name": check, "ok": name == "valid", "detail": check, "severity": "suspect"} for check in checks]
+    return {"verdict": name, "checks": found}
+
+
+NOTE = {"name": "host_bound", "ok": False, "detail": "the host takes longer", "severity": "note"}
+
+
+def measured(key: str = "key", *, metric: str = "forward_ms", samples: Any = (1.0,)) -> dict[str, Any]:
+    return Measurement(CASE, key, "1x GPU", "forward", metric, "ms", samples=list(samples)).to_wire()
+
+
+def begun(*titles: str) -> Spool:
+    spool = Spool()
+    for index, title in enumerate(titles or ["unit"]):
+        spool.begin_unit(index, title)
+    return spool
+
+
+def test_a_measurement_arrives_as_it_was_sent_with_its_units_number() -> None:
+    spool = begun("first", "second")
+    spool.add_measurement(measured(samples=[1.5, 2.5, 3.5]))
+    (record,) = spool.measurements
+    assert isinstance(record, MeasurementRecord)
+    assert (record.unit_index, record.case, record.case_key, record.device_key) == (1, CASE, "key", "1x GPU")
+    assert (record.phase, record.metric, record.unit) == ("forward", "forward_ms", "ms")
+    assert (record.outcome, record.reason, record.n, record.median) == ("ok", None, 3, 2.5)
+    assert record.samples is not None
+    assert unpack(record.samples).tolist() == [1.5, 2.5, 3.5]
+
+
+def test_a_missing_value_stays_missing() -> None:
+    spool = begun()
+    sent = Measurement(CASE, "key", "1x GPU", None, "mfu", "fraction", "unknown", "no peak known")
+    spool.add_measurement(sent.to_wire())
+    (record,) = spool.measurements
+    assert (record.outcome, record.reason) == ("unknown", "no peak known")
+    empty = {"samples", "n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95", "phase", "validity"}
+    values = dataclasses.asdict(record)
+    assert {name for name, value in values.items() if value is None} == empty
+
+
+def test_a_process_cannot_choose_its_number() -> None:
+    spool = begun("first", "second")
+    spool.add_measurement({**measured(), "unit_index": 0, "validity": "valid"})
+    assert [(record.unit_index, record.validity) for record in spool.measurements] == [(1, None)]
+
+
+def packed(values: Sequence[float]) -> str:
+    return base64.b64encode(pack(values)).decode()
+
+
+SEVERAL = measured(samples=[1.5, 2.5, 3.5])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"samples": base64.b64encode(b"garbage").decode()},
+        {"samples": "no base64"},
+        {"samples": 3},
+        {"samples": None},
+        {"samples": base64.b64encode(zlib.compress(b"1234567")).decode()},
+        {"samples": base64.b64encode(zlib.compress(b"")).decode()},
+        {"samples": base64.b64encode(pack([1.5, 2.5, 3.5])[:-5]).decode()},
+        {"samples": base64.b64encode(pack([1.5, 2.5, 3.5]) + b"more").decode()},
+        {"samples": packed([1.5, math.nan, 3.5])},
+        {"samples": packed([1.5, 2.5, math.inf])},
+        {"samples": packed([1.5, 3.5])},
+        {"samples": packed([1.5, 2.5, 4.5])},
+        {"n": -5},
+        {"n": 4},
+        {"n": None},
+        {"mean": None},
+        {"mean": math.inf},
+        {"p95": math.nan},
+        {"outcome": "oom"},
+        {"outcome": "oom", "reason": "too large"},
+        {"case": {"model": {"name": "tiny"}}},
+        {"case": {"lengths": [1, 2]}},
+        {"case": {"length": math.inf}},
+        {"case": {"length": 2**70}},
+        {"case": {"x" * 501: 1}},
+        {"case": ["model"]},
+        {"metric": "x" * 501},
+        {"case_key": "x" * 501},
+        {"unit": None},
+    ],
+    ids=lambda wrong: str(wrong)[:40],
+)
+def test_a_measurement_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    spool = begun()
+    spool.add_measurement(SEVERAL)
+    with pytest.raises((ValueError, TypeError)):
+        spool.add_measurement({**SEVERAL, **wrong})
+    assert len(spool.measurements) == 1
+
+
+def test_a_small_text_that_stands_for_gigabytes_is_not_unpacked() -> None:
+    inflate = zlib.compressobj()
+    zeros = bytes(1 << 24)
+    blob = b"".join(inflate.compress(zeros) for _ in range(16)) + inflate.flush()
+    spool = begun()
+    tracemalloc.start()
+    with pytest.raises(TooLarge, match=r"forward_ms .* has more than 1000000 samples"):
+        spool.add_measurement({**measured(), "samples": base64.b64encode(blob).decode()})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 << 20, "of 256 MiB"
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_MEASUREMENTS", 2), ("MAX_MEASUREMENT_BYTES", 160)])
+def test_a_jobs_measurements_have_a_largest_size(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, limit, value)
+    spool = begun("first", "second")
+    for _ in range(2):
+        spool.add_measurement(measured())
+    with pytest.raises(TooLarge, match=rf"this job has 3 measurements of 2\d\d bytes; .*\b{value}\b"):
+        spool.add_measurement(measured())
+    assert len(spool.measurements) == 2
+
+
+def test_a_million_measurements_fit() -> None:
+    # A case as large as they come, with a hundred samples each.
+    each = 8 * 100 + 1000
+    assert checked.MAX_MEASUREMENTS >= 1_000_000
+    assert 1_000_000 * each <= checked.MAX_MEASUREMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "case", [{str(number): 1 for number in range(201)}, {f"text {number}": "x" * 400 for number in range(50)}]
+)
+def test_a_case_has_a_largest_size(case: dict[str, Any]) -> None:
+    with pytest.raises(TooLarge, match=r"a case has .* are kept"):
+        begun().add_measurement({**SEVERAL, "case": case})
+
+
+def test_texts_for_people_are_cut() -> None:
+    spool = begun()
+    oom = Measurement(CASE, "key", "1x GPU", None, "mfu", "fraction", "oom", "long " * 10_000)
+    spool.add_measurement(oom.to_wire())
+    (record,) = spool.measurements
+    assert record.reason is not None
+    assert (len(record.reason), record.reason[-1]) == (checked.MAX_TEXT, "…")
+    told = {"verdict": "suspect", "checks": [{"name": "clocks", "ok": False, "detail": "long " * 10_000}]}
+    spool.add_validity(told, "key", "title " * 10_000)
+    assert spool.validity is not None
+    assert len(spool.validity["checks"][0]["detail"]) == checked.MAX_TEXT
+
+
+def test_an_environment_has_a_largest_size() -> None:
+    spool = begun()
+    with pytest.raises(TooLarge, match=r"the environment has 1\d{6} bytes; 1048576 are kept"):
+        spool.add_environment({"notes": ["x" * 1000] * 1100}, neighbours=[])
+    assert spool.environment is None
+
+
+def test_verdicts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TooLarge, match="a verdict has 1001 checks; 1000 are kept"):
+        begun().add_validity(verdict("valid", *map(str, range(1001))), None, "")
+    with pytest.raises(ValueError, match="a check's name has 501 characters"):
+        begun().add_validity(verdict("valid", "x" * 501), None, "")
+    monkeypatch.setattr(checked, "MAX_VERDICT_BYTES", 100)
+    spool = begun()
+    for number in range(3):
+        spool.add_validity(verdict("valid", "clocks"), str(number), "title")
+    with pytest.raises(TooLarge, match=r"this job's verdicts have 1\d\d bytes; 100 are kept"):
+        spool.add_validity(verdict("valid", "clocks"), "3", "title")
+
+
+def test_a_job_has_so_many_artifacts() -> None:
+    spool = Spool(max_artifacts=1)
+    spool.begin_unit(0, "unit")
+    spool.name_artifact("first")
+    with pytest.raises(TooLarge, match=r"'second' of unit 0 \(unit\).*keeps 1 of a job \(FLOPWATCH_MAX_ARTIFACTS\)"):
+        spool.name_artifact("second")
+
+
+class TestUnits:
+    def test_each_has_title_side_outcome_and_environment(self) -> None:
+        spool = Spool()
+        spool.begin_unit(0, "first", "baseline")
+        spool.add_environment({"gpu": "A"}, neighbours=[3, 7])
+        spool.add_environment({"gpu": "said again"}, neighbours=[])
+        spool.end_unit(Succeeded())
+        spool.begin_unit(1, "second", "candidate")
+        spool.add_environment({"gpu": "B"}, neighbours=[])
+        spool.end_unit(Failed("timeout", "too long"))
+        spool.begin_unit(2, "third")
+        spool.end_unit(Cancelled())
+        shown = [(unit.unit_index, unit.title, unit.side, unit.outcome, unit.reason) for unit in spool.units]
+        assert shown == [
+            (0, "first", "baseline", "succeeded", None),
+            (1, "second", "candidate", "timeout", "too long"),
+            (2, "third", None, "cancelled", None),
+        ]
+        assert [unit.environment for unit in spool.units] == [
+            {"gpu": "A", "neighbours": [3, 7]},
+            {"gpu": "B", "neighbours": []},
+            None,
+        ]
+        assert spool.environment == {"gpu": "A", "neighbours": [3, 7]}, "the first unit's stands for the job"
+
+    def test_one_that_went_on_after_a_crash_says_so(self) -> None:
+        spool = begun()
+        spool.go_on("It went on in a fresh process.")
+        spool.end_unit(Succeeded())
+        assert [(unit.outcome, unit.reason) for unit in spool.units] == [
+            ("succeeded", "It went on in a fresh process.")
+        ]
+
+    def test_what_was_told_before_a_crash_stands(self) -> None:
+        """Killed after the results of a cell, before the cursor moves: the fresh process calls that cell crashed."""
+        spool = begun()
+        spool.add_measurement(measured("a", samples=[1.5]))
+        spool.add_measurement(measured("b", samples=[2.5]))
+        spool.add_validity(verdict("valid", "clocks"), "a", "case a")
+        spool.go_on("It went on in a fresh process.")
+        crashed = Measurement(CASE, "a", "1x GPU", "forward", "forward_ms", "ms", "crashed", "SIGKILL").to_wire()
+        spool.add_measurement(crashed)
+        spool.add_measurement({**crashed, "metric": "tflops"})
+        spool.add_validity(verdict("suspect", "measured"), "a", "case a")
+        spool.add_measurement({**crashed, "case_key": "b"})
+        spool.add_validity(verdict("suspect", "measured"), "b", "case b")
+        spool.add_measurement(measured("c"))
+        shown = [(row.case_key, row.metric, row.outcome, row.validity) for row in spool.measurements]
+        assert shown == [
+            ("a", "forward_ms", "ok", "valid"),
+            ("b", "forward_ms", "ok", "suspect"),
+            ("a", "tflops", "crashed", "valid"),
+            ("c", "forward_ms", "ok", None),
+        ]
+        spool.end_unit(Succeeded())
+        spool.begin_unit(1, "another")
+        spool.add_measurement(measured("a"))
+        assert len(spool.measurements) == 5, "another unit has results of its own"
+
+
+class TestValidity:
+    def test_a_measurement_has_the_verdict_on_its_case_in_its_unit(self) -> None:
+        spool = Spool()
+        spool.begin_unit(0, "first")
+        for key in ("a", "b"):
+            spool.add_measurement(measured(key))
+        spool.add_validity(verdict("suspect", "variation"), "a", "case a")
+        spool.add_validity(verdict("valid", "clocks"), None, "")
+        spool.begin_unit(1, "second")
+        spool.add_measurement(measured("a"))
+        shown = [(record.unit_index, record.case_key, record.validity) for record in spool.measurements]
+        assert shown == [(0, "a", "suspect"), (0, "b", "valid"), (1, "a", None)]
+        assert spool.units[1].validity is None
+
+    def test_with_one_case_all_checks_are_listed(self) -> None:
+        spool = begun()
+        spool.add_measurement(measured("a"))
+        told = verdict("valid", "clocks", "variation")
+        spool.add_validity(told | {"checks": [*told["checks"], NOTE]}, "a", "case a")
+        expected = {
+            "verdict": "valid",
+            "counts": {"valid": 1},
+            "checks": [
+                {"name": "clocks", "ok": True, "detail": "clocks", "severity": "suspect"},
+                {"name": "variation", "ok": True, "detail": "variation", "severity": "suspect"},
+                NOTE,
+            ],
+        }
+        assert spool.validity == expected == spool.units[0].validity
+
+    def test_of_very_many_checks_of_one_case_those_that_failed_are_listed_first(self) -> None:
+        spool = begun()
+        spool.add_measurement(measured("a"))
+        for _ in range(3):  # as often as the unit likes
+            spool.add_validity(verdict("valid", *map(str, range(1000))), "a", "case a")
+        spool.add_validity(verdict("suspect", "drift"), "a", "case a")
+        assert spool.validity is not None
+        checks = spool.validity["checks"]
+        assert len(checks) == MAX_CHECKS + 1
+        assert checks[0]["name"] == "drift"
+        assert checks[-1] == {"name": "more", "ok": True, "detail": "2901 more checks", "severity": "suspect"}
+
+    def test_of_several_cases_those_are_listed_that_failed(self) -> None:
+        spool = begun("first", "second")
+        for key in ("a", "b", "c"):
+            spool.add_measurement(measured(key))
+        spool.add_validity(verdict("valid", "clocks"), "a", "case a")
+        spool.add_validity(verdict("suspect", "variation"), "b", "case b")
+        spool.add_validity({"verdict": "valid", "checks": [NOTE]}, "c", "case c")
+        failed = {"name": "variation", "ok": False, "detail": "variation", "severity": "suspect"}
+        failed |= {"case": "case b", "case_key": "b"}
+        assert spool.validity == {
+            "verdict": "suspect",
+            "counts": {"valid": 2, "suspect": 1},
+            "checks": [failed],
+        }
+
+    def test_the_job_counts_the_cases_of_all_units_and_names_them(self) -> None:
+        spool = Spool()
+        for index, name in enumerate(["valid", "invalid", "suspect"]):
+            spool.begin_unit(index, f"replicate {index}")
+            spool.add_measurement(measured("a"))
+            spool.add_validity(verdict(name, "clocks"), "a", "case a")
+        assert spool.validity is not None
+        assert (spool.validity["verdict"], spool.validity["counts"]) == (
+            "invalid",
+            {"valid": 1, "suspect": 1, "invalid": 1},
+        )
+        assert [(check["unit"], check["case"]) for check in spool.validity["checks"]] == [
+            ("replicate 1", "case a"),
+            ("replicate 2", "case a"),
+        ]
+
+    @pytest.mark.parametrize(("others", "counts"), [(0, {"valid": 1}), (3, {"valid": 1, "suspect": 3})])
+    def test_a_verdict_without_a_case_is_of_the_others(self, others: int, counts: dict[str, int]) -> None:
+        spool = begun()
+        for key in ("a", "b", "c", "d")[: 1 + others]:
+            spool.add_measurement(measured(key))
+        spool.add_validity(verdict("valid", "clocks"), "a", "case a")
+        spool.add_validity(verdict("suspect", "measured"), None, "")
+        assert spool.validity is not None
+        assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", counts)
+        assert "measured" in [check["name"] for check in spool.validity["checks"]]
+
+    def test_many_failed_checks_are_counted(self) -> None:
+        spool = begun()
+        for number in range(130):
+            spool.add_validity(verdict("suspect", "variation"), str(number), f"case {number}")
+        assert spool.validity is not None
+        *listed, more = spool.validity["checks"]
+        assert (len(listed), more["name"], more["ok"]) == (100, "more", False)
+        assert more["detail"].startswith("30 ")
+        assert spool.validity["counts"] == {"suspect": 130}
+
+    def test_a_unit_that_went_on_keeps_the_worse_of_two_verdicts(self) -> None:
+        spool = begun()
+        spool.add_validity(verdict("suspect", "measured"), None, "")
+        spool.add_validity(verdict("valid", "clocks"), None, "")
+        assert spool.validity is not None
+        assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", {"suspect": 1})
+        assert [check["name"] for check in spool.validity["checks"]] == ["measured", "clocks"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"verdict": "fine", "checks": []},
+            {"verdict": "valid", "checks": [{"name": "clocks"}]},
+            {"verdict": "valid", "checks": "none"},
+        ],
+    )
+    def test_what_is_no_verdict_is_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ValueError):
+            begun().add_validity(wrong, None, "")
+
+
+class TestChecks:
+    """The table `checks`: the verdicts of a unit's cases as they were told."""
+
+    def told(self, cases: int) -> Spool:
+        """Each case has a passed check and, from one to the next, a note, a suspect or an invalid one."""
+        spool = begun("first")
+        for number in range(cases):
+            spool.add_measurement(measured(str(number)))
+            severity = ("note", "suspect", "invalid")[number % 3]
+            word = "valid" if severity == "note" else severity
+            fine = {"name": "clocks", "ok": True, "detail": "SM clock 1980 MHz", "severity": "suspect"}
+            checks = [fine, NOTE | {"severity": severity}]
+            spool.add_validity({"verdict": word, "checks": checks}, str(number), f"case {number}")
+        return spool
+
+    def test_of_a_unit_with_several_cases_every_check_is_kept(self) -> None:
+        (table,) = self.told(2).tables
+        assert (table.unit_index, table.name, table.row_count) == (0, "checks", 4)
+        names = [column["name"] for column in table.columns]
+        assert names == ["case_key", "case", "check", "ok", "severity", "detail"]
+        assert [column["type"] for column in table.columns] == [*["string"] * 3, "boolean", "string", "string"]
+        assert json.loads(zlib.decompress(table.rows)) == [
+            ["0", "case 0", "clocks", True, "suspect", "SM clock 1980 MHz"],
+            ["0", "case 0", "host_bound", False, "note", "the host takes longer"],
+            ["1", "case 1", "clocks", True, "suspect", "SM clock 1980 MHz"],
+            ["1", "case 1", "host_bound", False, "suspect", "the host takes longer"],
+        ]
+
+    def test_a_unit_with_one_case_lists_them_already(self) -> None:
+        assert self.told(1).tables == []
+
+    @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES_ROWS", 4), ("MAX_TABLES_BYTES", 290)])
+    def test_what_is_too_much_is_cut_and_said_to_be(
+        self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spool = self.told(3)
+        (whole,) = spool.tables
+        monkeypatch.setattr(spooling, limit, value)
+        (table,) = spool.tables
+        rows = json.loads(zlib.decompress(table.rows))
+        assert table.row_count == len(rows) < whole.row_count == 6
+        assert len(zlib.decompress(table.rows)) <= 290 or limit == "MAX_TABLES_ROWS"
+        *kept, last = rows
+        assert [row[4] for row in kept] == ["invalid", "suspect", "note"][: len(kept)], "the worst first"
+        assert kept
+        assert last[2] == "more"
+        assert last[5].startswith(f"{6 - len(kept)} more checks are left out")
+
+    def test_its_name_is_reserved(self) -> None:
+        with pytest.raises(UnfitResult, match="'checks': that name is reserved"):
+            begun().add_table(Table("checks", KERNELS, []).to_wire())
+
+
+class TestTables:
+    def test_a_table_arrives_as_it_was_sent(self) -> None:
+        spool = begun("first", "second")
+        rows = [["gemm", 1.5], ["softmax ×", None]]
+        spool.add_table(Table("kernels", KERNELS, rows).to_wire())
+        (table,) = spool.tables
+        assert (table.unit_index, table.name, table.row_count) == (1, "kernels", 2)
+        assert table.columns == [
+            {"name": "name", "type": "string", "unit": None},
+            {"name": "time", "type": "number", "unit": "ms"},
+        ]
+        assert json.loads(zlib.decompress(table.rows)) == rows
+
+    @pytest.mark.parametrize("column", [Column("x" * 501, "string"), Column("time", "number", "x" * 501)])
+    def test_a_columns_name_and_unit_are_short(self, column: Column) -> None:
+        with pytest.raises(ValueError, match=r"a column's (name|unit) has 501 characters"):
+            begun().add_table(Table("kernels", [column], []).to_wire())
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"name": ""},
+            {"name": "../kernels"},
+            {"name": 3},
+            {"columns": []},
+            {"columns": [{"name": "time"}]},
+            {"columns": [{"name": "time", "type": "float"}]},
+            {"columns": [{"name": "time", "type": "number"}, {"name": "time", "type": "number"}]},
+            {"columns": [{"name": "unit_index", "type": "integer"}], "rows": [[1]]},
+            {"rows": [["fast"]]},
+            {"rows": [[True]]},
+            {"rows": [[1.0, 2.0]]},
+            {"rows": ["fast"]},
+            {"rows": {"time": 1.0}},
+        ],
+        ids=str,
+    )
+    def test_a_process_is_not_trusted(self, wrong: dict[str, Any]) -> None:
+        wire = {"name": "kernels", "columns": [{"name": "time", "type": "number", "unit": None}], "rows": [[1.0]]}
+        spool = begun()
+        with pytest.raises(ValueError):
+            spool.add_table({**wire, **wrong})
+        assert spool.tables == []
+
+    def test_a_unit_has_one_table_of_a_name_and_another_unit_its_own(self) -> None:
+        spool = Spool()
+        wire = Table("kernels", KERNELS, [["gemm", 1.5]]).to_wire()
+        for index in range(2):
+            spool.begin_unit(index, f"replicate {index}")
+            spool.add_table(wire)
+        assert [table.unit_index for table in spool.tables] == [0, 1]
+        with pytest.raises(UnfitResult, match=r"unit 1 \(replicate 1\) reports two tables named 'kernels'"):
+            spool.add_table(wire)
+
+    @pytest.mark.parametrize(
+        "other",
+        [KERNELS[:1], KERNELS[::-1], (KERNELS[0], Column("time", "number", "us"))],
+        ids=["fewer", "order", "unit"],
+    )
+    def test_tables_of_one_name_have_equal_columns(self, other: tuple[Column, ...]) -> None:
+        spool = begun("forward")
+        spool.add_table(Table("kernels", KERNELS, []).to_wire())
+        spool.begin_unit(1, "backward")
+        with pytest.raises(UnfitResult, match=r"'kernels' of unit 1 \(backward\) has other columns .* 'forward'.* ms"):
+            spool.add_table(Table("kernels", other, []).to_wire())
+
+    def test_a_table_has_a_largest_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wire = Table("kernels", KERNELS, [["gemm", 1.0]] * 11).to_wire()
+        monkeypatch.setattr("workers.measure.table.MAX_ROWS", 10)
+        with pytest.raises(TooLarge, match="'kernels' has 11 rows; 10 are kept"):
+            begun().add_table(wire)
+
+    @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES", 2), ("MAX_TABLES_BYTES", 40), ("MAX_TABLES_ROWS", 2)])
+    def test_a_job_has_a_largest_size(self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spooling, limit, value)
+        spool = begun()
+        for name in ("first", "second"):
+            spool.add_table(Table(name, KERNELS, [["gemm", 1.5]]).to_wire())
+        with pytest.raises(TooLarge, match=f"3 tables of 45 bytes and 3 rows with table 'third'.*{value}"):
+            spool.add_table(Table("third", KERNELS, [["gemm", 1.5]]).to_wire())
+        assert len(spool.tables) == 2
+
+
+class TestArtifacts:
+    @pytest.mark.parametrize(
+        ("name", "public"),
+        [
+            ("trace.json.gz", "trace-unit-2.json.gz"),
+            ("snapshot-forward.pickle", "snapshot-forward-unit-2.pickle"),
+            ("log", "log-unit-2"),
+        ],
+    )
+    def test_later_units_have_their_number_before_the_first_suffix(self, name: str, public: str) -> None:
+        assert public_name(name, 0) == name
+        assert public_name(name, 2) == public
+
+    def test_a_name_is_used_once_in_a_unit_and_again_in_the_next(self) -> None:
+        spool = begun("forward")
+        assert spool.name_artifact("trace.json.gz") == "trace.json.gz"
+        with pytest.raises(UnfitResult, match=r"unit 0 \(forward\) reports two artifacts named 'trace.json.gz'"):
+            spool.name_artifact("trace.json.gz")
+        spool.begin_unit(1, "backward")
+        assert spool.name_artifact("trace.json.gz") == "trace-unit-1.json.gz"
+
+    def test_a_name_that_another_unit_has_is_refused(self) -> None:
+        spool = begun("forward")
+        spool.name_artifact("trace-unit-1.json")
+        spool.begin_unit(1, "backward")
+        with pytest.raises(
+            UnfitResult, match=r"'trace.json' of unit 1 \(backward\) would be called 'trace-unit-1.json'"
+        ):
+            spool.name_artifact("trace.json")
+
+    @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "x" * 201])
+    def test_a_name_is_a_files(self, name: str) -> None:
+        with pytest.raises(ValueError, match="no artifact's name"):
+            begun().name_artifact(name)
+
+
+def test_results_can_be_forgotten_and_the_log_kept() -> None:
+    spool = begun()
+    spool.log.write(b"hello\n")
+    spool.add_measurement(measured())
+    spool.add_artifact("trace.json.gz", "trace", "application/gzip", 1, "0" * 64)
+    spool.add_table(Table("kernels", KERNELS, []).to_wire())
+    spool.add_environment({}, neighbours=[])
+    spool.add_validity(verdict("valid"), None, "")
+    spool.forget_results()
+    assert (list(spool.measurements), spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
+    assert (spool.environment, spool.validity) == (None, None)
+    assert spool.log.text() == "hello\n"
+
+
+def test_the_agent_checks_tables_without_torch() -> None:
+    script = "import sys, workers.agent; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+class TestManyMeasurements:
+    COUNT = 2500
+
+    def filled(self) -> tuple[Spool, float]:
+        """A spool of many measurements, and how many bytes each takes."""
+        spool = begun()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(self.COUNT):
+                wire = measured(samples=[float(number)]) | {"case": {**CASE, "sequence_length": number}}
+                spool.add_measurement(json.loads(json.dumps(wire)))
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return spool, (after - before) / self.COUNT
+
+    def test_they_take_little_memory_and_are_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packing, "PART_RECORDS", 100)
+        spool, bytes_each = self.filled()
+        assert bytes_each < 400
+        for _ in range(2):
+            assert [record.median for record in spool.measurements] == list(map(float, range(self.COUNT)))
+        assert len(spool.measurements) == self.COUNT
+
+    def test_control_of_the_packing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As objects they take several times as much."""
+        monkeypatch.setattr(packing, "PART_RECORDS", self.COUNT + 1)
+        _, bytes_each = self.filled()
+        assert bytes_each > 1200
+
+    def test_large_samples_make_short_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packing, "PART_BYTES", 10)
+        spool = begun()
+        for number in range(3):
+            spool.add_measurement(measured(samples=[float(number)]))
+        assert spool._measurements._last == []
+        assert [record.median for record in spool.measurements] == [0.0, 1.0, 2.0]

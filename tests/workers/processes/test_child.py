@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.outcome import EXIT_CODES
+from workers.processes import child
+from workers.processes.keeper import Request
+
+LEAVES_A_THREAD = """
+import atexit, sys, threading, time
+from workers.processes import child
+
+def run_request(_request, _messages, **_options):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    atexit.register(print, "said goodbye")
+    return 69
+
+child.run_request = run_request
+sys.exit(child.main(int(sys.argv[1])))
+"""
+
+
+def test_a_unit_in_a_new_interpreter_ends_although_it_leaves_a_thread_running() -> None:
+    reader, messages = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES_A_THREAD, str(messages)],
+        input=Request("benchmark", {}, {}, "").to_line(),
+        capture_output=True,
+        pass_fds=[messages],
+        timeout=60,
+        check=False,
+    )
+    os.close(reader)
+    os.close(messages)
+    assert done.returncode == 69, done.stderr
+    assert done.stdout == b"said goodbye\n"
+
+
+class Leaving:
+    """A runner whose unit raises what no `except Exception` catches."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def run(self, _spec: Any, _unit: Any, _reporter: Any) -> None:
+        raise self.error
+
+
+def outcome_of(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+    """Run a unit that raises the error; its exit code and its last message."""
+    monkeypatch.setattr(child, "runner_for", lambda _kind: Leaving(error))
+    reader, writer = os.pipe()
+    unit = {"title": "unit", "params": {}, "start": "fork", "environment": {}}
+    code = child.run_request(Request("benchmark", {"kind": "benchmark"}, unit, str(folder)), writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as messages:
+        return code, json.loads(messages.read().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (SystemExit("no such data set"), "SystemExit: no such data set (sys.exit was called before the work"),
+        (SystemExit(3), "SystemExit: 3 (sys.exit was called"),
+        (SystemExit(0), "SystemExit: 0 (sys.exit was called"),
+        (SystemExit(), "SystemExit (sys.exit was called"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit("of its own"), "GeneratorExit: of its own"),
+    ],
+    ids=repr,
+)
+def test_a_unit_that_leaves_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    detail: str,
+) -> None:
+    code, message = outcome_of(error, tmp_path, monkeypatch)
+    assert code == EXIT_CODES["failed"]
+    assert message["type"] == "outcome"
+    assert message["code"] == "failed"
+    assert message["detail"].startswith(detail)
+    assert f"raise self.error\n{type(error).__name__}" in capfd.readouterr().err, "the log has the traceback"
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "imported"),
+    [("benchmark", "run", True), ("benchmark", "collect", False), ("estimate", "run", False)],
+)
+def test_a_new_interpreter_imports_torch_without_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, task: Any, imported: bool
+) -> None:
+    (tmp_path / "torch.py").write_text("import gc; WAS_ENABLED = gc.isenabled()")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", sys)  # whatever is there, the import below is undone
+    del sys.modules["torch"]
+    child._import_torch(Request(kind, {}, {}, "", task=task))
+    found = sys.modules.get("torch")
+    assert (found is not None) == imported
+    assert found is None or found.WAS_ENABLED is False
+    assert gc.isenabled()

@@ -1,0 +1,539 @@
+"""The launcher with its warm parent, keepers and children. It reaps every child of its process, so it gets its own.
+
+Importing torch takes longer than all that a unit does here. Units that are forked share one launcher and its warm
+parent; the others are of the kind `plain`, without torch (tests/plugins/plain_kind), but for one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forked import forkserver
+
+TESTS = Path(__file__).resolve().parents[2]
+PLUGINS = TESTS / "plugins"
+LET_GO_S = 10.0
+"""How soon what is killed lets go of its locks, also while other tests have the processors."""
+
+PRELUDE = """
+import fcntl, json, os, signal, sys, time
+import psutil
+from pathlib import Path
+from tests.processes import is_alive
+from tools.waiting import wait_until
+from workers.processes.keeper import Request
+from workers.processes.launch import Launcher
+
+os.environ |= SETTINGS
+WRAPPER = [sys.executable, PLUGINS + "/wrapper.py"]
+
+def request(behaviour, wrap=(), kind=KIND, **environment):
+    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
+    specs = {
+        "benchmark": {"model": {"name": behaviour, **shape}, "batch_size": 1, "context_length": 1,
+                      "mode": "forward", "warmup_steps": 0, "measure_steps": 1, "device": "cpu"},
+        "plain": {"behaviour": behaviour, "start": START},
+    }
+    unit = {"title": "unit", "params": {"replicate": 0}, "start": START, "environment": {}}
+    environment = {"MISBEHAVE_FOLDER": str(FOLDER), **environment}
+    return Request(kind, {"kind": kind, **specs[kind]}, unit, str(FOLDER), environment, wrap=list(wrap))
+
+def read(descriptor):
+    data = b""
+    while chunk := os.read(descriptor, 1 << 16):
+        data += chunk
+    return data.decode()
+
+def started():
+    path = FOLDER / "started"
+    wait_until(lambda: path.exists() and path.read_text().endswith("\\n"), str(path))
+    return [int(pid) for pid in path.read_text().split()]
+
+launcher = Launcher()
+"""
+
+
+SERVE = """
+for line in sys.stdin:
+    folder, body = json.loads(line)
+    FOLDER = Path(folder)
+    exec(body, globals())
+    print(flush=True)
+launcher.close()
+"""
+SETTINGS = {"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Variables of every launcher, with a token among them."""
+
+Run = Callable[[str], Any]
+
+
+def script(folder: Path, start: str, body: str, *, kind: str, plugins: Sequence[Path]) -> tuple[str, dict[str, str]]:
+    """A program that runs `body` after PRELUDE, with these plugins, and its environment."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, [*plugins, TESTS.parent])),
+        "TMPDIR": str(folder),
+    }
+    constants = f"START, KIND, PLUGINS, SETTINGS = {start!r}, {kind!r}, {str(PLUGINS)!r}, {SETTINGS!r}\n"
+    return constants + PRELUDE + textwrap.dedent(body), environment
+
+
+def start_server(folder: Path) -> subprocess.Popen[str]:
+    """Start a process that runs bodies which it reads; its errors go to a file in `folder`."""
+    program, environment = script(folder, "fork", SERVE, kind="benchmark", plugins=[PLUGINS])
+    with (folder / "errors").open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+
+
+def run_script(
+    folder: Path, start: str, body: str, *, plugins: Sequence[Path] = (PLUGINS / "plain_kind", PLUGINS)
+) -> Any:
+    """Run `body` in a process of its own, with units of the kind `plain`; returns what it prints as JSON."""
+    whole = f"FOLDER = Path({str(folder)!r})\n{textwrap.dedent(body)}\nlauncher.close()\n"
+    program, environment = script(folder, start, whole, kind="plain", plugins=plugins)
+    output, errors = folder / "printed", folder / "errors"
+    process = forkserver().start(["-c", program], environment, output, errors=errors)
+    try:
+        assert process.wait(120) == 0, errors.read_text()
+    finally:
+        process.kill()
+    print(errors.read_text())
+    return json.loads(output.read_text())
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[subprocess.Popen[str], Path]]]:
+    """Processes that have served tests: the last one, if it still runs, serves on."""
+    started: list[tuple[subprocess.Popen[str], Path]] = []
+    yield started
+    for process, _ in started:
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def run_forked(
+    launchers: list[tuple[subprocess.Popen[str], Path]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """Runs a body whose units are forked in the process that the module shares; returns what it prints as JSON."""
+
+    def run(body: str) -> Any:
+        if not launchers or launchers[-1][0].poll() is not None:
+            folder = tmp_path_factory.mktemp("launcher")
+            launchers.append((start_server(folder), folder))
+        process, folder = launchers[-1]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([str(tmp_path), textwrap.dedent(body)]) + "\n")
+        process.stdin.flush()
+        printed = process.stdout.readline()
+        print(errors := (folder / "errors").read_text())
+        assert printed, f"the body has failed: {errors}"
+        assert process.stdout.readline() == "\n"
+        return json.loads(printed)
+
+    return run
+
+
+starts = pytest.mark.parametrize("start", ["fork", "exec"])
+
+
+ENDS = """
+ends = {}
+for behaviour, kind in UNITS:
+    process = launcher.start(request(behaviour, kind=kind), START, [])
+    messages, log = read(process.messages), read(process.log)
+    ends[behaviour] = [messages.splitlines(), log, vars(process.report())]
+    process.close()
+print(json.dumps(ends))
+"""
+
+
+def test_a_unit_reports_its_output_is_captured_and_its_end_is_told(run_forked: Run, tmp_path: Path) -> None:
+    units = [(behaviour, "benchmark") for behaviour in ("counted", "segfault", "exits", "raises")]
+    told = run_forked(ENDS.replace("UNITS", repr(units)))
+    messages = [json.loads(line) for line in told["counted"][0]]
+    assert messages[0] == {"type": "started"}
+    assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
+    assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
+    assert (tmp_path / "runs").read_text()
+    assert {model: report for model, (_, _, report) in told.items()} == {
+        "counted": {"exit_code": 0, "signal": None},
+        "segfault": {"exit_code": None, "signal": 11},
+        "exits": {"exit_code": 3, "signal": None},
+        "raises": {"exit_code": 1, "signal": None},
+    }
+    assert "about to fall over" in told["segfault"][1]
+    assert "the loss is a pineapple" in told["raises"][1]
+
+
+def test_so_does_a_unit_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    units = [("counted", "benchmark"), ("segfault", "plain")]
+    told = run_script(tmp_path, "exec", ENDS.replace("UNITS", repr(units)))
+    messages = [json.loads(line) for line in told["counted"][0]]
+    assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
+    assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
+    assert told["counted"][2] == {"exit_code": 0, "signal": None}
+    assert told["segfault"][2] == {"exit_code": None, "signal": 11}
+    assert "about to fall over" in told["segfault"][1]
+
+
+def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None:
+    told = run_forked(
+        """
+        process = launcher.start(request("stubborn"), START, [])
+        pids = started()
+        before = [is_alive(pid) for pid in pids]
+        process.terminate()
+        time.sleep(0.2)  # SIGTERM is ignored: nothing to wait for
+        ignored = [is_alive(pid) for pid in pids]
+        process.kill()
+        report = process.report()
+        print(json.dumps([before, ignored, [is_alive(pid) for pid in pids], vars(report)]))
+        """
+    )
+    assert told == [[True, True], [True, True], [False, False], {"exit_code": None, "signal": 9}]
+
+
+@starts
+@pytest.mark.parametrize("victim", ["agent's end", "keeper", "child"])
+def test_nothing_survives_and_locks_are_held_until_then(
+    run_forked: Run, tmp_path: Path, start: str, victim: str
+) -> None:
+    run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
+    told = run(
+        f"""
+        lock = os.open(FOLDER / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = launcher.start(request("stubborn"), START, [lock])
+        os.close(lock)
+        child, grandchild = started()
+        probe = os.open(FOLDER / "lock", os.O_RDWR)
+        try:
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = False
+        except BlockingIOError:
+            held = True
+        victim = {victim!r}
+        if victim == "agent's end":
+            process.close()
+        elif victim == "keeper":
+            os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
+        else:
+            os.kill(child, signal.SIGKILL)
+        if victim == "keeper" and START == "exec":
+            launcher.wait_until_warm()
+            process.report()
+            launcher.start(request("counted"), START, []).close()  # orphans are ended with the next start
+        died = time.monotonic()
+        fcntl.flock(probe, fcntl.LOCK_EX)
+        gone = [is_alive(pid) for pid in (child, grandchild)]
+        deadline = time.monotonic() + 5
+        while any(is_alive(pid) for pid in (child, grandchild)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(json.dumps([held, gone[0], [is_alive(pid) for pid in (child, grandchild)], time.monotonic() - died]))
+        """
+    )
+    held, child_alive_when_unlocked, still_alive, seconds = told
+    assert held
+    assert not child_alive_when_unlocked
+    assert still_alive == [False, False]
+    assert seconds < LET_GO_S
+
+
+def test_a_warm_parent_that_is_killed_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    told = run_script(
+        tmp_path,
+        "fork",
+        """
+        from threading import Thread
+
+        def kill_first():
+            while not (children := psutil.Process().children()):
+                time.sleep(0.001)
+            children[0].kill()
+
+        killer = Thread(target=kill_first)
+        killer.start()
+        launcher.wait_until_warm()
+        killer.join()
+        process = launcher.start(request("counted"), START, [])
+        messages = read(process.messages)
+        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report())]))
+        """,
+    )
+    assert told == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
+
+
+def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) -> None:
+    told = run_script(
+        tmp_path,
+        "fork",
+        """
+        process = launcher.start(request("gated"), START, [])
+        started()
+        psutil.Process().children()[0].kill()
+        other = launcher.start(request("counted"), START, [])  # needs a new warm parent; the orphans are looked at
+        others = read(other.messages)
+        (FOLDER / "open").touch()
+        outcomes = [json.loads(messages.splitlines()[-1]) for messages in (read(process.messages), others)]
+        print(json.dumps([outcomes, vars(process.report()), vars(other.report())]))
+        """,
+    )
+    well = {"exit_code": 0, "signal": None}
+    assert told == [[{"type": "outcome", "code": None, "detail": ""}] * 2, well, well]
+
+
+def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> None:
+    told = run_script(
+        tmp_path,
+        "fork",
+        """
+        launcher.wait_until_warm()
+        warm = psutil.Process().children()[0]
+        libraries = ("libcuda.so", "libnvidia-ml")
+        mapped = [region.path for region in warm.memory_maps() if any(name in region.path for name in libraries)]
+        print(json.dumps([warm.num_threads(), mapped]))
+        """,
+        plugins=(),  # they would keep it from importing all
+    )
+    assert told == [1, []]
+
+
+class TestWrapped:
+    """Units that run under tests/plugins/wrapper.py, which takes from them what profilers take."""
+
+    def test_messages_arrive_and_the_report_is_written_before_the_end_is_told(self, tmp_path: Path) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            wrap = [*WRAPPER, "--report", str(FOLDER / "report"), "--"]
+            process = launcher.start(request("counted", wrap, OF_THE_UNIT="set"), START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps([messages, log, vars(process.report()), (FOLDER / "report").exists()]))
+            """,
+        )
+        messages = [json.loads(line) for line in told[0].splitlines()]
+        assert messages[0] == {"type": "started"}
+        assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
+        assert "measurement" in {message["type"] for message in messages}
+        assert told[2:] == [{"exit_code": 0, "signal": None}, True]
+        assert (tmp_path / "report").read_text() == "the program ended with 0\n"
+
+    def test_control_the_wrapper_takes_descriptors_standard_input_and_variables(self, tmp_path: Path) -> None:
+        reader, writer = os.pipe()
+        program = (
+            "import os, sys\n"
+            "try:\n    os.write(int(sys.argv[1]), b'x')\nexcept OSError as error:\n    print(error.strerror)\n"
+            "print(repr(sys.stdin.read()), os.environ.get('OF_THE_UNIT'), os.getsid(0) == int(sys.argv[2]))"
+        )
+        wrapped = [sys.executable, str(PLUGINS / "wrapper.py"), "--", sys.executable, "-c", program]
+        done = subprocess.run(
+            [*wrapped, str(writer), str(os.getsid(0))],
+            input="a request",
+            pass_fds=[writer],
+            env={**os.environ, "OF_THE_UNIT": "set"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        os.close(reader)
+        os.close(writer)
+        assert done.stdout.splitlines() == ["Bad file descriptor", "'' None False"]
+
+    def test_variables_that_a_wrapper_drops_are_set_again_and_output_arrives(self, tmp_path: Path) -> None:
+        (tmp_path / "sitecustomize.py").write_text(
+            "import atexit, os, runpy\n"
+            f"runpy.run_path({str(PLUGINS / 'plain_kind' / 'sitecustomize.py')!r})\n"
+            "atexit.register(lambda: print(f'variable: {os.environ.get(\"OF_THE_UNIT\")}', flush=True))\n"
+        )
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            path = os.pathsep.join([str(FOLDER), os.environ["PYTHONPATH"]])
+            wrapped = request("counted", [*WRAPPER, "--"], OF_THE_UNIT="of the unit", PYTHONPATH=path)
+            process = launcher.start(wrapped, START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps(log))
+            """,
+        )
+        assert "variable: of the unit\n" in told
+
+    def test_a_program_that_is_started_again_reports_once(self, tmp_path: Path) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            process = launcher.start(request("counted", [*WRAPPER, "--times", "2", "--"]), START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps([messages, vars(process.report())]))
+            """,
+        )
+        assert [json.loads(line)["type"] for line in told[0].splitlines()].count("started") == 1
+        assert told[1] == {"exit_code": 0, "signal": None}
+        assert len((tmp_path / "runs").read_text().splitlines()) == 2
+
+    def test_kill_ends_wrapper_program_and_daemon(self, tmp_path: Path) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            process = launcher.start(request("stubborn", [*WRAPPER, "--"]), START, [])
+            pids = started()
+            parents = [parent.pid for parent in psutil.Process(pids[0]).parents()]
+            pids += parents[:parents.index(os.getpid())]
+            before = [is_alive(pid) for pid in pids]
+            process.kill()
+            report = process.report()
+            print(json.dumps([before, [is_alive(pid) for pid in pids[:-1]], vars(report)]))
+            """,
+        )
+        before, after, report = told
+        assert len(before) >= 5, "the program, its daemon, a shell, the wrapper, the keeper"
+        assert all(before)
+        assert not any(after)
+        assert report == {"exit_code": None, "signal": 9}
+
+    @pytest.mark.parametrize("command", ["no-such-profiler", "/no/such/profiler"])
+    def test_one_that_is_not_installed_is_named(self, tmp_path: Path, command: str) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            f"""
+            from workers.outcome import InvalidEnvironment
+            try:
+                launcher.start(request("counted", [{command!r}, "profile"]), START, [])
+            except InvalidEnvironment as error:
+                print(json.dumps(str(error)))
+            """,
+        )
+        assert repr(command) in told
+        assert "not installed" in told
+
+    def test_one_that_cannot_be_executed_ends_with_127_and_says_why(self, tmp_path: Path) -> None:
+        broken = tmp_path / "profiler"
+        broken.write_text("#!/no/such/interpreter\n")
+        broken.chmod(0o700)
+        told = run_script(
+            tmp_path,
+            "exec",
+            f"""
+            process = launcher.start(request("counted", [{str(broken)!r}]), START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps([messages, log, vars(process.report())]))
+            """,
+        )
+        messages, log, report = told
+        assert messages == ""
+        assert "cannot be started" in log
+        assert report == {"exit_code": 127, "signal": None}
+
+
+VARIABLES = """
+process = launcher.start(request("curious", WRAP, CUDA_VISIBLE_DEVICES=""), START, [])
+read(process.messages)
+sys.stderr.write(read(process.log))
+print(json.dumps(vars(process.report())))
+"""
+
+
+def variables_of_a_unit(folder: Path, run: Run, body: str = "", wrap: str = "()") -> set[str]:
+    """What a unit finds, whose launcher has a token among its variables."""
+    run(body + VARIABLES.replace("WRAP", wrap))
+    return set(json.loads((folder / "variables").read_text()))
+
+
+@pytest.mark.parametrize(("start", "wrap"), [("fork", "()"), ("exec", "()"), ("exec", "[*WRAPPER, '--']")])
+def test_a_unit_has_every_variable_but_the_services_settings(
+    run_forked: Run, tmp_path: Path, start: str, wrap: str
+) -> None:
+    run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
+    found = variables_of_a_unit(tmp_path, run, wrap=wrap)
+    assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= found
+    assert not [text for text in found if "FLOPWATCH_" in text or "hunter2" in text]
+
+
+@starts
+def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
+    inherit = "import workers.processes.launch; workers.processes.launch.units_environment = lambda *_: None"
+    run = functools.partial(run_script, tmp_path, start)
+    assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, run, inherit)
+
+
+def ends_with_a_stopped_keeper(
+    folder: Path, start: str, stopped: str, sabotage: str = "", *, reason: str | None = None
+) -> Any:
+    """Stop a unit's keeper, or its warm parent too, and let the unit time out, or stop it; its outcome's type, and who
+    lives on.
+    """
+    return run_script(
+        folder,
+        start,
+        f"""
+        import threading
+        from workers.agent import unit_run
+        from workers.processes.launch import Process
+        from workers.agent.unit_run import Listener, StopSignal, Timeout, UnitRun
+
+        unit_run.KEEPER_S = 0.2
+        {sabotage}
+        # A shell in the unit's place costs no import of torch. It must not end, or its daemon would be the keeper's.
+        shell = f"trap '' TERM; setsid sleep 3600 & echo $$ $! > {{FOLDER}}/started; while :; do sleep 3600; done"
+        stubborn = request("stubborn") if START == "fork" else request("none", ["sh", "-c", shell])
+        process = launcher.start(stubborn, START, [])
+        pids = started()
+        parents = [one.pid for one in psutil.Process(pids[0]).parents()]
+        keepers = parents[:parents.index(os.getpid())]  # the keeper, and below a forked one the warm parent
+        for pid in keepers if {stopped!r} == "all" else keepers[:1]:
+            os.kill(pid, signal.SIGSTOP)
+        listener = Listener(message=lambda _: None, output=lambda _: None, flush=lambda: None)
+        outcome, stop, reason = [], StopSignal(), {reason!r}
+        if reason is not None:
+            stop.set(getattr(unit_run, reason)())
+        run = UnitRun(process, listener, stop, timeout=Timeout.after(60 if reason else 0.05), grace_s=0.05)
+        thread = threading.Thread(target=lambda: outcome.append(type(run.run()).__name__), daemon=True)
+        thread.start()
+        thread.join(2 if {bool(sabotage)} else 60)
+        print(json.dumps([outcome, [is_alive(pid) for pid in [*pids, keepers[0]]]]))
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "stopped", "reason", "outcome"),
+    [
+        ("fork", "all", None, "Failed"),
+        ("exec", "keeper", None, "Failed"),
+        ("exec", "keeper", "Abandoned", "Abandoned"),
+        ("exec", "keeper", "GivenBack", "GivenBack"),
+    ],
+)
+def test_a_stopped_keeper_keeps_nothing_alive(
+    tmp_path: Path, start: str, stopped: str, reason: str | None, outcome: str
+) -> None:
+    assert ends_with_a_stopped_keeper(tmp_path, start, stopped, reason=reason) == [[outcome], [False] * 3]
+
+
+def test_control_of_the_stopped_keeper(tmp_path: Path) -> None:
+    """Without the agent's own kill, the unit lives on."""
+    leave = "Process.kill_with_keeper = lambda _self: None"
+    assert ends_with_a_stopped_keeper(tmp_path, "exec", "keeper", leave) == [[], [True] * 3]

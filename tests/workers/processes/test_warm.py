@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from workers.outcome import HostExhausted
+from workers.processes import warm
+from workers.processes.keeper import Request
+from workers.processes.launch import Launcher
+
+
+def test_a_fork_that_fails_is_only_its_own_unit_s_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fork() -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    reader, writer = os.pipe()
+    assert warm._fork_keeper([writer], close=[]) == warm.NOT_FORKED
+    assert os.read(reader, 1) == b""  # what the agent takes for the unit's end
+    os.close(reader)
+    assert "cannot start a process" in capsys.readouterr().err
+
+
+def test_no_launcher_ends_children_of_pytest_itself() -> None:
+    """The control of `childless`: without it, a launcher would adopt, reap and kill what other tests have started."""
+    with pytest.raises(AssertionError, match="adopt_orphans in pytest's own process"):
+        Launcher()
+    with pytest.raises(AssertionError, match="kill_all in pytest's own process"):
+        warm.kill_all()
+
+
+def test_the_agent_hears_that_the_host_has_no_processes_left(
+    childless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Launcher()
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(launcher, "_warm_socket", lambda: ours)
+    theirs.sendall(warm.PID.pack(warm.NOT_FORKED))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(HostExhausted, match="no processes left"):
+        launcher.start(Request("benchmark", {}, {}, str(tmp_path)), "fork", [])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    ours.close()
+    theirs.close()
+    launcher.close()

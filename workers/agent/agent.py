@@ -1,0 +1,353 @@
+"""The agent, one per host. It claims jobs that the host can run now, runs them, renews leases and records results."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import math
+import os
+import platform
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Container
+from types import FrameType
+
+from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
+from app.settings import Settings
+from app.specs._code import RUNS_CODE
+from app.states import LivingState, WorkerState
+from app.store.database.engine import Database, open_database
+from app.store.database.locking import patience
+from app.store.files.artifacts import ArtifactFiles
+from app.store.queue.hosts import gpus_of_one_job
+from app.store.queue.lease import Watcher, agreed
+from app.store.queue.registration import Registration
+from app.store.queue.transitions import Queue
+from app.store.records import Claim, Offer
+from kernels.registry import ATTENTION
+from workers import tools
+from workers.agent.job_run import RETRY_S, JobRun
+from workers.agent.readings import Readings
+from workers.agent.scratch import Scratch
+from workers.devices.locks import DeviceLocks, Lease, discover
+from workers.jobs import RUNNERS
+from workers.model.registry import MODELS
+from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
+from workers.processes.launch import Launcher
+
+logger = logging.getLogger(__name__)
+
+MAX_ON_PAPER = 4
+"""Largest number of simultaneous jobs that only estimate: they need no device, but each has a process."""
+TICK_S = 0.05
+"""Seconds between two looks of an idle agent for new work. One look costs microseconds."""
+MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
+"""Seconds for which an agent claims nothing after it could not start a job, doubled each time until a job has run. So
+an agent without threads or descriptors does not use up the attempts of the whole queue.
+"""
+
+
+def capabilities(*, allow_code: bool) -> frozenset[str]:
+    """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
+    names = {"attention": ATTENTION.names(), "model": MODELS.names(), tools.FAMILY: tools.installed()}
+    found = {f"{family}:{name}" for family, members in names.items() for name in members}
+    return frozenset(found | {RUNS_CODE} if allow_code else found)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that results depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("flopwatch", "torch", "triton"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Agent:
+    """One worker. `run` returns when a signal has asked for it and the jobs have ended or been given back."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._settings = settings
+        self._database = database
+        self._queue = Queue(database)
+        self._registration = Registration(database)
+        self._artifacts = ArtifactFiles(settings.artifacts_dir)
+        self._scratch = Scratch(settings.data_dir / "scratch")
+        self._watch = database.watch()
+        self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
+        self._host = discover()
+        self._locks = DeviceLocks(self._host)
+        self._readings = Readings(self._host, settings.lease_s / 3)
+        self._launcher = Launcher()
+        self._capabilities = capabilities(allow_code=settings.allow_code)
+        self._runs: dict[int, JobRun] = {}
+        """By the id of the attempt. A job whose lease was lost, or that was retried, may be claimed again before the
+        run of its former attempt has ended.
+        """
+        self._refused_with: Offer | None = None
+        self._next_beat = self._next_poll = self._claim_after = 0.0
+        self._backoff_s = MIN_BACKOFF_S
+        self._signals = 0
+        self._drain_until: float | None = None
+        self._wake, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+        self._launcher.end_leftovers()
+        self._launcher.start_warm()
+        self._scratch.remove_those_of_dead_agents()
+        # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
+        self._launcher.wait_until_warm()
+        self._register()
+        self._readings.start()
+        error: str | None = "the worker ended by an error"
+        try:
+            self._loop()
+            error = None
+        finally:
+            self._readings.stop()
+            self._give_back_all(error)
+            self._launcher.close()
+            self._scratch.close()
+            self._watch.close()
+            self._announce("stopped")
+            logger.info("worker %s stopped", self.id)
+
+    def _loop(self) -> None:
+        while True:
+            pause_s = TICK_S
+            try:
+                if self._drained():
+                    return
+                self._launcher.end_orphans()
+                left_s = math.inf if self._drain_until is None else self._drain_until - time.monotonic()
+                # After the grace, too, leases are renewed: runs may still be storing their results.
+                with patience(max(left_s, RETRY_S)):
+                    self._serve_queue()
+            except STORE_UNAVAILABLE as error:
+                logger.warning("the store cannot be written now, trying again: %s", error)
+                if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
+                    pause_s = RETRY_S
+            except Exception:
+                # No error here may harm the running jobs.
+                logger.exception("the queue cannot be served now, trying again")
+                pause_s = RETRY_S
+            if select.select([self._wake], [], [], pause_s)[0]:
+                os.read(self._wake, 4096)
+
+    def _serve_queue(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._beat()
+            self._next_beat = now + self._watcher.lease_s / 3
+        if now >= self._next_poll:
+            for job_id in self._watcher.poll():
+                logger.warning("job %s: its worker was lost", job_id)
+            self._next_poll = now + self._watcher.lease_s / 4
+        self._join_ended()
+        if self._watch.changed():
+            self._refused_with = None
+            self._pass_on_cancels()
+        if self._drain_until is None and now >= self._claim_after:
+            self._claim_what_fits()
+
+    def _register(self) -> None:
+        self._registration.register_worker(
+            worker_id=self.id,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            kinds=sorted(RUNNERS),
+            capabilities=sorted(self._capabilities),
+            devices=self._host.as_devices(),
+            versions=versions(),
+        )
+        gpus = ", ".join(gpu.name for gpu in self._host.gpus) or "no GPU"
+        logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
+
+    def _beat(self) -> None:
+        claims = [run.claim for run in self._runs.values()]
+        try:
+            state: LivingState = "active" if self._drain_until is None else "draining"
+            renewal = self._queue.renew(claims, (self.id, state), self._readings.latest())
+        except STORE_UNAVAILABLE:
+            self._watcher.skip()  # others could not renew their claims either
+            raise
+        if not renewal.knows_worker:
+            self._register()
+        for attempt_id in renewal.lost:
+            self._runs[attempt_id].stop.set(Abandoned())
+        self._cancel(renewal.cancel_requested)
+
+    def _pass_on_cancels(self) -> None:
+        if self._runs:
+            self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self._runs.values()]))
+
+    def _cancel(self, job_ids: Container[int]) -> None:
+        for run in self._runs.values():
+            if run.claim.job_id in job_ids:
+                run.stop.set(Cancelled())
+
+    def _join_ended(self) -> None:
+        for attempt_id, run in list(self._runs.items()):
+            if run.ended:
+                run.join()
+                del self._runs[attempt_id]
+                if run.host_unfit:
+                    job_id = run.claim.job_id
+                    logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
+                    self._pause_claims()
+                else:
+                    self._backoff_s = MIN_BACKOFF_S
+
+    def _pause_claims(self) -> None:
+        self._claim_after = time.monotonic() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+
+    def _claim_what_fits(self) -> None:
+        """Claim until nothing more fits. Tries only if the queue, or the offer, has changed since the last refusal.
+
+        Without a free device the agent still makes an offer to jobs that only estimate.
+        """
+        while self._has_something_new():
+            free = self._locks.take_free()
+            claim = None
+            try:
+                offer = self._offer(free)
+                # Checked after the devices are taken: a run that this host cannot serve says so before it frees its
+                # own.
+                if self._is_new(offer, free) and not any(run.host_unfit for run in self._runs.values()):
+                    claim = self._queue.claim(self.id, offer)
+                    self._refused_with = offer if claim is None else self._refused_with
+            finally:
+                if claim is None:
+                    free.release()
+            if claim is None:
+                return
+            self._start(claim, free)
+            if time.monotonic() < self._claim_after:
+                return
+
+    def _has_something_new(self) -> bool:
+        """Return True if a claim may find something. It is called at every turn, so it checks only known users'
+        announcements."""
+        if self._refused_with is None:
+            return True
+        free = self._locks.take_free(afresh=False)
+        try:
+            return self._is_new(self._offer(free), free)
+        finally:
+            free.release()
+
+    def _is_new(self, offer: Offer, free: Lease) -> bool:
+        return offer != self._refused_with and bool(free.descriptors or offer.deviceless)
+
+    def _offer(self, free: Lease) -> Offer:
+        on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())
+        return Offer(
+            kinds=frozenset(RUNNERS),
+            capabilities=self._capabilities,
+            total_gpus=gpus_of_one_job([gpu.uuid for gpu in self._host.gpus]),
+            free_gpus=gpus_of_one_job([gpu.uuid for gpu in free.gpus]),
+            idle=free.alone,
+            deviceless=on_paper < MAX_ON_PAPER,
+        )
+
+    def _start(self, claim: Claim, free: Lease) -> None:
+        """Start the job. An error of ours ends this attempt and not the agent, and the next claim waits a while."""
+        lease = None
+        try:
+            lease = self._lease_for(claim, free)
+            run = JobRun(
+                claim,
+                lease,
+                queue=self._queue,
+                artifacts=self._artifacts,
+                launcher=self._launcher,
+                settings=self._settings,
+                scratch=self._scratch.path,
+                neighbours=sorted({run.claim.job_id for run in self._runs.values()} - {claim.job_id}),
+                on_end=self._wake_up,
+            )
+            run.start()
+        except Exception as error:
+            logger.exception("job %s cannot be started; the next claim waits %g s", claim.job_id, self._backoff_s)
+            self._pause_claims()
+            (free if lease is None else lease).release()
+            if isinstance(error, BlockingIOError):  # another process took the host first; that is not an error
+                self._queue.give_back(claim)
+            else:
+                self._queue.give_up(claim, in_words(error))
+        else:
+            logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
+            self._runs[claim.attempt_id] = run
+
+    def _lease_for(self, claim: Claim, free: Lease) -> Lease:
+        """Return the job's share of the free devices, and give back the others."""
+        if claim.device_type == "none" and not claim.exclusive_host:
+            free.release()
+            return Lease()
+        on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
+        alone = on_cpu or claim.exclusive_host
+        return self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: the agent wakes up anyhow
+            os.write(self._wake_in, b"e")
+
+    def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+
+    def _drained(self) -> bool:
+        """Return True if a signal asked for the end and nothing runs any more. Gives jobs back after the grace."""
+        if self._signals == 0:
+            return False
+        if self._drain_until is None:
+            logger.info(
+                "draining: %s running; what is not done within %g s goes back to the queue (a second signal: at once)",
+                len(self._runs),
+                self._settings.grace_s,
+            )
+            self._drain_until = time.monotonic() + self._settings.grace_s
+            self._announce("draining")
+        if self._signals > 1:
+            self._drain_until = -math.inf
+        if time.monotonic() >= self._drain_until:
+            for run in self._runs.values():
+                run.stop.set(GivenBack())
+        self._join_ended()
+        return not self._runs
+
+    def _announce(self, state: WorkerState) -> None:
+        """Record the agent's state in the store. An unwritable store does not keep the agent from ending."""
+        try:
+            with patience(RETRY_S):
+                self._registration.set_worker_state(self.id, state)
+        except FlopwatchError as error:
+            logger.warning("the store does not know yet that this worker is %s: %s", state, error)
+
+    def _give_back_all(self, error: str | None) -> None:
+        """Give all jobs back when the agent ends: others can run them. After an `error` of ours the attempts count."""
+        for run in self._runs.values():
+            run.stop.set(GivenBack(error))
+        for run in self._runs.values():
+            run.join()
+        self._runs.clear()
+
+
+def serve(settings: Settings) -> None:
+    """Open the database, migrating it if needed, and run an agent until a signal ends it."""
+    database = open_database(settings)
+    try:
+        Agent(agreed(database, settings), database).run()
+    finally:
+        database.close()

@@ -1,0 +1,576 @@
+"""Runs one claimed job: starts its units one after the other, takes their messages, and records how the job ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, NotFound, job_problem
+from app.settings import Settings
+from app.specs import SpecBase
+from app.specs._base import MAX_CELLS
+from app.specs._code import ALLOW_IT, codes_of
+from app.store.database.locking import patience
+from app.store.files.artifacts import ArtifactFiles
+from app.store.queue.transitions import Queue
+from app.store.records import Claim, Finish, NewEvent
+from workers import uploaded
+from workers.agent import checked
+from workers.agent.spool import Spool
+from workers.agent.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
+from workers.devices.locks import Lease
+from workers.jobs import runner_for
+from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping, parse_spec
+from workers.measure.table import TooLarge
+from workers.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    GivenBack,
+    HostExhausted,
+    InvalidEnvironment,
+    Outcome,
+    RunnerError,
+    Succeeded,
+    Unsupported,
+    failure_code,
+    in_words,
+    is_exhausted,
+)
+from workers.processes.keeper import Request
+from workers.processes.launch import Launcher
+from workers.processes.limits import Limits
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+LEFTOVERS_S = 60.0
+"""Seconds that killed processes may take to end, while their driver releases a GPU's memory."""
+LEFTOVERS_LOOK_S = 0.05
+EXCERPT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """An artifact's file that the unit has handed over and that is not stored yet."""
+
+    path: Path
+    public_name: str
+    size: int
+    """Its size in bytes when it was handed over."""
+    kind: str
+    media_type: str
+
+
+@dataclass
+class _Process:
+    """The work that a unit's process was started for, and its progress."""
+
+    unit: Unit
+    index: int
+    count: int
+    """Number of units in the job."""
+    scratch: Path
+    task: Literal["run", "collect"] = "run"
+    cursor: int | None = None
+    """The step that the process works on, if it reports one."""
+
+
+MAYBE_THE_WRAPPERS = {"failed", "crashed", "invalid_environment"}
+"""Codes of failures that the command around a unit may have caused."""
+
+
+class _Interrupted(Exception):
+    """The job must end while its artifacts are being stored."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("the job had to end before it was stored")
+        self.outcome = outcome
+
+
+class JobRun:
+    """Runs one claim in a thread of its own; the agent renews the claim meanwhile.
+
+    Only the thread touches the process, the spool and the queue's fenced writes; `stop` is the one call from outside.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        lease: Lease,
+        *,
+        queue: Queue,
+        artifacts: ArtifactFiles,
+        launcher: Launcher,
+        settings: Settings,
+        scratch: Path,
+        neighbours: list[int],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.claim = claim
+        self.stop = StopSignal()
+        self.host_unfit = False
+        """True if the job went back to the queue because the host could not run it. The host may not be able to run the
+        next one either."""
+        self._lease = lease
+        self._queue = queue
+        self._artifacts = artifacts
+        self._launcher = launcher
+        self._grace_s = settings.grace_s
+        self._ceilings = settings.ceilings_dir
+        self._allow_code = settings.allow_code
+        self._code_environment: dict[str, str] = {}
+        self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
+        self._neighbours = neighbours
+        self._on_end = on_end
+        self._starts = 0
+        self._spool = Spool(settings.max_artifacts)
+        self._max_artifact_bytes = settings.max_artifact_bytes
+        self._artifact_bytes = 0
+        """Bytes of the artifacts: of stored ones, and of handed over ones at that time."""
+        self._storing_until = float("inf")
+        self._events: list[NewEvent] = []
+        self._cells = 0
+        self._taken: list[_Taken] = []
+        self._held: list[str] = []
+        self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
+        self._timeout = Timeout.after(claim.timeout_s)
+        self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError when the host has no thread left."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self.stop.close()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """Return True if the outcome is recorded (or must not be) and the devices are released."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end and free the remaining resources."""
+        self._thread.join()
+        self.stop.close()
+
+    def _run(self) -> None:
+        with ExitStack() as at_end:  # each of these runs, whatever the others raise
+            at_end.callback(self._on_end)
+            at_end.callback(self._lease.release)
+            at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            at_end.callback(lambda: self._artifacts.release(self._held))
+            try:
+                outcome = self._run_units()
+                self._spool.log.end()
+                self._record(outcome)
+            except LeaseLost:
+                logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+            except BaseException as error:  # a SystemExit of somebody's code, too
+                logger.exception("job %s: the worker cannot go on with it", self.claim.job_id)
+                self._record_error(error)
+
+    def _run_units(self) -> Outcome:
+        try:
+            runner, spec = runner_for(self.claim.kind), parse_spec(self.claim.spec)
+            self._fetch_code()
+            units = runner.plan(spec)
+        except RunnerError as error:
+            return Failed(error.code, str(error))
+        except BaseException as error:  # a SystemExit of somebody's code, too
+            if is_exhausted(error):
+                raise
+            logger.exception("job %s could not be planned", self.claim.job_id)
+            return Failed("failed", in_words(error))
+        if (not_clear := self._clear_devices()) is not None:
+            return not_clear
+        for index, unit in enumerate(units):
+            if self.stop.reason is not None:
+                return self.stop.reason
+            self._spool.begin_unit(index, unit.title, unit.side)
+            outcome = self._run_unit(_Process(unit, index, len(units), self._next_scratch()), runner, spec)
+            self._spool.end_unit(outcome)
+            if not isinstance(outcome, Succeeded):
+                return outcome
+        return Succeeded()
+
+    def _fetch_code(self) -> None:
+        """Write the files that the spec names to a folder of the job's.
+
+        Raises:
+            Unsupported: this worker runs no uploaded code.
+            InvalidEnvironment: a file is missing.
+        """
+        wanted = {sha256 for _, sha256 in codes_of(self.claim.spec)}
+        if not wanted:
+            return
+        if not self._allow_code:
+            raise Unsupported(f"this worker runs no uploaded code: {ALLOW_IT}")
+        try:
+            contents = [self._artifacts.open_path(sha256).read_bytes() for sha256 in wanted]
+        except (NotFound, OSError) as error:
+            raise InvalidEnvironment(f"the uploaded code cannot be read: {error}") from error
+        self._code_environment = uploaded.write(self._scratch / "code", contents)
+
+    def _clear_devices(self) -> Outcome | None:
+        """End the processes that jobs of killed agents have left behind; return the job's outcome if that is
+        impossible.
+
+        In that case the job goes back to the queue and the attempt does not count. Another host may run it, or this one
+        when the driver recovers, for which such processes mostly wait.
+        """
+        if not self._lease.descriptors:  # it uses no device
+            return None
+        give_up_at = time.monotonic() + LEFTOVERS_S
+        while pids := self._launcher.end_leftovers():
+            if self.stop.reason is not None:
+                return self.stop.reason
+            if time.monotonic() >= give_up_at:
+                logger.warning(
+                    "job %s goes back to the queue: processes that a killed worker's job has left behind may use the"
+                    " devices, and cannot be ended: %s (pids)",
+                    self.claim.job_id,
+                    ", ".join(map(str, pids)),
+                )
+                self.host_unfit = True
+                return GivenBack()
+            time.sleep(LEFTOVERS_LOOK_S)
+        return None
+
+    def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
+        """Run a unit to its end, in several processes if it resumes after a crash or leaves files to collect."""
+        while True:
+            outcome = self._run_process(process, runner, spec)
+            rest = self._rest_of(process, outcome, runner, spec)
+            if rest is None:
+                break
+            shutil.rmtree(process.scratch, ignore_errors=True)
+            process = replace(process, unit=rest, scratch=self._next_scratch(), cursor=None)
+        if isinstance(outcome, Succeeded) and process.unit.wrap and isinstance(runner, Collecting):
+            outcome = self._run_process(replace(process, task="collect", cursor=None), runner, spec)
+        shutil.rmtree(process.scratch, ignore_errors=True)
+        return outcome
+
+    def _rest_of(self, process: _Process, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
+        """Return the rest of a unit that crashed; None if its runner cannot resume after this outcome."""
+        if not (isinstance(outcome, Failed) and outcome.code == "crashed" and isinstance(runner, Resumable)):
+            return None
+        if process.cursor is None or self.stop.reason is not None:
+            return None
+        try:
+            rest = runner.resume(spec, process.unit, process.cursor, outcome)
+        except Exception:
+            logger.exception("job %s: its runner cannot go on after a crash", self.claim.job_id)
+            return None
+        if rest is not None:
+            logger.info("job %s: going on after a crash in step %s", self.claim.job_id, process.cursor)
+            self._spool.go_on(f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}")
+        return rest
+
+    def _run_process(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
+        """Run a unit, or collect its wrapper's files, in a fresh process; then store the files that it handed over."""
+        wrap = list(process.unit.wrap) if process.task == "run" else []
+        try:
+            if process.task == "run":
+                process.scratch.mkdir(parents=True)
+            started = self._launcher.start(
+                self._request(process, wrap),
+                process.unit.start if process.task == "run" else "fork",
+                self._lease.descriptors,
+            )
+        except RunnerError as error:
+            return Failed(error.code, str(error))
+        except (OSError, HostExhausted) as error:
+            if is_exhausted(error):
+                raise
+            return Failed(failure_code(error), f"the unit's process cannot be started: {error}")
+        listener = Listener(
+            message=lambda message: self._take(message, process),
+            output=self._spool.log.write,
+            flush=self._flush,
+        )
+        wrapper = Wrapper(wrap[0]) if wrap else None
+        try:
+            outcome = UnitRun(
+                started, listener, self.stop, timeout=self._timeout, grace_s=self._grace_s, wrapper=wrapper
+            ).run()
+        finally:
+            started.close()
+        if wrapper is not None and isinstance(runner, Wrapping):
+            outcome = self._blame(wrapper, outcome, partial(runner.wrapper_error, spec, process.unit, process.scratch))
+        return self._store_taken(outcome)
+
+    def _blame(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
+        """Return the failure of a wrapper that reported an error of its own, or the unchanged outcome."""
+        failed = isinstance(outcome, Failed) and outcome.code in MAYBE_THE_WRAPPERS
+        if not (failed or isinstance(outcome, Succeeded)):
+            return outcome
+        try:
+            error = ask(wrapper.output, succeeded=isinstance(outcome, Succeeded))
+        except Exception as raised:
+            logger.exception("job %s: the words of its wrapper cannot be read", self.claim.job_id)
+            return Failed("failed", in_words(raised))
+        if error is None:
+            return outcome
+        return Failed("invalid_environment", checked.cut(error))
+
+    def _next_scratch(self) -> Path:
+        self._starts += 1
+        return self._scratch / str(self._starts)
+
+    def _request(self, process: _Process, wrap: list[str]) -> Request:
+        visible = ",".join(gpu.uuid for gpu in self._lease.gpus)
+        return Request(
+            kind=self.claim.kind,
+            spec=self.claim.spec,
+            unit=asdict(process.unit),
+            scratch=str(process.scratch),
+            environment={"CUDA_VISIBLE_DEVICES": visible, **self._code_environment, **process.unit.environment},
+            ceilings=str(self._ceilings),
+            task=process.task,
+            limits=asdict(self._limits),
+            wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
+        )
+
+    def _take(self, message: dict[str, Any], process: _Process) -> None:
+        """Process one message from a unit (see child.py)."""
+        index, count = process.index, process.count
+        match message["type"]:
+            case "started" if process.task == "run":
+                self._progress(index, count, process.unit.title)
+                self._flush()
+            case "started":
+                self._progress(index + 1, count, f"{process.unit.title}: reading what {process.unit.wrap[0]} wrote")
+            case "progress":
+                done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
+                text = str(message["message"])
+                if process.task == "run":
+                    self._progress(index * total + done, count * total, text)
+                else:
+                    self._progress(index + 1, count, text)
+            case "cell":
+                self._cell(process, message)
+            case "cursor":
+                process.cursor = checked.count(message["position"], "the cursor's position")
+            case "measurement":
+                self._spool.add_measurement(message["measurement"])
+            case "table":
+                self._spool.add_table(message["table"])
+            case "artifact":
+                self._take_artifact(process, **{key: message[key] for key in ("path", "name", "kind", "media_type")})
+            case "environment":
+                self._spool.add_environment(message["environment"], self._neighbours)
+            case "validity":
+                self._spool.add_validity(message["validity"], message["case_key"], message["title"])
+            case other:
+                raise ValueError(f"unknown message type {other!r}")
+
+    def _take_artifact(self, process: _Process, *, path: str, name: str, kind: str, media_type: str) -> None:
+        """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.
+
+        A unit that still has the file open may write to it until then. That is harmless: the store hashes the content
+        when no process of the unit is left, so content and hash agree, and nobody can change the file afterwards.
+        """
+        file = Path(path).resolve()
+        # Moving removes the file from its old place, and reading a pipe or a device would never end.
+        if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():
+            raise ValueError(f"{path} is no file in the unit's scratch folder")
+        kind, media_type = checked.short(kind, "an artifact's kind"), checked.short(media_type, "its media type")
+        public_name = self._spool.name_artifact(name)
+        size = file.stat().st_size
+        self._check_size(public_name, size)
+        self._artifact_bytes += size
+        folder = self._scratch / "taken"
+        folder.mkdir(exist_ok=True)
+        moved = file.rename(folder / str(len(self._taken)))
+        self._taken.append(_Taken(moved, public_name, size, kind, media_type))
+
+    def _check_size(self, public_name: str, size: int) -> None:
+        """Raise TooLarge if the job may not store `size` further bytes."""
+        if self._artifact_bytes + size > self._max_artifact_bytes:
+            raise TooLarge(
+                f"artifact {public_name!r} has {size} bytes or more, beside {self._artifact_bytes} of the job's other "
+                f"artifacts: the worker keeps {self._max_artifact_bytes} of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)"
+            )
+
+    def _store_taken(self, outcome: Outcome) -> Outcome:
+        """Store the files of a unit that has ended. Returns its outcome, or another one if storing fails."""
+        taken, self._taken = self._taken, []
+        if isinstance(outcome, GivenBack | Abandoned):
+            return outcome
+        try:
+            for file in taken:
+                self._artifact_bytes -= file.size  # it may have grown since
+                sha256, size = self._artifacts.take(file.path, partial(self._go_on_storing, file.public_name))
+                self._artifact_bytes += size
+                self._held.append(sha256)
+                self._spool.add_artifact(file.public_name, file.kind, file.media_type, size, sha256)
+        except (DiskFull, OSError, TooLarge, _Interrupted) as error:
+            if isinstance(error, _Interrupted) and isinstance(error.outcome, GivenBack | Abandoned):
+                return error.outcome
+            if isinstance(outcome, Succeeded):
+                return _not_stored(error)
+            logger.warning("job %s: an artifact could not be stored: %s", self.claim.job_id, error)
+        return outcome
+
+    def _go_on_storing(self, public_name: str, size: int) -> None:
+        """Check whether storing may continue; called for each chunk of an artifact, with the bytes so far.
+
+        A job that is cancelled or has timed out gets its grace period to store its results; a shutdown has already
+        waited.
+
+        Raises:
+            _Interrupted: the job must end now.
+            TooLarge: the job's artifacts exceed the limit of bytes.
+        """
+        reason, now = self.stop.reason, time.monotonic()
+        if reason is not None and (self.stop.worker_ends or isinstance(reason, Abandoned)):
+            raise _Interrupted(reason)
+        if reason is not None or now >= self._timeout.deadline:
+            self._storing_until = min(self._storing_until, now + self._grace_s)
+            if now >= self._storing_until:
+                raise _Interrupted(
+                    reason or Failed("timeout", f"{self._timeout.detail}, while it stored {public_name}")
+                )
+        self._check_size(public_name, size)
+
+    def _progress(self, done: int, total: int, message: str) -> None:
+        # Only the newest progress counts, since followers want to know the present state. Cells are results.
+        self._events = [event for event in self._events if event.type != "progress" or "cell" in event.data]
+        content = {"done": done, "total": total, "message": checked.cut(message)}
+        self._events.append(NewEvent("progress", content))
+
+    def _cell(self, process: _Process, message: dict[str, Any]) -> None:
+        """Report a finished cell as an event of its own, which a later progress does not replace."""
+        self._cells += 1
+        if self._cells > MAX_CELLS * process.count:  # this also bounds a unit that resumes after each crash
+            raise ValueError(f"more than {MAX_CELLS} cells are finished")
+        done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
+        cell = {
+            **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "told")},
+            "seconds": checked.duration_s(message["seconds"], "a cell's seconds"),
+        }
+        text = f"{cell['title']}: {cell['told']} ({cell['seconds']:.2g} s)"
+        self._progress(process.index * total + done, process.count * total, text)
+        self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
+
+    def _flush(self) -> None:
+        """Write new events to the queue, soon: who waits here drains no pipe and ends no unit. When the store is not
+        available, they wait for the next call. When the lease is lost, the unit ends, as when a heartbeat tells so.
+        """
+        try:
+            with patience(RETRY_S):
+                self._report()
+        except STORE_UNAVAILABLE as error:
+            logger.warning("job %s: events wait: %s", self.claim.job_id, error)
+        except LeaseLost:
+            self.stop.set(Abandoned())
+
+    def _report(self) -> None:
+        text = self._spool.log.drain()
+        if text:
+            self._events.append(NewEvent("log", {"text": text}))
+        if self._events:
+            self._queue.report(self.claim, self._events)
+            self._events.clear()
+
+    def _record(self, outcome: Outcome) -> None:
+        """Commit the outcome with all results. Tries until the commit succeeds, the lease is lost, or the worker must
+        end: it waits no longer for a store that may be gone for good.
+        """
+        while not isinstance(outcome, Abandoned) and not isinstance(self.stop.reason, Abandoned):
+            try:
+                with patience(max(RETRY_S, min(RECORD_S, self.stop.record_until - time.monotonic()))):
+                    self._commit(outcome)
+            except STORE_UNAVAILABLE as error:
+                if time.monotonic() >= self.stop.record_until:
+                    self._leave(outcome, error)
+                    return
+                logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
+                time.sleep(RETRY_S)
+            else:
+                return
+
+    def _commit(self, outcome: Outcome) -> None:
+        if isinstance(outcome, GivenBack) and outcome.error is not None:
+            self._queue.give_up(self.claim, outcome.error)
+        elif isinstance(outcome, GivenBack):
+            self._queue.give_back(self.claim)
+        else:
+            self._report()
+            self._queue.finish(self.claim, self._finish(outcome))
+
+    def _leave(self, outcome: Outcome, error: Exception) -> None:
+        """End without a record, since the worker must end. What is too large for a full disk may leave room for a word:
+        then the job need not wait for the end of its lease, and its attempt says why it ended.
+        """
+        told = f"the worker had to end, and could not store how the job had ended: {in_words(error)}"
+        logger.error("job %s: %s", self.claim.job_id, told)
+        if not isinstance(outcome, GivenBack):
+            with suppress(*STORE_UNAVAILABLE), patience(RETRY_S):
+                self._queue.give_up(self.claim, told)
+                return
+        logger.error("job %s: it runs again, if it has attempts left, when its lease is over", self.claim.job_id)
+
+    def _record_error(self, error: BaseException) -> None:
+        """End the attempt after an error of our own, without results, since the store may have refused these.
+
+        The job fails, since a bug would occur again after hours of measuring. Only if the host lacks a resource does
+        the job go back to the queue; the attempt counts.
+
+        If even that is impossible, the lease runs out and the watcher records the worker as lost.
+        """
+        self._events.clear()
+        self._spool.forget_results()
+        self.host_unfit = is_exhausted(error)
+        told = in_words(error)
+        outcome = (
+            GivenBack(told) if self.host_unfit else Failed("failed", f"the worker could not go on with the job: {told}")
+        )
+        try:
+            self._record(outcome)
+        except LeaseLost:
+            logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+        except Exception:
+            logger.exception("job %s: its failure cannot be recorded either", self.claim.job_id)
+
+    def _finish(self, outcome: Outcome) -> Finish:
+        spool = self._spool
+        state: Literal["succeeded", "failed", "cancelled"] = "succeeded"
+        error: dict[str, Any] | None = None
+        if isinstance(outcome, Failed):
+            excerpts = {"log_head": spool.log.head(EXCERPT_BYTES), "log_tail": spool.log.tail(EXCERPT_BYTES)}
+            state, error = "failed", job_problem(outcome.code, outcome.detail, **outcome.extensions, **excerpts)
+        elif isinstance(outcome, Cancelled):
+            state = "cancelled"  # the queue words the error
+        return Finish(
+            state=state,
+            error=error,
+            measurements=spool.measurements,
+            tables=spool.tables,
+            units=spool.units,
+            artifacts=spool.artifacts,
+            environment=spool.environment,
+            validity=spool.validity,
+            log=spool.log.text(),
+        )
+
+
+def _not_stored(error: Exception) -> Outcome:
+    """Return the outcome of a unit that succeeded and whose artifacts could not be stored."""
+    if isinstance(error, _Interrupted):
+        return error.outcome
+    if isinstance(error, TooLarge):
+        return Failed("too_large", str(error))
+    code = "storage_full" if isinstance(error, DiskFull) else "failed"
+    return Failed(code, f"an artifact could not be stored: {error}")

@@ -1,0 +1,320 @@
+"""The spool: the agent keeps a running job's results here until it commits them with the final state.
+
+The agent numbers the units and does not trust the messages of their processes: the spool checks each message and bounds
+its size (see checked.py). It cannot check measured values, and takes them as the unit reports them.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from app.states import Verdict
+from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
+from workers.agent import checked
+from workers.agent.log import CappedLog
+from workers.agent.packed import Changed, PackedMeasurements
+from workers.agent.verdicts import TABLE, CaseVerdict, checks_table, summed_up
+from workers.measure.check import Check
+from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
+from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
+
+MAX_TABLES = 2000
+"""Most tables of one job. Tables of one name in two units count as two."""
+MAX_TABLES_ROWS = 200_000
+"""Most rows of all tables of one job together: the server reads tables of one name into memory to sort and render."""
+MAX_TABLES_BYTES = 32 << 20
+"""Most bytes of all tables of one job together, as JSON."""
+ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
+
+_columns = TypeAdapter(list[Column])
+_checks = TypeAdapter(list[Check])
+_verdict: TypeAdapter[Verdict] = TypeAdapter(Verdict)
+_text = TypeAdapter(str)
+
+
+@dataclass
+class _Unit:
+    """A unit that runs or has run."""
+
+    index: int
+    title: str
+    side: str | None
+    outcome: str = "crashed"
+    reason: str | None = None
+    environment: dict[str, Any] | None = None
+    verdicts: dict[str | None, CaseVerdict] = field(default_factory=dict)
+    """Verdicts by case key; the key None has the verdict on the unit's other cases."""
+    stands: set[tuple[str, str | None, str]] = field(default_factory=set)
+    """(case key, phase, metric) of the measurements from processes that crashed."""
+    measured: set[str] = field(default_factory=set)
+    """Keys of the cases that have measurements."""
+    judged: set[str] = field(default_factory=set)
+    """Keys of the cases on which those processes gave a verdict."""
+
+
+class Spool:
+    """Measurements, tables, artifacts, units and log of one attempt. Results belong to the unit that began last."""
+
+    def __init__(self, max_artifacts: int = checked.MAX_ARTIFACTS) -> None:
+        self.log = CappedLog()
+        self._max_artifacts = max_artifacts
+        self._tables: list[TableRecord] = []
+        """Tables that units reported."""
+        self.artifacts: list[StoredArtifact] = []
+        self._measurements = PackedMeasurements()
+        self._units: list[_Unit] = []
+        self._columns: dict[str, tuple[str, list[Column]]] = {}
+        """Columns of the tables so far, by table name, after the title of the first unit that reported one."""
+        self._table_bytes = self._table_rows = self._verdict_bytes = 0
+        self._checked = checked.Measurements()
+        self._names: dict[str, tuple[int, str]] = {}
+        """Public names of artifacts so far, with their units' titles and own names."""
+
+    def begin_unit(self, index: int, title: str, side: str | None = None) -> None:
+        """Begin a unit of the plan. All results that follow belong to it."""
+        self._units.append(_Unit(index, checked.cut(title), side))
+
+    def go_on(self, reason: str) -> None:
+        """Record that the unit crashed, for the given `reason`, and continues in a fresh process.
+
+        Results that the spool already has are kept: the fresh process reports the cell in which the earlier one ended
+        as crashed, although the earlier process may have sent that cell's results.
+        """
+        unit = self._unit
+        unit.reason = checked.cut(reason)
+        unit.stands |= {
+            (record.case_key, record.phase, record.metric)
+            for record in self._measurements
+            if record.unit_index == unit.index
+        }
+        unit.judged |= {key for key in unit.verdicts if key is not None}
+
+    def end_unit(self, outcome: Outcome) -> None:
+        """End the unit with this outcome."""
+        unit = self._unit
+        if isinstance(outcome, Failed):
+            unit.outcome, unit.reason = outcome.code, checked.cut(outcome.detail)
+        elif isinstance(outcome, Cancelled):
+            unit.outcome = "cancelled"
+        else:
+            unit.outcome = "succeeded"
+
+    @property
+    def _unit(self) -> _Unit:
+        return self._units[-1]
+
+    def add_measurement(self, wire: Mapping[str, Any]) -> None:
+        """Take a measurement as `Measurement.to_wire` made it.
+
+        Raises:
+            ValueError: it is no measurement.
+            TooLarge: it, or this job's measurements together, exceed the size limit.
+        """
+        record = self._checked.checked(wire, self._unit.index)
+        if (record.case_key, record.phase, record.metric) not in self._unit.stands:
+            self._measurements.append(record)
+            self._unit.measured.add(record.case_key)
+
+    def add_table(self, wire: Mapping[str, Any]) -> None:
+        """Take a table as `Table.to_wire` made it.
+
+        Raises:
+            ValueError: it is no table.
+            TooLarge: it, or this job's tables together, exceed the limit of rows or bytes.
+            UnfitResult: its name is reserved, the unit has reported a table of that name, or another unit has reported
+                one with other columns.
+        """
+        if not isinstance(wire["rows"], list) or not all(isinstance(row, list) for row in wire["rows"]):
+            raise ValueError("a table's rows are lists")
+        table = Table(_text.validate_python(wire["name"]), _columns.validate_python(wire["columns"]), wire["rows"])
+        for column in table.columns:
+            checked.short(column.name, "a column's name")
+            checked.short(column.unit or "", "a column's unit")
+        unit = self._unit
+        if table.name == TABLE:
+            raise UnfitResult(
+                f"unit {unit.index} ({unit.title}) reports a table named {TABLE!r}: that name is reserved for the "
+                "checks of its cases; choose another"
+            )
+        if any(other.name == table.name and other.unit_index == unit.index for other in self._tables):
+            raise UnfitResult(f"unit {unit.index} ({unit.title}) reports two tables named {table.name!r}")
+        first, columns = self._columns.setdefault(table.name, (unit.title, list(table.columns)))
+        if list(table.columns) != columns:
+            raise UnfitResult(
+                f"table {table.name!r} of unit {unit.index} ({unit.title}) has other columns than that of {first!r}: "
+                f"{_listed(table.columns)}, not {_listed(columns)}"
+            )
+        rows = table.to_json()
+        self._table_bytes += len(rows)
+        self._table_rows += len(table.rows)
+        if (
+            len(self._tables) >= MAX_TABLES
+            or self._table_rows > MAX_TABLES_ROWS
+            or self._table_bytes > MAX_TABLES_BYTES
+        ):
+            raise TooLarge(
+                f"this job has {len(self._tables) + 1} tables of {self._table_bytes} bytes and {self._table_rows} rows "
+                f"with table {table.name!r} of unit {unit.index} ({unit.title}); {MAX_TABLES} tables of "
+                f"{MAX_TABLES_BYTES} bytes and {MAX_TABLES_ROWS} rows are kept: report the top rows"
+            )
+        self._tables.append(_stored(table, rows, unit.index))
+
+    def name_artifact(self, name: str) -> str:
+        """Reserve and return the public name of the unit's artifact `name`. No other artifact of the job can get it.
+
+        Raises:
+            ValueError: `name` is not a valid artifact name.
+            UnfitResult: another artifact has this name, or the public name that follows from it.
+            TooLarge: this job exceeds the limit of artifacts.
+        """
+        if not ARTIFACT_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'; at most 200")
+        unit = self._unit
+        if len(self._names) >= self._max_artifacts:
+            raise TooLarge(
+                f"artifact {name!r} of unit {unit.index} ({unit.title}) is one too many: the worker keeps "
+                f"{self._max_artifacts} of a job (FLOPWATCH_MAX_ARTIFACTS)"
+            )
+        public = public_name(name, unit.index)
+        if public in self._names:
+            index, other = self._names[public]
+            if index == unit.index:
+                raise UnfitResult(f"unit {index} ({unit.title}) reports two artifacts named {name!r}")
+            raise UnfitResult(
+                f"artifact {name!r} of unit {unit.index} ({unit.title}) would be called {public!r}, "
+                f"as {other!r} of unit {index} is"
+            )
+        self._names[public] = unit.index, name
+        return public
+
+    def add_artifact(self, public: str, kind: str, media_type: str, size: int, sha256: str) -> None:
+        """Take a stored file of the unit, with a name from `name_artifact`."""
+        self.artifacts.append(StoredArtifact(self._unit.index, public, kind, media_type, size, sha256))
+
+    def add_environment(self, fingerprint: Mapping[str, Any], neighbours: list[int]) -> None:
+        """Take the unit's environment; the first one counts, since a unit stays on its devices.
+
+        Raises:
+            ValueError: it is no environment.
+            TooLarge: it exceeds the limit of bytes.
+        """
+        if self._unit.environment is None:
+            self._unit.environment = {**checked.environment(fingerprint), "neighbours": neighbours}
+
+    def add_validity(self, verdict: Mapping[str, Any], case_key: str | None, title: str) -> None:
+        """Take the unit's verdict on a case, or, without a case key, on all its other cases.
+
+        Raises:
+            ValueError: it is no verdict.
+            TooLarge: it exceeds the limit of checks, or this job's verdicts together exceed the limit of bytes.
+        """
+        unit = self._unit
+        verdict, size = checked.verdict(verdict)
+        if case_key is not None:
+            checked.short(case_key, "a verdict's case_key")
+        title = checked.cut(_text.validate_python(title))
+        self._verdict_bytes += size + len(title) + len(case_key or "")
+        if self._verdict_bytes > checked.MAX_VERDICT_BYTES:
+            raise TooLarge(
+                f"this job's verdicts have {self._verdict_bytes} bytes; {checked.MAX_VERDICT_BYTES} are kept: "
+                "report fewer or shorter checks"
+            )
+        told = CaseVerdict(
+            unit_title=unit.title,
+            case_key=case_key,
+            title=title,
+            verdict=_verdict.validate_python(verdict["verdict"]),
+            checks=_checks.validate_python(verdict["checks"]),
+        )
+        if told.case_key in unit.judged:
+            return
+        former = unit.verdicts.get(told.case_key)
+        unit.verdicts[told.case_key] = told if former is None else former.joined(told)
+
+    @property
+    def measurements(self) -> Collection[MeasurementRecord]:
+        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's.
+
+        They are unpacked as they are read; reading them again unpacks them again.
+        """
+        verdicts = {unit.index: unit.verdicts for unit in self._units}
+        return Changed(
+            self._measurements, lambda record: replace(record, validity=_of(verdicts[record.unit_index], record))
+        )
+
+    @property
+    def tables(self) -> list[TableRecord]:
+        """Return the tables that units reported, and a table of all checks for each unit with several cases."""
+        # Each unit's checks get a share, so that tables of that name together stay within the job's bounds.
+        share = max(1, len(self._units))
+        rows, size = min(MAX_ROWS, MAX_TABLES_ROWS // share), min(MAX_BYTES, MAX_TABLES_BYTES // share)
+        found = [(unit, checks_table(self._verdicts_of(unit), max_rows=rows, max_bytes=size)) for unit in self._units]
+        checks = [_stored(table, table.to_json(), unit.index) for unit, table in found if table is not None]
+        return [*self._tables, *checks]
+
+    @property
+    def units(self) -> list[UnitRecord]:
+        """Return the units that have begun, in order."""
+        return [
+            UnitRecord(
+                unit_index=unit.index,
+                title=unit.title,
+                outcome=unit.outcome,
+                side=unit.side,
+                reason=unit.reason,
+                environment=unit.environment,
+                validity=summed_up(self._verdicts_of(unit)),
+            )
+            for unit in self._units
+        ]
+
+    @property
+    def environment(self) -> dict[str, Any] | None:
+        """Return the first unit's environment, which represents the job: all its units run on the same devices."""
+        return self._units[0].environment if self._units else None
+
+    @property
+    def validity(self) -> dict[str, Any] | None:
+        """Return the sum of all units' verdicts (see `summed_up`)."""
+        return summed_up([verdict for unit in self._units for verdict in self._verdicts_of(unit)])
+
+    def _verdicts_of(self, unit: _Unit) -> list[CaseVerdict]:
+        """Return the unit's verdicts, each with the number of cases that it covers. The verdict on the other cases
+        covers the measured cases that have no verdict of their own.
+        """
+        others = len(unit.measured - unit.verdicts.keys())
+        alone = len(unit.verdicts) == 1
+        return [
+            verdict if key is not None else replace(verdict, cases=max(others, 1) if alone else others)
+            for key, verdict in unit.verdicts.items()
+        ]
+
+    def forget_results(self) -> None:
+        """Forget everything except the log."""
+        self._tables, self.artifacts, self._measurements, self._units = [], [], PackedMeasurements(), []
+
+
+def public_name(name: str, unit_index: int) -> str:
+    """Return an artifact's name in its job: unit 0 has `trace.json.gz`, unit 1 `trace-unit-1.json.gz`."""
+    stem, dot, suffixes = name.partition(".")
+    return name if unit_index == 0 else f"{stem}-unit-{unit_index}{dot}{suffixes}"
+
+
+def _stored(table: Table, rows: bytes, unit_index: int) -> TableRecord:
+    columns = [asdict(column) for column in table.columns]
+    return TableRecord(unit_index, table.name, columns, len(table.rows), zlib.compress(rows))
+
+
+def _of(verdicts: Mapping[str | None, CaseVerdict], record: MeasurementRecord) -> str | None:
+    found = verdicts.get(record.case_key) or verdicts.get(None)
+    return None if found is None else found.verdict
+
+
+def _listed(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{column.name} ({column.type}, {column.unit})" for column in columns)

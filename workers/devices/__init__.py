@@ -1,0 +1,1 @@
+"""The devices of a host, and the locks on them."""
