@@ -21,7 +21,7 @@ from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
 from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
-from tests.builders import measured
+from tests import builders
 from tests.databases import put_database
 from tools.waiting import wait_until
 
@@ -146,7 +146,9 @@ def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
             site.worker.report(claim, "progress", done=1, total=2, message="measuring")
             site.worker.report(claim, "log", text="a line of output\n")
             state = "failed" if (claim.name or "").startswith("fails") else "succeeded"
-            measurements = [] if state == "failed" else [measured("forward_ms", 1.25, model="tiny", context_length=8)]
+            measurements = (
+                [] if state == "failed" else [builders.measured("forward_ms", 1.25, model="tiny", context_length=8)]
+            )
             site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
 
     thread = threading.Thread(target=work)
@@ -168,9 +170,9 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
     return serving
 
 
-@pytest.fixture(scope="session", name="measured")
-def _measured() -> Callable[..., MeasurementRecord]:
-    return measured
+@pytest.fixture(scope="session")
+def measured() -> Callable[..., MeasurementRecord]:
+    return builders.measured
 
 
 @pytest.fixture(scope="session")
