@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from app.layout import parsed_time
+from app.times import parsed_time
 from workers.agent import readings
 from workers.agent.readings import Readings
 from workers.devices.locks import Gpu, Host
