@@ -22,8 +22,8 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
 from sqlalchemy import case as sql_case
 
+from app.case_text import case_text
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
-from app.layout import case_text
 from app.specs import KINDS
 from app.states import FINISHED_STATES, VERDICTS, worst
 from app.store import tables

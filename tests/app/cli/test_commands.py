@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.layout import FIRST_IN_QUEUE
 from app.specs import KINDS
+from app.states import FIRST_IN_QUEUE
 from app.store.records import StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream

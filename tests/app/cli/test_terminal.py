@@ -133,7 +133,7 @@ def test_nothing_prints_past_it() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("typer.echo", "print", "sys.stdout.write"):
                 prints.add(path.name)
-    assert prints == {"terminal.py", "server.py"}
+    assert prints == {"terminal.py"}
 
 
 def test_the_servers_log_has_a_message_in_one_line() -> None:

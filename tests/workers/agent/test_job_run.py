@@ -218,9 +218,9 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
         {"type": "cursor", "position": "far"},
         {"type": "progress", "done": "many", "total": 2, "message": ""},
         {"type": "progress", "done": 1, "total": 2, "message": "caf\udce9"},
-        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": "long"},
-        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 10**400},
-        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": -1},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "headline": "b", "seconds": "long"},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "headline": "b", "seconds": 10**400},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "headline": "b", "seconds": -1},
         {"type": "cell", "done": 1, "total": 2},
         {"type": "environment", "environment": ["linux"]},
         {"type": "validity", "validity": {"verdict": "fine", "checks": []}, "case_key": None, "title": ""},
@@ -248,7 +248,7 @@ def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
     """JSON allows it, and its reader takes it for infinity."""
 
     def play(unit: Unit) -> None:
-        cell = {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 0.25}
+        cell = {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "headline": "b", "seconds": 0.25}
         os.write(unit.messages, json.dumps(cell).replace("0.25", "1e999").encode() + b"\n")
         unit.say(SUCCESS)
         unit.end()
@@ -422,7 +422,15 @@ def test_a_long_progress_message_is_cut(site: Site) -> None:
 
 def test_every_finished_cell_is_told_and_of_the_progress_the_newest(site: Site) -> None:
     cells = [
-        {"type": "cell", "done": n, "total": 3, "title": f"cell {n}", "outcome": "ok", "told": "1 ms", "seconds": 0.5}
+        {
+            "type": "cell",
+            "done": n,
+            "total": 3,
+            "title": f"cell {n}",
+            "outcome": "ok",
+            "headline": "1 ms",
+            "seconds": 0.5,
+        }
         for n in (1, 2)
     ]
     between = {"type": "progress", "done": 1, "total": 3, "message": "the next one"}
