@@ -28,7 +28,8 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     worker_id,
 )
-from tools.service import Service, submit, wait_until
+from tools.service import Service, submit
+from tools.waiting import wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.alone]
 

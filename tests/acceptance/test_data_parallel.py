@@ -13,7 +13,8 @@ import pytest
 from tests.acceptance.conftest import Site
 from tests.acceptance.sabotage import get, wait_until_gone
 from tests.sockets import listening, listening_of
-from tools.service import submit, wait_for_job, wait_until
+from tools.service import submit, wait_for_job
+from tools.waiting import wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 

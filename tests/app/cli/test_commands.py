@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from app.layout import FIRST_IN_QUEUE
 from app.specs import KINDS
+from app.states import FIRST_IN_QUEUE
 from app.store.records import StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream
+from tools.waiting import wait_until
 
 TINY = ("benchmark", "model.size=tiny")
 
@@ -741,7 +742,7 @@ def test_token(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         ended(flopwatch("jobs", FLOPWATCH_URL=guarded.url, FLOPWATCH_API_TOKEN="abc"))
 
 
-def test_a_lost_stream_is_taken_up(serve: Any, tmp_path: Path, start: Any, until: Any) -> None:
+def test_a_lost_stream_is_taken_up(serve: Any, tmp_path: Path, start: Any) -> None:
     """The server restarts while a client follows a job."""
     with serve(tmp_path) as site:
         port = int(site.url.rpartition(":")[2])
@@ -759,7 +760,7 @@ def test_a_lost_stream_is_taken_up(serve: Any, tmp_path: Path, start: Any, until
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        until(lambda: server.started, "the restart", 30)
+        wait_until(lambda: server.started, "the restart", 30)
         site.worker.services = app.state.services
         site.worker.finish(site.worker.claim())
         assert following.wait(30) == 0

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.layout import STATISTICS
 from app.results import Cell, Sheet, column_name, local_table, render, table
 from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.kernel import KernelSpec
 from app.store.database.engine import Database
-from app.store.reading.queries import Reading
+from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, UnitRecord
 
 Measure = Callable[..., int]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from app.layout import case_text
+from app.case_text import case_text
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from app.layout import FORMATS
 from app.specs.attention import AttentionSpec
 from app.store.reading import measurements
 from app.store.records import StoredArtifact, UnitRecord
+from app.table_options import FORMATS
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
 

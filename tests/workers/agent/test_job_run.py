@@ -34,6 +34,7 @@ from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
 from flopwatch.connection import problem_text
 from tests.databases import put_database
+from tools.waiting import wait_until
 from workers.agent import job_run, unit_run
 from workers.agent.job_run import JobRun
 from workers.devices.locks import Lease
@@ -166,10 +167,7 @@ class Site:
         )
         self.running = run
         run.start()
-        deadline = time.monotonic() + 20
-        while not run.ended:
-            assert time.monotonic() < deadline, "the job does not end"
-            time.sleep(0.01)
+        wait_until(lambda: run.ended, "the job's end", 20)
         run.join()
         job, _version = Reading(self.database).job(claim.job_id)
         to_json(job)  # what the server does with it
@@ -280,9 +278,7 @@ def test_a_job_goes_on_while_the_store_is_not_available_and_its_result_is_kept(
 
     def play(unit: Unit) -> None:
         unit.say({"type": "started"})
-        deadline = time.monotonic() + 10
-        while refused.count("report") < 2 and time.monotonic() < deadline:  # longer than one flush
-            time.sleep(0.01)
+        wait_until(lambda: refused.count("report") == 2, "two refusals", 10)  # longer than one flush
         unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
         unit.end()
 
