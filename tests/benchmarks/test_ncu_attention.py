@@ -11,7 +11,7 @@ import pytest
 from app.specs import spec_adapter
 from app.specs.profile import ProfileSpec
 from benchmarks import ncu_attention
-from workers.jobs._outside_profilers import COUNTERS, DURATION
+from workers.jobs.profile.nsight import COUNTERS, DURATION
 
 OPTIONS = argparse.Namespace(size="tiny", context_length=64, mode="forward", set="basic", launches=2, timeout_s=1.0)
 

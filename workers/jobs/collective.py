@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.collective import CollectiveCell, CollectiveSpec
 from workers.jobs._base import Reporter, Unit
-from workers.jobs._cells import GPU_ONLY
 from workers.jobs._grid import Context, GridRunner, Trial
+from workers.jobs._grid.operations import GPU_ONLY
 from workers.jobs._ranks import RanksBeside, check_cores, job_failure
 from workers.jobs._values import Metric
 from workers.measure.check import Check
