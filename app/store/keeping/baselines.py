@@ -290,7 +290,7 @@ def _counted(titles: Sequence[str], total: int, verdict: str) -> str:
 
 def _title(case: Mapping[str, Any], kind: str) -> str:
     """Write a case in words."""
-    text = case_text(KINDS[kind].worth_telling(case) if kind in KINDS else case)
+    text = case_text(KINDS[kind].displayed(case) if kind in KINDS else case)
     return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
 
 
