@@ -54,6 +54,7 @@ def test_from_the_empty_page_to_a_plot_and_a_latex_table(empty: Service, chromiu
 def see_the_results(page: Page) -> None:
     """A finished job's page has its table, its plot with the same numbers as text, and the table for a paper."""
     expect(page.locator("h1")).to_contain_text("tiny, context_length=128")
+    page.get_by_text("Every sample over the steps").click()
     plot = page.locator("#samples-plot .plot")
     expect(plot).to_have_attribute("aria-label", re.compile("^Times of the measured steps"))
     expect(plot.locator(".scatterlayer .trace")).to_have_count(4)

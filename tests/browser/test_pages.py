@@ -10,7 +10,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.acceptance.conftest import Site, short_job
 from tests.browser.checks import assert_fits, assert_readable
 from tests.browser.conftest import PATIENCE_MS, Watch
-from tools.service import submit, wait_for_job, wait_until
+from tools.service import submit, wait_for_job
+from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -45,7 +46,9 @@ def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
     expect(page.locator("article .state").first).to_have_text("succeeded")
     assert page.evaluate("window.loadedOnce === true")
     expect(page.locator("main")).to_contain_text("forward_ms")
-    expect(page.locator("main")).to_contain_text("samples.csv.gz")
+    expect(page.get_by_role("link", name="samples.csv.gz")).not_to_be_visible()
+    page.locator("#files > summary").click()
+    expect(page.get_by_role("link", name="samples.csv.gz")).to_be_visible()
     assert_readable(page)
 
     page.goto("/ui?state=succeeded&label=team:a")

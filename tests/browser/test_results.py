@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,22 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     expect(page.locator("main")).to_contain_text("no case in common")
     page.goto(f"/ui/compare?job={jobs[0]}")
     expect(page.locator("main")).to_contain_text("Add at least one job")
+
+
+def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
+    jobs = []
+    for factor in (1.0, 5.0):
+        job = site.submit(spec={"context_length": 256})["id"]
+        case = {"model": "d8-f8-l1-h1", "context_length": 256}
+        metrics = {"first_step_ms": "ms", "peak_memory_mib": "MiB", "tokens_per_s": "tokens/s"}
+        rows = [measured(name, factor * 2.123e-7, validity="suspect", **case) for name in metrics]
+        rows = [replace(row, unit=metrics[row.metric]) for row in rows]
+        site.worker.finish(site.worker.claim_job(job), measurements=rows)
+        jobs.append(job)
+    page.goto(f"/ui/compare?job={jobs[0]}&job={jobs[1]}")
+    table = page.get_by_role("region", name="Metrics compared")
+    expect(table.locator(".finding-inconclusive").first).to_be_visible()
+    assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
 
 
 def test_exported_files_draw_their_figures_without_server_and_network(
