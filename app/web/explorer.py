@@ -136,7 +136,7 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
             choice.column: choice.chosen for choice in choices if choice.chosen and choice.chosen in choice.values
         }
     words = (view.q or "").lower().split()
-    found = [
+    matching = [
         row
         for row in sheet.rows
         if all(str(row[columns.index(name)]) == value for name, value in wanted.items())
@@ -146,8 +146,8 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
         view=view.model_copy(update={"table": name, "only": [f"{key}:{value}" for key, value in wanted.items()]}),
         tables=list(job.tables),
         columns=[sheet.columns[index] for index in shown],
-        rows=[[row[index] for index in shown] for row in found[view.after : view.after + PAGE]],
-        found=len(found),
+        rows=[[row[index] for index in shown] for row in matching[view.after : view.after + PAGE]],
+        found=len(matching),
         total=len(sheet.rows),
         choices=choices,
         address=f"/ui/jobs/{job.id}/explore",
@@ -164,15 +164,15 @@ def carried_over(view: View, columns: Sequence[str]) -> View:
 
 def offered(sheet: results.Sheet, texts: Sequence[int], wanted: Mapping[str, str]) -> list[Choice]:
     """Return the columns to filter by, of those with these indices: the ones in use, then others with few values."""
-    found = []
+    filters = []
     for index in texts:
         name = sheet.columns[index].name
         values = sorted({str(row[index]) for row in sheet.rows if row[index] is not None})
         is_short = 1 < len(values) <= MOST_CHOICES and max(map(len, values)) <= LONGEST_CHOICE
         if is_short and len(values) < len(sheet.rows):
-            found.append(Choice(name, values, wanted.get(name)))
-    kept = sorted(found, key=lambda choice: choice.chosen is None)[:MOST_FILTERS]
-    return [choice for choice in found if choice in kept]
+            filters.append(Choice(name, values, wanted.get(name)))
+    kept = sorted(filters, key=lambda choice: choice.chosen is None)[:MOST_FILTERS]
+    return [choice for choice in filters if choice in kept]
 
 
 def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -181,14 +181,14 @@ def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str
     Raises:
         InvalidRequest: one names no column of the table.
     """
-    found = []
+    pairs = []
     for text in filter(None, only):
         name, colon, value = text.partition(":")
         if not colon or name not in columns:
             detail = f"{text!r} must be written column:value; there is {', '.join(columns)}."
             raise InvalidRequest(detail, errors=(FieldError("/only", detail),))
-        found.append((name, value))
-    return found
+        pairs.append((name, value))
+    return pairs
 
 
 def has_words(row: Sequence[Any], texts: Sequence[int], words: Sequence[str]) -> bool:

@@ -137,12 +137,12 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
     places = [names.index(name) for name in coordinates]
     verdict = names.index("validity") if "validity" in names else None
     job = names.index("job") if "job" in names else None
-    found = []
+    points = []
     for row in sheet.rows:
         cell = row[at]
         if not isinstance(cell, Cell):
             continue
-        found.append(
+        points.append(
             Point(
                 place={name: row[index] for name, index in zip(coordinates, places, strict=True)},
                 value=cell.value,
@@ -153,7 +153,7 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
                 url=None if job is None or row[job] is None else f"/ui/jobs/{row[job]}",
             )
         )
-    return found
+    return points
 
 
 def varying(points: Iterable[Point]) -> dict[str, list[Scalar]]:
@@ -344,11 +344,11 @@ FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0
 """Colours of a comparison's findings; all others are grey."""
 
 
-def ratios(found: Sequence[Ratio]) -> Figure:
+def ratios(compared: Sequence[Ratio]) -> Figure:
     """Draw the ratios of candidate to baseline, one per row, with their confidence intervals and a line at 1."""
     traces = []
-    for finding in dict.fromkeys(one.finding for one in found):
-        own = [one for one in found if one.finding == finding]
+    for finding in dict.fromkeys(one.finding for one in compared):
+        own = [one for one in compared if one.finding == finding]
         traces.append(
             {
                 "type": "scatter",
@@ -370,12 +370,12 @@ def ratios(found: Sequence[Ratio]) -> Figure:
             }
         )
     layout = {
-        "height": 140 + 26 * len(found),
+        "height": 140 + 26 * len(compared),
         "xaxis": {"title": {"text": "Candidate / baseline, 95 % interval"}},
         "yaxis": {
             "type": "category",
             "categoryorder": "array",
-            "categoryarray": [escaped(one.label) for one in reversed(found)],
+            "categoryarray": [escaped(one.label) for one in reversed(compared)],
         },
         "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": _LINE_AT_1}],
         "hovermode": "closest",
@@ -384,7 +384,7 @@ def ratios(found: Sequence[Ratio]) -> Figure:
     }
     table = {
         "columns": ["metric and case", "ratio", "low", "high", "finding"],
-        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in found],
+        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in compared],
     }
     return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
 
@@ -423,14 +423,14 @@ def _fitting(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence
 def _at(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> list[tuple[str, list[Point]]]:
     """Return the series' points with these values along x, without the series that have none there."""
     keys = set(_keys(places))
-    found = [(name, [point for point in group if _key(point.place.get(x)) in keys]) for name, group in series]
-    return [(name, group) for name, group in found if group]
+    cut = [(name, [point for point in group if _key(point.place.get(x)) in keys]) for name, group in series]
+    return [(name, group) for name, group in cut if group]
 
 
 def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) -> list[tuple[str, list[Point]]]:
     """Return series without the points that others hide. Those without a value along x are always drawn."""
     number_of_points = sum(len(group) for _, group in series)
-    found = []
+    thinned = []
     for name, group in series:
         kept = thinning.kept(
             [float(place) if isinstance(place, int | float) else None for place in map(in_use, _along(group, x))],
@@ -441,8 +441,8 @@ def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) ->
             number_of_points=number_of_points,
             log=log,
         )
-        found.append((name, [group[index] for index in kept]))
-    return found
+        thinned.append((name, [group[index] for index in kept]))
+    return thinned
 
 
 def _name(point: Point, by: Sequence[str]) -> str:
@@ -465,11 +465,11 @@ def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]
         return [(index, index // len(PALETTE)) for index in range(len(firsts))]
     dashes = {_key(value): index for index, value in enumerate(last)}
     colours: dict[tuple[str, ...], int] = {}
-    found = []
+    styles = []
     for point in firsts:
         colour = colours.setdefault(tuple(_key(point.place.get(name)) for name in by[:-1]), len(colours))
-        found.append((colour, dashes[_key(point.place.get(by[-1]))]))
-    return found
+        styles.append((colour, dashes[_key(point.place.get(by[-1]))]))
+    return styles
 
 
 def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
@@ -509,13 +509,13 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
 
 def _marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, Any]]:
     """Return a trace for each outcome without a number: crosses along the top of the figure."""
-    found: dict[str, list[Point]] = {}
+    by_outcome: dict[str, list[Point]] = {}
     for point in points:
         if point.value is None and point.outcome is not None:
-            found.setdefault("unknown" if point.outcome == "ok" else point.outcome, []).append(point)
+            by_outcome.setdefault("unknown" if point.outcome == "ok" else point.outcome, []).append(point)
     told = _Hover()
     traces = []
-    for index, (outcome, group) in enumerate(found.items()):
+    for index, (outcome, group) in enumerate(by_outcome.items()):
         places = [in_use(point.place.get(x)) for point in group]
         traces.append(
             {
@@ -717,12 +717,12 @@ def _known_key(value: Scalar) -> str:
 
 def _ordered(values: Iterable[Scalar]) -> list[Scalar]:
     """Return numbers in ascending order, and texts in their original order: `tiny` comes before `small`."""
-    found = list(values)
-    numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
-    others = [value for value in found if value is not None]
+    listed = list(values)
+    numbers = [value for value in listed if isinstance(value, int | float) and not isinstance(value, bool)]
+    others = [value for value in listed if value is not None]
     if len(numbers) != len(others):
-        return found
-    return [*([None] * (len(found) - len(numbers))), *sorted(numbers)]
+        return listed
+    return [*([None] * (len(listed) - len(numbers))), *sorted(numbers)]
 
 
 def _is_numeric(values: Collection[Scalar]) -> bool:

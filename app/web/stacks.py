@@ -49,9 +49,9 @@ def tree(path: Path) -> list[Any]:
 
 def largest(root: Frame) -> list[Any]:
     """Return the frames with the most time. No callee takes longer than its caller, so callers come before callees."""
-    found: list[Any] = [root.name, root.time_us, []]
+    kept: list[Any] = [root.name, root.time_us, []]
     order = count()  # frames of the same time are not compared
-    waiting = [(-root.time_us, next(order), root, found)]
+    waiting = [(-root.time_us, next(order), root, kept)]
     for _ in range(MOST_FRAMES):
         if not waiting:
             break
@@ -63,4 +63,4 @@ def largest(root: Frame) -> list[Any]:
         for callee in frame.callees.values():
             if callee.time_us >= LEAST_SHARE * root.time_us:
                 heapq.heappush(waiting, (-callee.time_us, next(order), callee, shown))
-    return found
+    return kept

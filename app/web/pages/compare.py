@@ -131,7 +131,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     else:
         pair = {"baseline": baseline["id"], "candidate": candidate["id"]}
         sides = (f"job {baseline['id']} (baseline)", f"job {candidate['id']}")
-    found: dict[str, Any] = {
+    page: dict[str, Any] = {
         "candidate": candidate,
         "exports": [(name, f"/compare?{urlencode({**pair, 'format': name})}") for name in FORMATS],
         "file": f"/compare/export?{urlencode(pair)}",
@@ -144,7 +144,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
             sheet = results.compare(services.database, baseline["id"], candidate["id"], question)
     except (InvalidRequest, Conflict) as problem:
         return {
-            **found,
+            **page,
             "sides": sides,
             "problem": str(problem),
             "about": {},
@@ -152,7 +152,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
             "headline": None,
             "rows": [],
         }
-    return {**found, **comparison(sheet, sides)}
+    return {**page, **comparison(sheet, sides)}
 
 
 def comparison(sheet: results.Sheet, sides: tuple[str, str]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _telling(cases: Sequence[str]) -> Mapping[str, str]:
     """Return what tells each case from the others, by its name in full."""
     parts = {case: case.split(", ") for case in cases}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
-    names = {case: ", ".join(part for part in found if part not in shared) or case for case, found in parts.items()}
+    names = {case: ", ".join(part for part in words if part not in shared) or case for case, words in parts.items()}
     # A word that all have may stand for one coordinate here, and another there.
     return names if len(set(names.values())) == len(names) else {case: case for case in cases}
 
@@ -226,7 +226,7 @@ def _samples(
     services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
 ) -> list[plots.Samples]:
     """Return the samples of these cases on each side, those of several jobs together."""
-    found: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
+    by_side: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
     for one in comparisons:
         if not one["about"]:  # it cannot be compared: the page says why
             continue
@@ -236,13 +236,13 @@ def _samples(
             is_candidate = samples.side != "baseline" if samples.side else samples.job not in baseline
             name, case = one["sides"][is_candidate], samples.case or "the case"
             if case in cases:
-                found.setdefault((name, case), {})[samples.job] = samples.values
-    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in found.items()]
+                by_side.setdefault((name, case), {})[samples.job] = samples.values
+    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in by_side.items()]
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a figure of every ratio with its confidence interval."""
-    found = []
+    drawn = []
     names = _telling([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
     for one in comparisons:
         several = len({row["case"] for row in one["rows"]}) > 1
@@ -255,5 +255,5 @@ def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
                 one["sides"][1] if len(comparisons) > 1 else "",
             ]
             label = ", ".join(word for word in words if word)
-            found.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
-    return embedded(plots.ratios(found[:DRAWN_CASES])) if found else None
+            drawn.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
+    return embedded(plots.ratios(drawn[:DRAWN_CASES])) if drawn else None

@@ -167,7 +167,7 @@ def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: 
         "chart": embedded(plots.chart(points, axes, metric, unit)) if points else None,
         "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
-        "filters": filters({name: found for name, found in values.items() if name != axes.x}, only),
+        "filters": filters({name: choices for name, choices in values.items() if name != axes.x}, only),
         "x": axes.x,
         "y": y,
         "left_out": max(0, len(groups) - MAX_MAPS),
@@ -211,10 +211,10 @@ def maps(
     unit: str | None,
 ) -> list[dict[str, Any]]:
     """Return a heat map for each of the first groups of points. `points`: those of all groups."""
-    found = []
+    heat_maps = []
     for place, group in list(groups.items())[:MAX_MAPS]:
-        found.append({"of": place, **embedded(plots.heat_map(group, x, y, metric, unit, points))})
-    return found
+        heat_maps.append({"of": place, **embedded(plots.heat_map(group, x, y, metric, unit, points))})
+    return heat_maps
 
 
 def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, Sequence[plots.Point]]:

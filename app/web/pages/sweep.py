@@ -77,37 +77,37 @@ def sweep(
     tag = page_tag(services.reading.sweep_page_version(sweep_id), str(request.query_params))
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
-    found = services.reading.sweep(sweep_id)
-    progress = members.progress(services.database, found, datetime.now(UTC))
+    sweep = services.reading.sweep(sweep_id)
+    progress = members.progress(services.database, sweep, datetime.now(UTC))
     choice = query.choice()
     jobs, number = members.page(
-        services.database, found, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
+        services.database, sweep, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
     )
-    values = headline_values(services, found, jobs)
+    values = headline_values(services, sweep, jobs)
     return tagged(
         tag,
         request,
         "sweep.html",
         plots=True,
-        sweep=found,
+        sweep=sweep,
         progress=progress,
-        finished=not found["counts"]["queued"] and not found["counts"]["running"],
-        resumable=is_resumable(found),
+        finished=not sweep["counts"]["queued"] and not sweep["counts"]["running"],
+        resumable=is_resumable(sweep),
         took=took(progress),
-        varies=varies(found),
-        searched_at=list(found["grid"]),
+        varies=varies(sweep),
+        searched_at=list(sweep["grid"]),
         jobs=[
             {**job, "cells": values["jobs"].get(job["id"], {}), "case": case_text(job.get("summary") or {})}
             for job in jobs
         ],
-        one_case_each=members.has_one_case_each(found),
+        one_case_each=members.has_one_case_each(sweep),
         metrics=values["metrics"],
         number=number,
-        paths=[path for path, options in found["grid"].items() if len(options) > 1] + members.searched(found)
-        or list(found["grid"]),
+        paths=[path for path, options in sweep["grid"].items() if len(options) > 1] + members.searched(sweep)
+        or list(sweep["grid"]),
         choices=[
             (path, [told(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
-            for path, options in found["grid"].items()
+            for path, options in sweep["grid"].items()
             if len(options) > 1
         ],
         chosen=query,
@@ -150,13 +150,13 @@ def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence
     if not shown:
         return {"metrics": {}, "jobs": {}}
     sheet = results.metric_table(services.database, shown, jobs=ended)
-    found: dict[int, dict[str, Any]] = {job_id: {} for job_id in sheet.column("job")}
+    cells_of_jobs: dict[int, dict[str, Any]] = {job_id: {} for job_id in sheet.column("job")}
     for column in sheet.columns:
         if column.name in shown:
             cells = sheet.column(column.name)
-            for job_id, text, cell in zip(found, column_texts(cells, column), cells, strict=True):
-                found[job_id][column.name] = {"text": text, "outcome": cell.outcome}
-    return {"metrics": {name: units[name] for name in shown}, "jobs": found}
+            for job_id, text, cell in zip(cells_of_jobs, column_texts(cells, column), cells, strict=True):
+                cells_of_jobs[job_id][column.name] = {"text": text, "outcome": cell.outcome}
+    return {"metrics": {name: units[name] for name in shown}, "jobs": cells_of_jobs}
 
 
 def took(progress: members.Progress) -> str | None:

@@ -27,11 +27,11 @@ class SweepsQuery(StrictQuery):
 
 @router.get("/sweeps")
 def sweeps(request: Request, services: CurrentServices, query: Annotated[SweepsQuery, Query()]) -> Response:
-    found, following = services.reading.sweeps(limit=SWEEPS_PER_PAGE, after=query.after)
+    sweeps, following = services.reading.sweeps(limit=SWEEPS_PER_PAGE, after=query.after)
     return render(
         request,
         "sweeps.html",
-        sweeps=[{**sweep, "varies": varies(sweep), "total": sum(sweep["counts"].values())} for sweep in found],
+        sweeps=[{**sweep, "varies": varies(sweep), "total": sum(sweep["counts"].values())} for sweep in sweeps],
         older=None if following is None else f"/ui/sweeps?{urlencode({'after': following})}",
         newest=query.after is not None,
         this="/ui/sweeps" + (f"?{urlencode({'after': query.after})}" if query.after else ""),

@@ -57,7 +57,7 @@ def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQue
     panel = given.pop("panel", None) is not None
     query = read_query(given)
     chosen = any(given.get(name) for name in CHOOSING)
-    found = read_table(services, query) if chosen else {}
+    content = read_table(services, query) if chosen else {}
     layout = [(name, value) for name, value in pairs(given) if name not in OWN]
     return render(
         request,
@@ -76,7 +76,7 @@ def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQue
         panel=panel,
         this="/ui/tables?" + urlencode(layout),
         page_address=lambda after: "/ui/tables?" + urlencode([*layout, *([("after", after)] if after else [])]),
-        **{**NOTHING, **found},
+        **{**NOTHING, **content},
     )
 
 
@@ -95,18 +95,18 @@ def given_parameters(request: Request) -> dict[str, Any]:
     """Return the parameters of the request that are not empty; a form sends every field. Those that take several values
     are lists.
     """
-    found: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if not value.strip():
             continue
         if name == LABELS:
-            found.setdefault("label", []).extend(separated.split(value))
+            given.setdefault("label", []).extend(separated.split(value))
         elif name in SEPARATED:
             parts = [value] if name in ("label", "relative_to") else re.split(r"[\s,]+", value.strip())
-            found.setdefault(name, []).extend(part for part in parts if part)
+            given.setdefault(name, []).extend(part for part in parts if part)
         else:
-            found[name] = value.strip()
-    return found
+            given[name] = value.strip()
+    return given
 
 
 def read_query(given: Mapping[str, Any]) -> TableQuery:
@@ -153,13 +153,13 @@ def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
 def offered_coordinates(sheet: results.Sheet, query: TableQuery) -> dict[str, list[str]]:
     """Return the coordinates that could be pivoted, or related to, with their values."""
     names = [name for name in sheet.names("coordinate") if name != "job"]
-    found = {name: list(dict.fromkeys(text_of(value) for value in sheet.column(name))) for name in names}
+    values = {name: list(dict.fromkeys(text_of(value) for value in sheet.column(name))) for name in names}
     for name in filter(None, (query.pivot, *(name for name, _ in _references(query)))):
-        found.setdefault(name, [])
+        values.setdefault(name, [])
     for name, value in _references(query):
-        if value not in found[name]:
-            found[name].append(value)
-    return found
+        if value not in values[name]:
+            values[name].append(value)
+    return values
 
 
 def _references(query: TableQuery) -> Iterable[tuple[str, str]]:

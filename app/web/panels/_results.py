@@ -68,8 +68,8 @@ class JobResults:
     @cached_property
     def measurements(self) -> Sequence[Mapping[str, Any]]:
         """The job's first measurements, in the shape of the API's rows."""
-        found: Sequence[Mapping[str, Any]] = self._reading.measurements(self.id, limit=MOST_ROWS)["rows"]
-        return found
+        rows: Sequence[Mapping[str, Any]] = self._reading.measurements(self.id, limit=MOST_ROWS)["rows"]
+        return rows
 
     @property
     def table_columns(self) -> Sequence[str]:
@@ -102,11 +102,11 @@ class JobResults:
             first=MOST_CASES,
         )  # fmt: skip
 
-    def path(self, artifact: str) -> Path:
+    def path(self, name: str) -> Path:
         """Return the path of a file.
 
         Raises:
             NotFound: the job has no such file, or it is gone.
         """
-        found = self._reading.artifact(self.id, artifact)
-        return self._files.open_path(found["sha256"])
+        artifact = self._reading.artifact(self.id, name)
+        return self._files.open_path(artifact["sha256"])

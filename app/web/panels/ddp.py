@@ -32,12 +32,12 @@ OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer")
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and its sweep allow."""
-    found = []
+    panels = []
     if results.has("timeline"):
         rows = results.rows("timeline")
-        found += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
+        panels += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
     if results.has("operations"):
-        found.append(
+        panels.append(
             Panel(
                 "operations",
                 "Operations between ranks, in a step without a profiler",
@@ -52,7 +52,7 @@ def panels(results: JobResults) -> list[Panel]:
     if siblings is not None and len(compared := parts_of_steps(siblings)) > 1:
         strategies, of = compared, f"sweep {results.job['sweep_id']}"
     if strategies:
-        found.append(
+        panels.append(
             Panel(
                 "exposed",
                 f"Exposed communication by strategy: {of}",
@@ -61,7 +61,7 @@ def panels(results: JobResults) -> list[Panel]:
                 partial(draw_exposed, strategies),
             )
         )
-    return found
+    return panels
 
 
 def timeline(rows: Sequence[Row], step: int) -> Panel:
@@ -86,7 +86,7 @@ def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
     """
     if not {STEP, EXPOSED_MS} <= set(sheet.names("metric")):
         return {}
-    names, found = sheet.names(), dict[str, dict[str, float]]()
+    names, parts = sheet.names(), dict[str, dict[str, float]]()
     coordinates = [name for name in sheet.names("coordinate") if name != "job"]
     for row in sheet.rows:
         step, exposed = (cell_value(row[names.index(name)]) for name in (STEP, EXPOSED_MS))
@@ -94,8 +94,8 @@ def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
             continue
         place = {name: in_use(row[names.index(name)]) for name in coordinates}
         hidden = max(0.0, min(exposed, step))
-        found[unused(case_text(place) or "case", found)] = {COMPUTATION: step - hidden, EXPOSED: hidden}
-    return found
+        parts[unused(case_text(place) or "case", parts)] = {COMPUTATION: step - hidden, EXPOSED: hidden}
+    return parts
 
 
 def cell_value(cell: Any) -> float | None:
@@ -105,10 +105,10 @@ def cell_value(cell: Any) -> float | None:
 
 def unused(name: str, taken: Mapping[str, Any]) -> str:
     """Return a variant of the name that is not taken, since two jobs may have measured the same case."""
-    number, found = 2, name
-    while found in taken:
-        number, found = number + 1, f"{name} ({number})"
-    return found
+    number, variant = 2, name
+    while variant in taken:
+        number, variant = number + 1, f"{name} ({number})"
+    return variant
 
 
 def draw_exposed(strategies: Mapping[str, Mapping[str, float]]) -> Figure:
@@ -155,13 +155,13 @@ def joined(spans: Sequence[tuple[float, float]], most: int) -> list[tuple[float,
     """Return at most `most` of these spans, which are in order: those with the least gaps between them become one."""
     gaps = sorted(after[0] - before[1] for before, after in pairwise(spans))
     widest = gaps[len(spans) - most - 1] if len(spans) > most else None
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for begin, end in spans:
-        if found and widest is not None and begin - found[-1][1] <= widest:
-            found[-1] = (found[-1][0], end)
+        if merged and widest is not None and begin - merged[-1][1] <= widest:
+            merged[-1] = (merged[-1][0], end)
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def busy(rows: Sequence[Row], rank: int, stream: str) -> tuple[float, int]:

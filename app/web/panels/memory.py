@@ -30,9 +30,9 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and snapshots allow."""
-    found = []
+    panels = []
     if results.has("timeline"):
-        found.append(
+        panels.append(
             Panel(
                 "timeline",
                 "Memory over the recorded steps, by category (MiB)",
@@ -43,7 +43,7 @@ def panels(results: JobResults) -> list[Panel]:
         )
     phases = [name.removeprefix(HEAD) for name in results.tables if name.startswith(HEAD)]
     if phases:
-        found.append(
+        panels.append(
             Panel(
                 "peaks",
                 "What fills the peak of each phase (MiB)",
@@ -53,7 +53,7 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if results.has("allocations"):
-        found.append(
+        panels.append(
             Panel(
                 "allocations",
                 "Largest allocations",
@@ -63,7 +63,7 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if results.has("snapshots"):
-        found.append(
+        panels.append(
             Panel(
                 "snapshots",
                 "Snapshots",
@@ -71,7 +71,7 @@ def panels(results: JobResults) -> list[Panel]:
                 values={"viewer": MEMORY_VIZ, "snapshots": snapshots(results.rows("snapshots"), results.artifacts)},
             )
         )
-    return found
+    return panels
 
 
 def snapshots(rows: Sequence[Row], artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -127,8 +127,8 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             "hovermode": "x unified",
             "xaxis": {"title": {"text": "Entry of the history"}, "showgrid": False},
             "yaxis": {"title": {"text": "Memory (MiB)"}, "rangemode": "tozero"},
-            "shapes": [boundary(found[0]) for _, found in stretches[1:]],
-            "annotations": [label(phase, found[0]) for (_, phase), found in stretches if is_wide(found, entries)],
+            "shapes": [boundary(stretch[0]) for _, stretch in stretches[1:]],
+            "annotations": [label(phase, stretch[0]) for (_, phase), stretch in stretches if is_wide(stretch, entries)],
             "margin": {"l": 56, "r": 16, "t": 34, "b": 44},
             "legend": {"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         },

@@ -39,9 +39,9 @@ LEAST, MOST = 6.0, 30.0
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and files allow."""
-    found = []
+    panels = []
     if results.has("classes"):
-        found.append(
+        panels.append(
             Panel(
                 "classes",
                 "Where the time of a profiled step goes, by class (ms)",
@@ -51,7 +51,7 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if results.has("products") or results.has("attention"):
-        found.append(
+        panels.append(
             Panel(
                 "roofline",
                 "Roofline: what limits matrix products and the parts of attention",
@@ -62,11 +62,11 @@ def panels(results: JobResults) -> list[Panel]:
         )
     kernels = next((name for name in results.tables if name.startswith("kernels-") and results.has(name)), None)
     if kernels is not None:
-        found.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
+        panels.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
     if STACKS in results.artifacts:
         values = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
-        found.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
-    return found
+        panels.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
+    return panels
 
 
 def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -75,19 +75,19 @@ def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     scopes: dict[str, dict[str, float]] = {}
     for row in rows:
         scopes.setdefault(str(row["scope"]), {})[str(row["class"])] = float(row["total_ms"] or 0.0)
-    found: dict[str, dict[str, float]] = {}
+    phases: dict[str, dict[str, float]] = {}
     known: dict[str, float] = {}
     for scope, times in scopes.items():
         if scope == "step" and scopes.keys() <= {"step"}:
-            found["step"] = times
+            phases["step"] = times
         elif scope == "step" and "prefill" in scopes:
             continue  # its phases are there
         else:
             phase, _ = SCOPES.get(scope, ("optimizer" if scope == "step" else scope, None))
             before = known if phase in ("backward", "optimizer") else {}
-            found[phase] = {name: max(0.0, time - before.get(name, 0.0)) for name, time in times.items()}
+            phases[phase] = {name: max(0.0, time - before.get(name, 0.0)) for name, time in times.items()}
             known = times
-    return found
+    return phases
 
 
 def draw_classes(rows: Sequence[Row]) -> Figure:
