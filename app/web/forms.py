@@ -141,8 +141,8 @@ def written(field: Field, value: Any) -> tuple[str, ...]:
         return ()
     if field.type == "json":
         # A spec inside of a spec is written as short as people would.
-        told = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
-        return (json.dumps(told, indent=2, ensure_ascii=False),)
+        shown = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
+        return (json.dumps(shown, indent=2, ensure_ascii=False),)
     values = value if isinstance(value, list) else [value]
     return tuple(one if isinstance(one, str) else json.dumps(one) for one in values)
 
@@ -258,7 +258,7 @@ def number_of_jobs(body: Mapping[str, Any]) -> int:
 
 
 def options_of(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options beside the spec that are filled in; labels that `problems` tells about are left out."""
+    """Return the options beside the spec that are filled in; labels that `problems` refuses are left out."""
     options: dict[str, Any] = {}
     if texts["name"]:
         options["name"] = texts["name"]

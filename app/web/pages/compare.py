@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
@@ -20,6 +20,7 @@ from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import FORMATS, case_text
 from app.specs import KINDS
 from app.web import plots
+from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, embedded, render, table
 
 router = APIRouter()
@@ -42,7 +43,7 @@ class CompareQuery(StrictQuery):
     """The jobs, and the metric whose distributions are drawn."""
 
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
-    metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
+    metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     back: Annotated[str, Field(max_length=2000)] = ""
     """The query of the list of jobs in which they were picked; the list has the newest first, and a baseline is older
     than its candidates."""
@@ -72,7 +73,7 @@ def add(query: Annotated[AddQuery, Query()]) -> Response:
 @router.get("/compare")
 def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
     ids = query.ids()
-    jobs = [_about(services, job_id) for job_id in ids]
+    jobs = [_job(services, job_id) for job_id in ids]
     comparisons = _comparisons(services, jobs) if jobs else []
     metrics = list(dict.fromkeys(name for one in comparisons for name in one["metrics"]))
     metric = (
@@ -97,7 +98,7 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
     )
 
 
-def _about(services: Services, job_id: int) -> dict[str, Any]:
+def _job(services: Services, job_id: int) -> dict[str, Any]:
     job, _version = services.reading.job(job_id)
     holds_both = job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
     return {**job, "case": case_text(job.get("summary") or {}), "holds_both": holds_both}
@@ -209,12 +210,12 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
 
 def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
     """Return the groups with the short names of their cases: long ones along x would leave no room above."""
-    names = _telling(cases)
+    names = short_names(cases)
     return [replace(group, case=names[group.case]) for group in groups]
 
 
-def _telling(cases: Sequence[str]) -> Mapping[str, str]:
-    """Return what tells each case from the others, by its name in full."""
+def short_names(cases: Sequence[str]) -> Mapping[str, str]:
+    """Return for each case's name the parts that the others lack."""
     parts = {case: case.split(", ") for case in cases}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     names = {case: ", ".join(part for part in words if part not in shared) or case for case, words in parts.items()}
@@ -243,7 +244,7 @@ def _samples(
 def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a figure of every ratio with its confidence interval."""
     drawn = []
-    names = _telling([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
+    names = short_names([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
     for one in comparisons:
         several = len({row["case"] for row in one["rows"]}) > 1
         for row in one["rows"]:

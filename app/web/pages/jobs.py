@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BeforeValidator
 from starlette.concurrency import run_in_threadpool
 
 from app.api.bodies import read_limited
@@ -25,6 +24,7 @@ from app.specs import KINDS
 from app.states import JOB_STATES, JobState
 from app.store.queue.registration import ALIVE
 from app.web.live import by_content
+from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render
 
 router = APIRouter()
@@ -32,9 +32,6 @@ NAVIGATION = Entry("Jobs", "/ui", order=10)
 
 JOBS_PER_PAGE = 50
 MAX_PICKED = 500
-
-# A form sends every field, the empty ones too.
-NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
 
 class Filters(StrictQuery):

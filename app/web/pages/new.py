@@ -152,9 +152,9 @@ def problems_of(
 ) -> list[dict[str, str]]:
     """Return the problems of a form's texts; if there are any, also those of the other fields."""
     problems = forms.problems(fields, texts)
-    told = {problem["pointer"] for problem in problems}
+    pointers = {problem["pointer"] for problem in problems}
     return (
-        [*problems, *(problem for problem in check(services, body) if problem["pointer"] not in told)]
+        [*problems, *(problem for problem in check(services, body) if problem["pointer"] not in pointers)]
         if problems
         else []
     )

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from app import results
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
@@ -24,7 +24,9 @@ from app.specs._sweep import expand
 from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store.reading import members
 from app.web.live import page_tag, tagged, unchanged
-from app.web.pages.sweeps import told, varies
+from app.web.pages.sweeps import varies
+from app.web.parameters import NONE_IF_EMPTY
+from app.web.values import value_text
 
 router = APIRouter()
 
@@ -33,7 +35,6 @@ MAX_METRICS = 4
 """Metrics beside each job; the table below has all."""
 MAX_CHOICES = 200
 """Values of a path that a reader can choose from."""
-NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
 
 class SweepQuery(StrictQuery):
@@ -58,13 +59,13 @@ class SweepQuery(StrictQuery):
         )
 
 
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 """Of an index into a list of the grid."""
 
 
 def _index(text: str) -> tuple[str, int]:
     path, colon, index = text.rpartition(":")
-    if not colon or not index.isdecimal() or len(index) > MOST_DIGITS:
+    if not colon or not index.isdecimal() or len(index) > MAX_DIGITS:
         detail = "must be written path:index, such as context_length:0"
         raise InvalidRequest(f"Query parameter 'at': {detail}", errors=(FieldError("/at", detail),))
     return path, int(index)
@@ -106,14 +107,14 @@ def sweep(
         paths=[path for path, options in sweep["grid"].items() if len(options) > 1] + members.searched(sweep)
         or list(sweep["grid"]),
         choices=[
-            (path, [told(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
+            (path, [value_text(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
             for path, options in sweep["grid"].items()
             if len(options) > 1
         ],
         chosen=query,
         sort=choice.sort,
         descending=choice.descending,
-        told=told,
+        value_text=value_text,
         states=JOB_STATES,
         verdicts=VERDICTS,
         address=lambda **changes: address(request, sweep_id, changes),

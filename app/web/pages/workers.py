@@ -62,8 +62,8 @@ def devices_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each device of a public worker, with its readings at the last heartbeat and the fraction of its memory in
     use.
     """
-    told: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
-    readings = {(one.get("type"), one.get("uuid")): one for one in told if isinstance(one, dict)}
+    reported: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
+    readings = {(one.get("type"), one.get("uuid")): one for one in reported if isinstance(one, dict)}
     devices = []
     for device in worker["devices"]:
         if not isinstance(device, dict):

@@ -13,7 +13,7 @@ from app.web.plots import Figure
 
 PHASES = ("forward", "backward", "optimizer", "prefill")
 REST, DECODING = "rest of the step", "decoding"
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
 """Most processes that are drawn; replicates beyond them are in the table."""
 MEMORY = {"peak_memory_mib": "allocated, peak", "memory_reserved_mib": "reserved by the allocator, peak"}
 
@@ -49,7 +49,7 @@ def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
         units.setdefault(row["unit_index"], []).append(row)
     if len(units) == 1:
         return dict(zip(["one process"], units.values(), strict=True))
-    return {f"process {index + 1}": rows for index, rows in list(units.items())[:MOST_PROCESSES]}
+    return {f"process {index + 1}": rows for index, rows in list(units.items())[:MAX_PROCESSES]}
 
 
 def medians(rows: Sequence[Measurement]) -> dict[str, float]:

@@ -22,9 +22,9 @@ from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of
 
 Place = Mapping[str, Scalar]
 
-MOST_METRICS = 4
+MAX_METRICS = 4
 """Metrics that a kind without panels of its own has charts of."""
-MOST_CHARTS = 24
+MAX_CHARTS = 24
 """Most charts of one metric."""
 
 
@@ -33,7 +33,7 @@ def panels(results: JobResults) -> list[Panel]:
     sheet = results.sheet
     metrics = [name for name in results.table_columns if any(known(measured(sheet, name)))]
     panels = []
-    for metric in metrics[:MOST_METRICS]:
+    for metric in metrics[:MAX_METRICS]:
         points = measured(sheet, metric)
         if len(points) > 1:
             panels.append(
@@ -93,7 +93,7 @@ def charts(
             log="x y",
             folded=folded or number > 0,
         )
-        for number, place in enumerate(places[:MOST_CHARTS])
+        for number, place in enumerate(places[:MAX_CHARTS])
     ]
     if len(places) > len(panels):
         text = f"{text} The first {len(panels)} of {len(places)} charts; the table has all cells.".strip()

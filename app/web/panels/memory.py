@@ -23,7 +23,7 @@ CATEGORIES = {
 }
 """Categories from the bottom of the stacked areas to the top, with their colours: the longest-lived lowest."""
 HEAD = "categories-"
-LEAST_NAMED = 0.06
+MIN_NAMED_SHARE = 0.06
 """Share of the history that a phase must have for its name to be written above it."""
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
@@ -110,7 +110,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
                 "x": entries,
                 "y": [row["total_mib"] for row in rows],
                 "line": {"width": 1.2, "color": "var(--text)", "shape": "hv"},
-                "customdata": [told(row) for row in rows],
+                "customdata": [entry_text(row) for row in rows],
                 "hovertemplate": "%{y:.4g} MiB<br>%{customdata}<extra>total</extra>",
             }
         )
@@ -145,7 +145,7 @@ def boundary(entry: Any) -> dict[str, Any]:
 
 def is_wide(stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
     """Return True if a stretch of the history has room for its name."""
-    return bool(stretch[-1] - stretch[0] > LEAST_NAMED * (entries[-1] - entries[0]))
+    return bool(stretch[-1] - stretch[0] > MIN_NAMED_SHARE * (entries[-1] - entries[0]))
 
 
 def label(phase: Any, entry: Any) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def label(phase: Any, entry: Any) -> dict[str, Any]:
     return {**place, "text": escaped(phase), "showarrow": False, "font": {"size": 11, "color": "var(--quiet)"}}
 
 
-def told(row: Row) -> str:
+def entry_text(row: Row) -> str:
     """Return what an entry made or released, and the lines of code that made it, the innermost first."""
     change = row.get("change_mib")
     if change is None:

@@ -31,9 +31,9 @@ SCOPES: Mapping[str, tuple[str, str | None]] = {
 }
 """The scopes of the table `classes`, with the phase that each adds to the scope before it."""
 STACKS, FLAME_GRAPH = "stacks.txt", "flamegraph.svg"
-MOST_PRODUCTS = 300
+MAX_PRODUCTS = 300
 """Most points of the roofline: the products that take the most time."""
-LEAST, MOST = 6.0, 30.0
+MIN_SIZE, MAX_SIZE = 6.0, 30.0
 """Sizes of the roofline's points, in pixels."""
 
 
@@ -130,7 +130,7 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
     points = [("products", row, escaped(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
     points += [("attention", row, escaped(row["part"])) for row in attention]
     points = [point for point in points if point[1]["tflops"] and point[1]["intensity"]]
-    points = sorted(points, key=lambda point: -float(point[1]["total_ms"] or 0.0))[:MOST_PRODUCTS]
+    points = sorted(points, key=lambda point: -float(point[1]["total_ms"] or 0.0))[:MAX_PRODUCTS]
     longest = max((float(row["total_ms"] or 0.0) for _, row, _ in points), default=0.0)
     traces: list[dict[str, Any]] = []
     phases = list(dict.fromkeys(str(row["phase"]) for _, row, _ in points))
@@ -168,7 +168,8 @@ def cloud(
 ) -> dict[str, Any]:
     """Return the trace of some points of the roofline; the area of a point grows with its time."""
     sizes = [
-        LEAST + (MOST - LEAST) * math.sqrt(float(row["total_ms"] or 0.0) / (longest_ms or 1.0)) for row, _ in points
+        MIN_SIZE + (MAX_SIZE - MIN_SIZE) * math.sqrt(float(row["total_ms"] or 0.0) / (longest_ms or 1.0))
+        for row, _ in points
     ]
     return {
         "type": "scatter",
