@@ -1,225 +1,193 @@
-"""Tests whether comparisons find real differences and no others: `python -m benchmarks.comparisons gather FILE`; `judge
-FILE …`.
+"""Tests whether comparisons find real differences and no others, by drawing comparisons from measured processes.
 
-`gather` runs real processes through a real server and worker: jobs of kind `compare`, some of one spec against itself
-(A/A), some against the same operation with 3 % more work (A/B). A process is an attention forward pass on one thread.
-The longer sequence makes the work: naive attention takes time in proportion to the length's square, and
-(130 / 128)² = 1.031.
+    flopwatch up                                # in another terminal, best with OMP_NUM_THREADS=1 and under taskset
+    python -m benchmarks.run comparisons        # some times
+    python -m benchmarks.comparisons [DATA_DIR …]
 
-`judge` draws comparisons from those processes, whose order stays: of two that follow each other in a draw, one goes to
-each side, as in a job that measures in turns. Several gatherings may run on one host at once, each held to cores of its
-own (taskset); a draw takes its processes from one of them.
+The processes are those of jobs of kind `compare`, some of one spec against itself (A/A), some against the same
+operation with 3 % more work (A/B): an attention forward pass on one thread, whose longer sequence is the work, since
+naive attention takes time in proportion to the length's square, and (130 / 128)² = 1.031. Several servers, each held to
+cores of its own, may measure at once on one host: give the data folder of each. A draw takes its processes from one
+server, in the order in which they ran; of two successive ones in a draw, one goes to each side, as in a job that
+measures in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeVar
+
+from tabulate import tabulate
 
 from app.results import inference, judging
 from app.results.judging import Row
 from app.results.sheet import Cell
-from benchmarks._shared import host, print_report, started_service, wait_for_success
-from tools.service import submit
+from flopwatch.client import Flopwatch
 
 METRIC = "forward_ms"
 SHORT, LONG = LENGTHS = (128, 130)
-JOB_TIMEOUT_S = 7200.0
 SIZES = (4, 6, 8, 12, 16)
 PILOT = 8
 PLANTED_PERCENT = 3.0
 SEED = 2026
 
-
-def spec(length: int, measure_steps: int) -> dict[str, Any]:
-    """Return the spec of one side. A call takes a third of a millisecond, less than a turn of the scheduler."""
-    return {
-        "kind": "attention",
-        "implementations": ["cpu_naive"],
-        "head_dims": [16],
-        "sequence_lengths": [length],
-        "dtypes": ["fp32"],
-        "batch_size": 1,
-        "mode": "forward",
-        "warmup_steps": 50,
-        "measure_steps": measure_steps,
-        "device": "cpu",
-    }
+Times = Sequence[float]
+T = TypeVar("T")
 
 
-def gather(path: Path, rounds: int, replicates: int, measure_steps: int) -> None:
-    """Run `rounds` times an A/B job and an A/A job of half as many turns; write the processes' medians after each."""
-    found: dict[str, Any] = {"host": host(), "processes": []}
-    short, long = (spec(length, measure_steps) for length in (SHORT, LONG))
-    with started_service() as service:
-        service.start_worker(OMP_NUM_THREADS="1", TMPDIR=str(service.folder))
-        client = service.client()
-        for number in range(2 * rounds):
-            is_planted = number % 2 == 0
-            turns = replicates if is_planted else max(1, replicates // 2)
-            compared = {"kind": "compare", "baseline": short, "candidate": long if is_planted else short}
-            job_id = submit(client, {"spec": {**compared, "replicates": turns}, "timeout_s": "none"})
-            wait_for_success(client, job_id, timeout_s=JOB_TIMEOUT_S)
-            rows = client.get(f"/jobs/{job_id}/measurements").raise_for_status().json()["rows"]
-            found["processes"] += [
-                {"job": job_id, "unit": row["unit_index"], "length": row["sequence_length"], "ms": row["median"]}
-                for row in rows
-                if row["metric"] == METRIC
-            ]
-            path.write_text(json.dumps(found, indent=1))
-            print(f"{len(found['processes'])} processes", flush=True)
+class Process(NamedTuple):
+    """A measured process: its job, its place among the job's processes, its sequence length, and its time in ms."""
+
+    job: int
+    unit: int
+    length: int
+    ms: float
 
 
-def judge(paths: Sequence[Path], draws: int) -> None:
-    """Draw comparisons from the processes, in which time goes on as in a real one, and print what they find."""
-    gathered = [json.loads(path.read_text()) for path in paths]
-    series = [sorted(found["processes"], key=lambda one: (one["job"], one["unit"])) for found in gathered]
-    pools = [[one["ms"] for one in processes if one["length"] == length] for processes in series for length in LENGTHS]
-    counts = [sum(one["length"] == length for processes in series for one in processes) for length in LENGTHS]
+def processes(server: Flopwatch) -> list[Process]:
+    """Return the processes of all comparisons of a server, in the order in which they ran."""
+    found = []
+    for job in server.list_jobs(kind="compare", state="succeeded", limit=1000):
+        rows = server.measurements(job).query("metric == @METRIC")
+        columns = zip(rows["unit_index"], rows["sequence_length"], rows["median"], strict=True)
+        found += [Process(job["id"], int(unit), int(length), float(ms)) for unit, length, ms in columns]
+    return sorted(found)
+
+
+def judge(series: Sequence[Sequence[Process]], draws: int, rng: random.Random) -> list[tuple[str, dict[str, str]]]:
+    """Draw comparisons from the processes of each server; return rows of tables, each with its table's title."""
+    pools = [[one.ms for one in measured if one.length == length] for measured in series for length in LENGTHS]
     pools = [pool for pool in pools if len(pool) >= 2 * PILOT]
+    if not pools:
+        raise SystemExit(f"too few processes: measure {2 * PILOT} of one length or more")
     sizes = [number for number in SIZES if any(len(pool) >= 2 * number for pool in pools)]
-    if not sizes:
-        raise SystemExit(f"{sum(counts)} processes are too few: gather {2 * PILOT} of one length or more in a file")
-    rng = random.Random(SEED)
-    print(f"{sum(counts)} processes: {counts[0]} with {SHORT} positions, {counts[1]} with {LONG}")
-    for host_line in sorted({found["host"] for found in gathered}):
-        print(f"gathered on {host_line}; judged with SciPy {importlib.metadata.version('scipy')}")
-    print_report("Equal sides", [_equal(pools, number, draws, rng) for number in sizes])
-    print_report(f"{PLANTED_PERCENT:g} % added to the times of one side", [_scaled(pools, draws, rng)])
-    print_report("More work on one side", [_planted([_turns(processes) for processes in series], draws, rng)])
+    added = f"{PLANTED_PERCENT:g} % added to the times of one side"
+    return [
+        *(("Equal sides", _equal(pools, number, draws, rng)) for number in sizes),
+        (added, _scaled(pools, draws, rng)),
+        ("More work on one side", _planted([_turns(measured) for measured in series], draws, rng)),
+    ]
 
 
-def _equal(pools: Sequence[Sequence[float]], number: int, draws: int, rng: random.Random) -> dict[str, str]:
+def _equal(pools: Sequence[Times], number: int, draws: int, rng: random.Random) -> dict[str, str]:
     """Return how often `number` processes of either side, all of one spec, are found to differ."""
     large = [pool for pool in pools if len(pool) >= 2 * number]
-    weights = [len(pool) for pool in large]
 
-    def some() -> list[float]:
-        """Return processes from anywhere, in the order in which they ran."""
-        (pool,) = rng.choices(large, weights)
+    def from_anywhere() -> Times:
+        (pool,) = rng.choices(large, list(map(len, large)))
         return [pool[at] for at in sorted(rng.sample(range(len(pool)), 2 * number))]
 
-    def neighbours() -> list[float]:
-        """Return processes that ran one after the other."""
-        (pool,) = rng.choices(large, weights)
-        start = rng.randrange(len(pool) - 2 * number + 1)
-        return list(pool[start : start + 2 * number])
+    def neighbours() -> Times:
+        return _successive(large, 2 * number, rng)
 
-    def in_turns(chosen: Sequence[float]) -> str | None:
+    def in_turns(drawn: Times) -> bool:
         first = rng.randrange(2)
-        return _finding(chosen[first::2], chosen[1 - first :: 2])
+        return _finding(drawn[first::2], drawn[1 - first :: 2]) is not None
 
-    def in_blocks(chosen: Sequence[float], *, weighed: bool) -> str | None:
-        return _finding(chosen[:number], chosen[number:], alternated=not weighed)
+    def in_blocks(drawn: Times, *, alternated: bool) -> bool:
+        return _finding(drawn[:number], drawn[number:], alternated=alternated) is not None
 
-    def share(draw: Callable[[], str | None]) -> str:
-        return f"{sum(draw() is not None for _ in range(draws)) / draws:.1%}"
+    def share(draw: Callable[[], bool]) -> str:
+        return f"{sum(draw() for _ in range(draws)) / draws:.1%}"
 
     return {
         "processes of a side": str(number),
         "draws": f"{draws} each",
-        "in turns, from anywhere": share(lambda: in_turns(some())),
+        "in turns, from anywhere": share(lambda: in_turns(from_anywhere())),
         "in turns, neighbours": share(lambda: in_turns(neighbours())),
-        "one side after the other": share(lambda: in_blocks(neighbours(), weighed=False)),
-        "the same, drift weighed": share(lambda: in_blocks(neighbours(), weighed=True)),
+        "one side after the other": share(lambda: in_blocks(neighbours(), alternated=True)),
+        "the same, drift weighed": share(lambda: in_blocks(neighbours(), alternated=False)),
     }
 
 
-def _scaled(pools: Sequence[Sequence[float]], draws: int, rng: random.Random) -> dict[str, str]:
-    """Return how often a slowdown is found by as many processes as a pilot of PILOT on each side asked for.
+def _scaled(pools: Sequence[Times], draws: int, rng: random.Random) -> dict[str, str]:
+    """Return how often a slowdown of the times is found by as many processes as a pilot of successive ones asks for.
 
-    The pilot's processes followed each other; the others are drawn with replacement, since there may be too few. The
-    slowdown is put on the measured times.
+    The others are drawn with replacement, since there may be too few.
     """
     slower = 1 + PLANTED_PERCENT / 100
     hits = equal = 0
     asked = []
     for _ in range(draws):
-        (pool,) = rng.choices(pools, [len(pool) for pool in pools])
-        start = rng.randrange(len(pool) - 2 * PILOT + 1)
-        pilot = pool[start : start + 2 * PILOT]
-        wanted = _replicates_for(pilot[::2], [slower * time for time in pilot[1::2]])
-        assert wanted is not None
-        asked.append(wanted)
-        one, other = rng.choices(pool, k=wanted), rng.choices(pool, k=wanted)
-        hits += _finding(one, [slower * time for time in other]) == "worse"
+        (pool,) = rng.choices(pools, list(map(len, pools)))
+        pilot = _successive([pool], 2 * PILOT, rng)
+        asked.append(_replicates_for(pilot[::2], [slower * ms for ms in pilot[1::2]]))
+        one, other = rng.choices(pool, k=asked[-1]), rng.choices(pool, k=asked[-1])
+        hits += _finding(one, [slower * ms for ms in other]) == "worse"
         equal += _finding(one, other) is not None
-    deciles = statistics.quantiles(asked, n=10)
     return {
         "pilots": f"{draws} of {PILOT} processes a side",
-        f"asked for {PLANTED_PERCENT:g} %, median (10 … 90 %)": (
-            f"{statistics.median(asked):g} ({deciles[0]:.0f} … {deciles[-1]:.0f})"
-        ),
+        **_asked(asked),
         "found worse": f"{hits / draws:.1%}",
         "without the slowdown": f"{equal / draws:.1%}",
     }
 
 
-def _turns(processes: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return the times of both sides, turn by turn, of the jobs that measured two lengths."""
-    by_turn = {(one["job"], one["unit"]): one for one in processes}
-    return [
-        (one["ms"], other["ms"])
-        for (job, unit), one in by_turn.items()
-        if unit % 2 == 0 and (other := by_turn.get((job, unit + 1))) and one["length"] != other["length"]
+def _turns(measured: Sequence[Process]) -> list[tuple[float, float]]:
+    """Return the times of both sides, turn by turn, of the jobs that measured two lengths.
+
+    They are relative to the median of the shorter side, since one core may be faster than another.
+    """
+    pairs = [
+        (one.ms, other.ms)
+        for one, other in itertools.pairwise(measured)
+        if one.job == other.job and one.unit % 2 == 0 and one.length != other.length
     ]
+    unit = statistics.median(one for one, _ in pairs) if pairs else 1.0
+    return [(one / unit, other / unit) for one, other in pairs]
 
 
 def _planted(series: Sequence[Sequence[tuple[float, float]]], draws: int, rng: random.Random) -> dict[str, str]:
-    """Return how often the planted work is found by as many turns as a pilot of PILOT turns asked for.
-
-    The pilot's turns followed each other; the others are drawn with replacement from all, since there may be too few.
-    Times are relative to the median of their gathering's shorter side, since one core may be faster than another.
-    """
-    enough = [_relative(pairs) for pairs in series if len(pairs) >= PILOT]
-    everything = [pair for pairs in enough for pair in pairs]
-    ratio = statistics.median(other for _, other in everything) / statistics.median(one for one, _ in everything)
+    """Return how often the longer sequence is found by as many turns as a pilot of successive turns asks for."""
+    enough = [turns for turns in series if len(turns) >= PILOT]
+    if not enough:
+        return {"turns": "too few"}
+    everything = [turn for turns in enough for turn in turns]
+    short, long = zip(*everything, strict=True)
     hits = 0
     asked = []
     for _ in range(draws):
-        (pairs,) = rng.choices(enough, [len(pairs) for pairs in enough])
-        start = rng.randrange(len(pairs) - PILOT + 1)
-        wanted = _replicates_for(*_of_pairs(pairs[start : start + PILOT]))
-        assert wanted is not None
-        asked.append(wanted)
-        hits += _finding(*_of_pairs(rng.choices(everything, k=wanted))) == "worse"
-    deciles = statistics.quantiles(asked, n=10)
+        asked.append(_replicates_for(*zip(*_successive(enough, PILOT, rng), strict=True)))
+        hits += _finding(*zip(*rng.choices(everything, k=asked[-1]), strict=True)) == "worse"
     return {
         "turns": str(len(everything)),
-        "ratio of all": f"{ratio:.4f}",
+        "ratio of all": f"{statistics.median(long) / statistics.median(short):.4f}",
         "pilots": f"{draws} of {PILOT} turns",
-        f"asked for {PLANTED_PERCENT:g} %, median (10 … 90 %)": (
-            f"{statistics.median(asked):g} ({deciles[0]:.0f} … {deciles[-1]:.0f})"
-        ),
+        **_asked(asked),
         "found worse": f"{hits / draws:.1%}",
     }
 
 
-def _relative(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    unit = statistics.median(one for one, _ in pairs)
-    return [(one / unit, other / unit) for one, other in pairs]
+def _successive(pools: Sequence[Sequence[T]], number: int, rng: random.Random) -> Sequence[T]:
+    """Draw `number` elements that follow each other, from a pool drawn by its size."""
+    (pool,) = rng.choices(pools, list(map(len, pools)))
+    start = rng.randrange(len(pool) - number + 1)
+    return pool[start : start + number]
 
 
-def _of_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [one for one, _ in pairs], [other for _, other in pairs]
+def _asked(numbers: Sequence[int]) -> dict[str, str]:
+    deciles = statistics.quantiles(numbers, n=10)
+    heading = f"asked for {PLANTED_PERCENT:g} %, median (10 … 90 %)"
+    return {heading: f"{statistics.median(numbers):g} ({deciles[0]:.0f} … {deciles[-1]:.0f})"}
 
 
-def _replicates_for(baseline: Sequence[float], candidate: Sequence[float]) -> int | None:
+def _replicates_for(baseline: Times, candidate: Times) -> int:
     """Return how many processes of each side a comparison of these would ask for, to find PLANTED_PERCENT."""
     spread = inference.spread_between(baseline, candidate)
     assert spread is not None
     limit = inference.spread_limit(spread, len(baseline) + len(candidate) - 2)
-    return inference.replicates_for(PLANTED_PERCENT / 100, limit)
+    number = inference.replicates_for(PLANTED_PERCENT / 100, limit)
+    assert number is not None
+    return number
 
 
-def _finding(baseline: Sequence[float], candidate: Sequence[float], *, alternated: bool = True) -> str | None:
-    """Return what a comparison finds that asks for this metric alone; None if it is no difference."""
+def _finding(baseline: Times, candidate: Times, *, alternated: bool = True) -> str | None:
+    """Return "better" or "worse" as a comparison that asks for this metric alone finds it; None: no difference."""
     if inference.p_value(baseline, candidate) > inference.ALPHA:
         return None  # without its interval, which takes ten times as long
     cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
@@ -229,22 +197,20 @@ def _finding(baseline: Sequence[float], candidate: Sequence[float], *, alternate
 
 
 def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    gathering = commands.add_parser("gather", help="run the processes")
-    gathering.add_argument("file", type=Path)
-    gathering.add_argument("--rounds", type=int, default=10)
-    gathering.add_argument("--replicates", type=int, default=12)
-    gathering.add_argument("--measure-steps", type=int, default=1000)
-    judging_ = commands.add_parser("judge", help="draw comparisons from them")
-    judging_.add_argument("file", type=Path, nargs="+", help="one or more that gather wrote")
-    judging_.add_argument("--draws", type=int, default=1000)
+    """Draw and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data_dir", type=Path, nargs="*", default=[None], help="of each server; default: the usual one")
+    parser.add_argument("--draws", type=int, default=1000)
     arguments = parser.parse_args()
-    if arguments.command == "gather":
-        gather(arguments.file, arguments.rounds, arguments.replicates, arguments.measure_steps)
-    else:
-        judge(arguments.file, arguments.draws)
+    series = []
+    for folder in arguments.data_dir:
+        with Flopwatch(data_dir=folder) as server:
+            series.append(processes(server))
+    titled: dict[str, list[dict[str, str]]] = {}
+    for title, row in judge(series, arguments.draws, random.Random(SEED)):
+        titled.setdefault(title, []).append(row)
+    for title, rows in titled.items():
+        print(f"\n{title}: {sum(map(len, series))} processes\n\n{tabulate(rows, headers='keys', tablefmt='pipe')}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from app.layout import shortened
+from app.markdown_tables import shortened
 from app.settings import Settings
 from app.specs import KINDS
 from workers import uploaded
@@ -61,8 +61,8 @@ class LocalReporter:
     def progress(self, done: int, total: int, message: str) -> None:
         sys.stderr.write(f"{done}/{total} {message}\n")
 
-    def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
-        sys.stderr.write(f"{done}/{total} {title}: {told} ({seconds:.2g} s)\n")
+    def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
+        sys.stderr.write(f"{done}/{total} {title}: {headline} ({seconds:.2g} s)\n")
 
     def cursor(self, position: int) -> None:
         """Ignore the position: no agent could resume the unit if this process dies."""

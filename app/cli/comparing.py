@@ -193,7 +193,7 @@ def list_(
 ) -> None:
     """List baselines by name."""
     from app.cli.output import print_columns, print_json
-    from app.layout import age
+    from app.times import age
 
     found = server.list_baselines(limit)
     if as_json:

@@ -14,7 +14,7 @@ from app.cli import completing
 from app.cli.arguments import parse_labels
 from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table
-from app.layout import FORMATS, Statistic
+from app.table_options import FORMATS, Statistic
 
 if TYPE_CHECKING:
     from flopwatch.client import Flopwatch

@@ -26,7 +26,7 @@ from app import results
 from app.api.compare import SHOWN_TO_PEOPLE, ComparedQuery
 from app.api.parameters import JobId, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
-from app.layout import case_text
+from app.case_text import case_text
 from app.specs._base import flat
 from app.states import FINISHED_STATES
 from app.web.pages import compare as compare_page

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from app.layout import duration, parsed_time
 from app.specs import KINDS
 from app.specs._base import flat
+from app.times import duration, parsed_time
 
 MAX_CHECKS = 60
 """Number of a job's checks that its page lists."""

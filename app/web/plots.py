@@ -25,8 +25,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
 
-from app.layout import case_text, in_use, number
+from app.case_text import case_text, in_use
 from app.metrics import readable
+from app.number_text import number
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS

@@ -1,37 +1,49 @@
-"""The script behind the figures on comparisons judges processes whose noise and slowdown are known."""
+"""Comparisons of processes whose noise and slowdown are known."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from pathlib import Path
+from typing import Any
 
-import pytest
+import pandas as pd
 
 from benchmarks import comparisons
+from benchmarks.comparisons import LONG, SHORT, Process, judge, processes
 
 
-def test_it_finds_what_was_planted_and_little_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparisons_find_the_planted_difference_and_little_else() -> None:
     rng = random.Random(3)
-    lengths = {0: comparisons.SHORT, 1: comparisons.LONG}
-    factors = {comparisons.SHORT: 1.0, comparisons.LONG: 1.03}
-    paths = [tmp_path / "first.json", tmp_path / "second.json"]
-    for path, slower in zip(paths, (1.0, 1.5), strict=True):  # the second core is slow: one draw must not mix them
-        processes = [
-            {"job": 1, "unit": unit, "length": length, "ms": slower * factors[length] * math.exp(rng.gauss(0, 0.01))}
+    factors = {SHORT: 1.0, LONG: 1.03}
+    series = [  # the second server's core is slow: one draw must not mix them
+        [
+            Process(1, unit, length, slower * factors[length] * math.exp(rng.gauss(0, 0.01)))
             for unit in range(80)
-            for length in [lengths[unit % 2]]
+            for length in [(SHORT, LONG)[unit % 2]]
         ]
-        path.write_text(json.dumps({"host": "none", "processes": processes}))
-    comparisons.judge(paths, draws=20)
-    told = capsys.readouterr().out
-    assert "160 processes: 80 with 128 positions, 80 with 130" in told
-    tables = [[line for line in part.splitlines() if line.startswith("|")] for part in told.split("\n\n")]
-    equal, scaled, planted = (
-        [[cell.strip() for cell in row.strip("|").split("|")] for row in table[2:]] for table in tables if table
-    )
-    assert [int(row[0]) for row in equal] == list(comparisons.SIZES)
-    assert all(float(row[2].rstrip("%")) <= 25 for row in equal), "of 20 draws"
-    assert float(scaled[0][2].rstrip("%")) >= 60
-    assert float(planted[0][-1].rstrip("%")) >= 60
+        for slower in (1.0, 1.5)
+    ]
+    rows = judge(series, 20, rng)
+    equal = [row for title, row in rows if title == "Equal sides"]
+    assert [int(row["processes of a side"]) for row in equal] == list(comparisons.SIZES)
+    assert all(float(row["in turns, from anywhere"].rstrip("%")) <= 25 for row in equal), "of 20 draws"
+    assert all(float(row["found worse"].rstrip("%")) >= 60 for _, row in rows[-2:])
+    assert rows[-1][1]["turns"] == "80"
+
+
+def test_processes_of_all_jobs_stand_in_order() -> None:
+    class Server:
+        def list_jobs(self, **_: Any) -> list[dict[str, int]]:
+            return [{"id": 7}, {"id": 3}]
+
+        def measurements(self, job: dict[str, int]) -> pd.DataFrame:
+            metrics = {"metric": ["forward_ms", "tflops", "forward_ms"], "unit_index": [1, 0, 0]}
+            return pd.DataFrame({**metrics, "sequence_length": [LONG, SHORT, SHORT], "median": [2.0, 9.0, job["id"]]})
+
+    found = processes(Server())  # type: ignore[arg-type]
+    assert found == [
+        Process(3, 0, SHORT, 3.0),
+        Process(3, 1, LONG, 2.0),
+        Process(7, 0, SHORT, 7.0),
+        Process(7, 1, LONG, 2.0),
+    ]

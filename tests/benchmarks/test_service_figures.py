@@ -1,4 +1,4 @@
-"""The scripts behind the service's figures run, with few jobs, and end with a table of numbers.
+"""The scripts behind the service's figures run, with few jobs, and print tables of numbers.
 
 One is started as a user does. The others run in this process, on one server that they share.
 """
@@ -6,19 +6,20 @@ One is started as a user does. The others run in this process, on one server tha
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import idle_cpu, job_overhead, latencies, sse_streams
-from benchmarks.finish_memory import finish
+from benchmarks import latencies, run, service, store
+from benchmarks._shared import TINY
+from flopwatch.client import Flopwatch
 from tests.forked import ForkedService
 from tools.service import Service
 
@@ -42,30 +43,31 @@ def environment(folder: Path) -> dict[str, str]:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The server that the scripts share."""
     folder = tmp_path_factory.mktemp("figures")
-    with ForkedService(folder / "service", environment(folder)) as service:
-        service.start_server()
-        yield service
+    with ForkedService(folder / "service", environment(folder)) as shared:
+        shared.start_server()
+        yield shared
 
 
 @pytest.fixture
 def table(
     running: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Table]]:
-    """Run a script on the shared server. At the end nothing waits, so that no script's worker runs another's jobs."""
+    """Run a script on the shared server. At the end no job is queued, so that no script's worker runs another's."""
+    for module in (latencies, service):
+        monkeypatch.setattr(module, "started_service", lambda: contextlib.nullcontext(running))
 
-    def run(script: ModuleType, *arguments: str) -> Table:
-        monkeypatch.setattr(script, "started_service", lambda: contextlib.nullcontext(running))
-        script.main(arguments)
+    def run_script(script: Callable[..., None], **options: Any) -> Table:
+        script(**options)
         return parsed(capsys.readouterr().out)
 
-    yield run
+    yield run_script
     client: Any = running.client()
     client.post("/jobs/cancel", params={"state": "queued"}).raise_for_status()
     running.stop_processes(*(process for process in running.processes if process is not running.server))
 
 
 def parsed(output: str) -> Table:
-    """The headings and the rows of the table that the benchmark prints last."""
+    """The headings and the rows of the table that a script prints."""
     title, _, lines = output.rstrip("\n").rpartition("\n\n")
     assert all(word in title for word in ("Python", "SQLite", "fastapi", "torch")), title
     headings, rule, *rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines.splitlines()]
@@ -79,11 +81,11 @@ def numbers(rows: list[list[str]]) -> list[list[float]]:
     return [[float(cell.split()[0]) for cell in row[1:]] for row in rows]
 
 
-def test_http_throughput(tmp_path: Path) -> None:
+def test_throughput(tmp_path: Path) -> None:
     """As a user starts it: it starts a service of its own, and leaves nothing of it."""
-    arguments = ("--clients", "1", "2", "--seconds", "0.1", "--rounds", "2")
+    arguments = ("throughput", "--clients", "1", "--clients", "2", "--seconds", "0.1", "--rounds", "2")
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.http_throughput", *arguments],
+        [sys.executable, "-m", "benchmarks.service", *arguments],
         cwd=ROOT,
         env={**os.environ, **environment(tmp_path)},
         capture_output=True,
@@ -99,49 +101,81 @@ def test_http_throughput(tmp_path: Path) -> None:
     assert all(rate > 0 for rate, _, _ in numbers(rows))
 
 
-def test_latencies(table: Callable[..., Table]) -> None:
-    """It fails where a route has no request."""
-    size = ("--finished", "30", "--queued", "5", "--measurements", "200", "--large", "50", "--side", "3")
-    headings, rows = table(latencies, *size, "--rounds", "2")
+def test_latencies(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latencies, "Size", lambda: SIZE)
+    monkeypatch.setattr(latencies, "NUMBERS", (20, 40))
+    headings, rows = table(latencies.main, rounds=2)
     assert headings[:3] == ["request", "p50, ms", "p99, ms"]
-    assert {"`GET /jobs`", "`GET /ui/sweeps/{sweep_id}`, unchanged", "`DELETE /jobs/{job_id}`"} < {
+    assert {"`GET /jobs`", "`GET /ui/sweeps/{sweep_id}`", "`GET /tables?job={20}&format=latex`"} < {
         row[0] for row in rows
     }
-    statuses = {row[0]: row[headings.index("status")] for row in rows}
-    assert all((status == "304") == ("unchanged" in name) for name, status in statuses.items()), statuses
     assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
-    kib = {row[0]: float(row[headings.index("answer, KiB")]) for row in rows}
-    empty = kib["`GET /jobs`, running: none"]
-    filtered = ("of a kind, failed", "by a label that all have, failed", "by a label that 1 in 20 has")
-    assert all(kib[f"`GET /jobs`, {title}"] > empty for title in (*filtered, "by a label that one old job has"))
+    kib = {row[0].strip("`"): float(row[headings.index("answer, KiB")]) for row in rows}
+    for query in ("kind=benchmark&state=failed", "label=suite:nightly&state=failed", "label=team:some"):
+        assert kib[f"GET /jobs?{query}"] > 0.2, "it finds jobs"
+    statuses = {row[0].strip("`"): row[headings.index("status")] for row in rows}
+    assert {
+        statuses[f"GET /ui{path}"] for path in ("", "/jobs/{large}/cells?page=50", "/plots?sweep={sweep_id}{fresh}")
+    } == {"200"}
+    assert statuses["POST /sweeps/{sweep_id}/resume"] == "409", "all its jobs have succeeded"
 
 
-def test_sse_streams(table: Callable[..., Table]) -> None:
-    headings, rows = table(sse_streams, "--streams", "5", "--rounds", "2")
+SIZE = latencies.Size(finished=30, queued=5, side=3, large=50)
+
+
+def test_followers(table: Callable[..., Table]) -> None:
+    headings, rows = table(service.followers, streams=5, rounds=2)
     assert headings[:3] == ["streams", "`POST /jobs` p50, ms", "p99, ms"]
     assert [row[0] for row in rows] == ["none", "5, of as many jobs", "5, of one job"]
     assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
 
 
-def test_finish_memory(tmp_path: Path) -> None:
-    found = finish(tmp_path, 50)
-    assert 0 < found["start"] <= found["spooled"] <= found["peak"]
-
-
-def test_job_overhead(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_overhead, "WARMUP", 1)
-    headings, rows = table(job_overhead, "--jobs", "2", "--device", "cpu")
+def test_overhead(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "WARMUP", 1)
+    headings, rows = table(service.overhead, jobs=2, device="cpu")
     assert headings == ["from → to", "median, ms", "p95, ms", "most, ms"]
-    assert {"**submit → first line of the runner, recorded**", "**runner's end → succeeded**"} < {
-        row[0] for row in rows
-    }
+    assert [row[0] for row in rows] == list(service.INTERVALS)
     assert all(median <= p95 <= most for median, p95, most in numbers(rows))
 
 
-def test_idle_cpu(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle_cpu, "SETTLE_S", 0.2)
-    headings, rows = table(idle_cpu, "--seconds", "0.3", "--queued", "20")
-    per_process = [f"{name}, {unit}" for name in ("server", "worker") for unit in ("CPU s per minute", "% of a core")]
-    assert headings == ["situation", *per_process]
-    assert [row[0] for row in rows] == ["empty queue", "20 jobs that it cannot run", "and a client that follows one"]
+def test_idle(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "SETTLE_S", 0.2)
+    headings, rows = table(service.idle, seconds=0.3, queued=20)
+    assert headings == ["situation", "server, % of a core", "worker, % of a core"]
+    assert [row[0] for row in rows] == ["empty queue", "25 jobs that it cannot run", "and a client that follows one"]
     assert all(value < 200 for row in numbers(rows) for value in row)
+
+
+def test_run_prints_the_table_of_a_file(
+    running: Service, table: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    grids = [{"context_length": [16, 32]}, {"precision": ["bf16"]}]
+    (tmp_path / "tiny.json").write_text(json.dumps({"base": TINY, "grids": grids, "columns": ["forward_ms"]}))
+    monkeypatch.setattr(run, "SPECS", tmp_path)
+    running.start_worker()
+    with Flopwatch(running.url) as client:
+        assert run.run(client, "tiny")
+    printed = capsys.readouterr().out
+    assert re.match(r"\$ flopwatch table --sweep \d+ --sweep \d+ --columns forward_ms --statistic median\n", printed)
+    assert len(re.findall(r"^\| tiny", printed, re.MULTILINE)) == 3
+
+
+def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.main(tmp_path, submissions=20, claims=20, queued=[50], measurements=[1500])
+    _, rows = parsed(capsys.readouterr().out)
+    assert [name for name, _ in rows] == [
+        "submissions/s, 1 thread",
+        "submissions/s, 4 threads",
+        "claims/s, 1 process",
+        "claim p50 / p99 / max, 1 process",
+        "claims/s, 4 processes",
+        "claim p50 / p99 / max, 4 processes",
+        "claim p50 / p99 / max, 50 queued",
+        "1,500 measurements: the agent before, all spooled, at most",
+        "1,500 measurements: the commit",
+        "1,500 measurements: submission meanwhile, p50 / p99 / max",
+        "1,500 measurements: renewal meanwhile, p50 / p99 / max",
+    ]
+    for _, value in rows:
+        assert re.fullmatch(r"[\d,]+|[\d.]+ s|[\d.]+ / [\d.]+ / [\d.]+ (ms|MiB)", value), value
+    assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ class Report:
         self.ceilings = scratch / "ceilings"
         self.steps: list[tuple[int, int, str]] = []
         self.cells: list[tuple[int, int, str, str, str]] = []
-        """Finished ones: done, total, title, outcome, and what was told of them."""
+        """Finished ones: done, total, title, outcome, headline."""
         self.cursors: list[int] = []
         self.rows: list[dict[str, Any]] = []
         """Measurements."""
@@ -38,8 +38,8 @@ class Report:
         self.verdict: dict[str, Any] = {}
         """The unit's own, without a case."""
 
-    def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
-        self.cells.append((done, total, title, outcome, told))
+    def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
+        self.cells.append((done, total, title, outcome, headline))
         assert seconds >= 0
 
     def progress(self, done: int, total: int, message: str) -> None:

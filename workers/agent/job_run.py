@@ -457,10 +457,10 @@ class JobRun:
             raise ValueError(f"more than {MAX_CELLS} cells are finished")
         done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
         cell = {
-            **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "told")},
+            **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "headline")},
             "seconds": checked.duration_s(message["seconds"], "a cell's seconds"),
         }
-        text = f"{cell['title']}: {cell['told']} ({cell['seconds']:.2g} s)"
+        text = f"{cell['title']}: {cell['headline']} ({cell['seconds']:.2g} s)"
         self._progress(process.index * total + done, process.count * total, text)
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 

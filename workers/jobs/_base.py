@@ -52,10 +52,10 @@ class Reporter(Protocol):
     def progress(self, done: int, total: int, message: str) -> None:
         """Report that `done` of `total` steps of this unit are done."""
 
-    def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
+    def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
         """Report that a cell is finished, after `seconds`, as number `done` of `total`.
 
-        Every finished cell is shown, in order, whereas only the newest `progress` is. `told` is the cell's first
+        Every finished cell is shown, in order, whereas only the newest `progress` is. `headline` is the cell's first
         number, or the reason why it has none.
         """
 

@@ -192,7 +192,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                     len(cells),
                     title=cell.title,
                     outcome=values.outcome,
-                    told=values.told(),
+                    headline=values.headline(),
                     seconds=time.perf_counter() - began,
                 )
         self.close(spec, context)

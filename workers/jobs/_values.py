@@ -72,7 +72,7 @@ class Values:
         found = [self._found[metric.name, metric.phase][:2] for metric in self.metrics]
         return next(((outcome, reason) for outcome, reason in found if outcome in FAULTS), found[0])
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """Return the first metric's median, or the reason why the case has none, in a few words."""
         metric = self.metrics[0]
         samples = self.samples(metric.name, metric.phase)

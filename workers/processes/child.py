@@ -2,7 +2,7 @@
 
     {"type": "started"}
     {"type": "progress", "done": 3, "total": 10, "message": "measuring"}
-    {"type": "cell", "done": 3, "total": 10, "title": "…", "outcome": "ok", "told": "forward_ms 1.2", "seconds": 0.8}
+    {"type": "cell", "done": 3, "total": 10, "title": "…", "outcome": "ok", "headline": "1.2 ms", "seconds": 0.8}
     {"type": "cursor", "position": 3}
     {"type": "measurement", "measurement": {…}}
     {"type": "table", "table": {…}}
@@ -61,8 +61,8 @@ class PipeReporter:
     def progress(self, done: int, total: int, message: str) -> None:
         self.send("progress", done=done, total=total, message=message)
 
-    def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
-        self.send("cell", done=done, total=total, title=title, outcome=outcome, told=told, seconds=seconds)
+    def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
+        self.send("cell", done=done, total=total, title=title, outcome=outcome, headline=headline, seconds=seconds)
 
     def cursor(self, position: int) -> None:
         self.send("cursor", position=position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -18,10 +19,11 @@ from app.api.bodies import NO_TIMEOUT, JobBody, parse
 from app.api.jobs import submit_job
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.layout import case_text, varying_columns
+from app.case_text import case_text, in_use
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store.queue.transitions import RETRIED_STATES
+from app.store.reading.queries import FACTS, STATISTICS
 from app.web import facts
 from app.web.live import page_tag, tagged, unchanged
 from app.web.samples import over_steps
@@ -232,3 +234,11 @@ def cells(
         first=(query.page - 1) * CELLS_PER_PAGE + 1,
         more=query.page * CELLS_PER_PAGE < page["total"],
     )
+
+
+def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
+    """Return the columns that distinguish a page's measurements: coordinates, device and unit, where they vary."""
+    rows: Sequence[Mapping[str, Any]] = measurements["rows"]
+    always_shown = {*FACTS, *STATISTICS, "samples"} - {"device_key", "unit_title"}
+    names = [column["name"] for column in measurements["columns"] if column["name"] not in always_shown]
+    return [name for name in names if len({json.dumps(in_use(row.get(name))) for row in rows}) > 1]

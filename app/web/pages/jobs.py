@@ -16,9 +16,10 @@ from app.api.bodies import read_limited
 from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
 from app.api.services import CurrentServices
 from app.api.sweeps import SweepBody, submit_sweep
+from app.case_text import case_text
 from app.errors import FieldError, InvalidRequest
-from app.layout import case_text, number
 from app.metrics import headline
+from app.number_text import number
 from app.presets import DEMO_SWEEPS
 from app.specs import KINDS
 from app.states import JOB_STATES, JobState

@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
+from app.case_text import case_text, in_use
 from app.errors import FieldError, InvalidRequest
-from app.layout import case_text, in_use
 from app.metrics import headline, readable
 from app.specs import Scalar
 from app.store.reading import members

@@ -18,9 +18,9 @@ from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices, Services
 from app.api.tables import TableQuery
 from app.errors import InvalidRequest
-from app.layout import FORMATS, Statistic
 from app.specs import KINDS
 from app.store.reading import members
+from app.table_options import FORMATS, Statistic
 from app.web import separated
 from app.web.templates import Entry, render, table
 from app.web.values import value_text

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices
-from app.layout import case_text
+from app.case_text import case_text
 from app.states import LivingState
 from app.web.templates import Entry, render
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from app.layout import case_text
+from app.case_text import case_text
 from app.metrics import readable
 from app.results.sheet import Sheet
 from app.specs import Scalar

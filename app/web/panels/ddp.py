@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from app.layout import case_text, in_use
+from app.case_text import case_text, in_use
 from app.results.sheet import Cell, Sheet
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel

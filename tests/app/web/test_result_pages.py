@@ -195,7 +195,7 @@ class TestPlots:
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert values() == of_table
 
-    def test_a_failed_job_has_what_all_its_processes_measured_in_large_sweeps_too(
+    def test_a_failed_job_shows_all_its_processes(
         self, fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         base = {**TINY, "replicates": 2}

@@ -48,7 +48,7 @@ def test_a_long_line_keeps_its_outliers() -> None:
     assert trace["x"] == sorted(trace["x"])
 
 
-def test_a_line_is_named_by_its_phase_and_by_its_metric_only_where_two_share_the_phase() -> None:
+def test_a_line_is_named_by_phase_and_metric() -> None:
     names = line_names(
         [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
     )

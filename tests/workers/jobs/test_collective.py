@@ -214,7 +214,7 @@ def test_the_job_of_a_dead_rank_does_not_go_on(tmp_path: Path) -> None:
     assert RUNNER.resume(spec, RUNNER.plan(spec)[0], 3, Failed("crashed", "rank 1 died")) is None  # type: ignore[func-returns-value]
 
 
-def test_large_tensors_get_longer_before_their_ranks_are_taken_to_hang(tmp_path: Path, script: list[Script]) -> None:
+def test_large_tensors_have_longer_timeouts(tmp_path: Path, script: list[Script]) -> None:
     timeouts: list[float] = []
 
     def note(cells: list[dict[str, Any]], reported: Any, *, step_timeout_s: float, **_: Any) -> None:

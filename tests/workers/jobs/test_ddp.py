@@ -152,7 +152,7 @@ def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str) -> None:
     assert verdict["verdict"] == "invalid"
 
 
-def test_times_are_the_slowest_ranks_and_exposed_is_the_difference_of_turns(run: Any, measured: Any) -> None:
+def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     found = values(run("bucketed"))
     ranks = [rank["bucketed"]["turns"] for rank in measured[0]]
     assert [turn["strategy"] for turn in ranks[0]] == ["bucketed", "none", "bucketed", "none"]
@@ -189,7 +189,7 @@ def test_communication_is_seen_beside_computation(run: Any) -> None:
     assert 0 <= exposed <= communicated
 
 
-def test_without_a_profiler_our_strategies_still_tell_how_long_they_communicate(run: Any) -> None:
+def test_communication_is_timed_without_a_profiler(run: Any) -> None:
     report = run("bucketed, growing", why_no_profiler="CUPTI is taken")
     found = values(report)
     assert found["communication_ms"]["median"] > 0
@@ -278,7 +278,7 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
 
 
 @pytest.mark.parametrize("name", ["does not fit, flat", "does not fit later, flat"])
-def test_where_the_step_alone_does_not_fit_the_waiting_of_streams_is_shown(run: Any, name: str) -> None:
+def test_a_step_that_does_not_fit_shows_stream_waits(run: Any, name: str) -> None:
     found = values(run(name))
     assert found["step_ms"]["outcome"] == found["uncovered_communication_ms"]["outcome"] == "ok"
     for metric in ("computation_step_ms", "exposed_communication_ms", "exposed_communication_error_ms"):

@@ -99,7 +99,7 @@ def test_what_is_right_is_right_with_an_input_negated(rng: random.Random) -> Non
     assert problem.changed() == []
 
 
-def test_an_error_in_the_second_judgement_leaves_the_inputs_as_they_were(rng: random.Random) -> None:
+def test_a_failed_second_judgement_restores_the_inputs(rng: random.Random) -> None:
     problem = make_problem(rng)
 
     def fail(a: Tensor, b: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_profilers_cost_stands_beside_the_step_and_not_in_its_time(run: Any, device: str) -> None:
+def test_the_profilers_cost_is_not_in_the_step(run: Any, device: str) -> None:
     report = run(device=device)
     found = metrics(report)
     unprofiled, profiled = (found[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
@@ -268,9 +268,7 @@ def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
         assert "does not name its parts" in measured["reason"]
 
 
-def test_the_cost_of_another_attention_that_names_its_parts_is_unknown(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_of_another_attention_is_unknown(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     load = ATTENTION.load
 
     def with_named_parts(name: str) -> Any:

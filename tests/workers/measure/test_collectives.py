@@ -69,7 +69,7 @@ def test_every_rank_gets_a_piece_of_the_same_size() -> None:
     assert size_bytes(0.001, 64) == 1024
 
 
-def test_what_the_host_cannot_hold_is_known_before_the_kernel_kills_a_rank(tmp_path: Path) -> None:
+def test_too_much_for_the_host_is_known_before(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  4194304 kB\nMemAvailable:  1048576 kB\n")
     assert why_too_large_for_host(2**30, meminfo) is None

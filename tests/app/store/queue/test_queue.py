@@ -281,7 +281,7 @@ class TestSweepsAsWholes:
         with pytest.raises(Conflict, match="nothing to resume"):
             queue.resume_sweep(sweep)
 
-    def test_jobs_whose_points_nobody_knows_belong_to_the_points_of_their_specs(
+    def test_jobs_belong_to_the_points_of_their_specs(
         self, queue: Queue, reading: Reading, database: Database, swept: int
     ) -> None:
         with database.write() as connection:

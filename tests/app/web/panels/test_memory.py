@@ -13,7 +13,7 @@ def point(entry: int, phase: str = "forward", **usage: Any) -> dict[str, Any]:
     return {"entry": entry, "step": 1, "phase": phase, "total_mib": sum(sizes.values()), **sizes, **cause}
 
 
-def test_categories_are_piled_up_and_the_total_tells_the_lines_of_code() -> None:
+def test_categories_are_stacked_below_the_total() -> None:
     rows = [
         point(0, parameter=2.0),
         point(1, parameter=2.0, activation=1.0, change_mib=1.0, category="activation", stack="a.py:1 f < b.py:2 g"),

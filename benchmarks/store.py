@@ -1,0 +1,201 @@
+"""Submissions and claims per second, and the memory and time of an agent that ends a job with many measurements.
+
+    python -m benchmarks.store [--folder FOLDER]
+
+Each process opens the database itself, without a server. Every figure includes the commit, which waits for the disk
+(synchronous=FULL), so run it on the disk that you will use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.database.engine import Database, open_database
+from app.store.queue.transitions import Queue
+from app.store.records import Finish, NewJob, Offer
+from benchmarks._shared import TINY, Row, percentiles, print_table
+from workers.agent.spool import Spool
+from workers.measure.measurement import Measurement
+
+BUSY_TIMEOUT_S = 60.0
+"""Longest wait for other writers, of which there are more than in service."""
+START_TIMEOUT_S = 600.0
+PAUSE_S = 0.01
+"""Seconds between two writes beside a large finish: others write now and then."""
+SPEC = spec_adapter.validate_python(TINY)
+OFFER = Offer(frozenset({SPEC.kind}), SPEC.requirements(), total_gpus=0, free_gpus=0, idle=True)
+CELL_METRICS = tuple(f"metric_{number}" for number in range(10))
+"""Of each cell of a large job."""
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["benchmarks.store"])
+
+
+def spooled(cases: Iterable[Mapping[str, Any]], metrics: Sequence[str]) -> Spool:
+    """Return a spool as an agent has it at the end of a job: 20 random samples of each metric of each case."""
+    spool = Spool()
+    spool.begin_unit(0, "unit")
+    for case, metric in itertools.product(cases, metrics):
+        samples = [random.uniform(1, 2) for _ in range(20)]
+        row = Measurement(case, json.dumps(case), "1x CPU", None, metric, "ms", samples=samples)
+        spool.add_measurement(row.to_wire())
+    return spool
+
+
+def cells(number: int) -> Iterator[dict[str, Any]]:
+    """Yield the cases of a large grid."""
+    return ({"implementation": "eager", "head_dim": 64, "sequence_length": cell} for cell in range(number))
+
+
+def main(
+    folder: Path | None = None,
+    submissions: int = 3000,
+    claims: int = 2000,
+    queued: list[int] = [10_000, 100_000],  # noqa: B006  (typer)
+    measurements: list[int] = [150_000, 1_000_000],  # noqa: B006
+) -> None:
+    """Measure in databases below FOLDER (default: a temporary folder), and print."""
+    with tempfile.TemporaryDirectory(dir=folder) as root:
+        opened = (closing(_open(Path(root) / str(number))) for number in itertools.count())
+        print_table("The store alone, one commit a job", _rows(opened, submissions, claims, queued, measurements))
+
+
+def _open(folder: Path) -> Database:
+    return open_database(Settings(data_dir=folder, busy_timeout_s=BUSY_TIMEOUT_S))
+
+
+def _rows(
+    databases: Iterator[closing[Database]],
+    submissions: int,
+    claims: int,
+    queued: Sequence[int],
+    measurements: Sequence[int],
+) -> Iterator[Row]:
+    for threads in (1, 4):
+        with next(databases) as database:
+            rate = _submissions(Queue(database), submissions, threads)
+            yield {"what": f"submissions/s, {_number(threads, 'thread')}", "measured": f"{rate:,.0f}"}
+    for processes in (1, 4):
+        with next(databases) as database:
+            rate, latencies = _claims(database, claims, processes)
+            name = _number(processes, "process")
+            yield {"what": f"claims/s, {name}", "measured": f"{rate:,.0f}"}
+            yield {"what": f"claim p50 / p99 / max, {name}", "measured": _milliseconds(latencies)}
+    for length in queued:
+        with next(databases) as database:
+            latencies = _claims(database, length, 1, most=1000)[1]
+            yield {"what": f"claim p50 / p99 / max, {length:,} queued", "measured": _milliseconds(latencies)}
+    for number in measurements:
+        with next(databases) as database:
+            for what, measured in _beside_a_large_finish(database, number):
+                yield {"what": f"{number:,} measurements: {what}", "measured": measured}
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    milliseconds = [1000 * each for each in seconds]
+    return " / ".join([*percentiles(milliseconds, 50, 99, digits=2), f"{max(milliseconds):.2f}"]) + " ms"
+
+
+def _submissions(queue: Queue, number: int, threads: int) -> float:
+    """Submit jobs one by one, each in its own transaction; returns jobs per second."""
+    queue.submit(NewJob(SPEC))  # warms up
+    start = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: queue.submit(NewJob(SPEC)), range(number)))
+    return number / (time.perf_counter() - start)
+
+
+def _claims(database: Database, number: int, processes: int, most: int | None = None) -> tuple[float, list[float]]:
+    """Let processes claim from a queue; returns claims per second of all, and the seconds of each claim."""
+    Queue(database).submit_sweep(None, {}, {}, {}, [], [NewJob(SPEC)] * number)
+    ready = CONTEXT.Barrier(processes)
+    with CONTEXT.Pool(processes, ready.wait) as pool:
+        told = pool.starmap(_claim, [(database.url, most or number)] * processes, chunksize=1)
+    firsts, lasts, latencies = zip(*told, strict=True)
+    seconds = list(itertools.chain(*latencies))
+    return len(seconds) / (max(lasts) - min(firsts)), seconds
+
+
+def _claim(url: str, most: int) -> tuple[float, float, list[float]]:
+    """Claim until no job is left, at most so often; returns the first and last moment, and each claim's seconds."""
+    with closing(Database(url, busy_timeout_s=BUSY_TIMEOUT_S)) as database:
+        queue = Queue(database)
+        latencies: list[float] = []
+        queue.running()  # connects
+        first = last = time.monotonic()
+        while len(latencies) < most and queue.claim("worker", OFFER) is not None:
+            before, last = last, time.monotonic()
+            latencies.append(last - before)
+    return first, last, latencies
+
+
+def _beside_a_large_finish(database: Database, number: int) -> Iterator[tuple[str, str]]:
+    """Submit and renew, one after the other, while an agent's process finishes a job with many measurements."""
+    queue = Queue(database)
+    queue.submit_sweep(None, {}, {}, {}, [], [NewJob(SPEC)] * 2)
+    claim = queue.claim("bystander", OFFER)
+    assert claim is not None
+    start, told = CONTEXT.Barrier(2), CONTEXT.SimpleQueue()
+    agent = CONTEXT.Process(target=_finish, args=(database.url, number, start, told))
+    agent.start()
+    start.wait(START_TIMEOUT_S)
+    submissions, renewals = [], []
+    while agent.is_alive():
+        moments = [time.perf_counter()]
+        queue.submit(NewJob(SPEC))
+        moments.append(time.perf_counter())
+        queue.renew([claim])
+        moments.append(time.perf_counter())
+        submissions.append(moments[1] - moments[0])
+        renewals.append(moments[2] - moments[1])
+        time.sleep(PAUSE_S)
+    agent.join()
+    before_mib, spooled_mib, peak_mib, seconds = told.get()
+    yield "the agent before, all spooled, at most", f"{before_mib:.0f} / {spooled_mib:.0f} / {peak_mib:.0f} MiB"
+    yield "the commit", f"{seconds:.2f} s"
+    yield "submission meanwhile, p50 / p99 / max", _milliseconds(submissions)
+    yield "renewal meanwhile, p50 / p99 / max", _milliseconds(renewals)
+
+
+def _finish(url: str, number: int, start: Barrier, told: SimpleQueue[tuple[float, ...]]) -> None:
+    """Claim a job, spool so many measurements and finish it; sends its memory in MiB and the seconds of the commit."""
+    with closing(Database(url, busy_timeout_s=BUSY_TIMEOUT_S)) as database:
+        queue = Queue(database)
+        claim = queue.claim("agent", OFFER)
+        assert claim is not None
+        memory = [_peak_mib()]
+        spool = spooled(cells(number // len(CELL_METRICS)), CELL_METRICS)
+        memory.append(_peak_mib())
+        start.wait(START_TIMEOUT_S)
+        begun = time.perf_counter()
+        queue.finish(claim, Finish("succeeded", measurements=spool.measurements, units=spool.units))
+        told.put((*memory, _peak_mib(), time.perf_counter() - begun))
+
+
+def _peak_mib() -> float:
+    """Return the greatest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    typer.run(main)
