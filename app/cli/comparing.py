@@ -9,9 +9,9 @@ from urllib.parse import unquote
 import typer
 
 from app.cli import arguments
-from app.cli.common import AsJson, Label, fail, of_jobs, of_sweep, with_server
+from app.cli.common import AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, print_table
-from app.cli.terminal import echo
+from app.cli.terminal import echo, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
