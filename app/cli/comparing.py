@@ -16,7 +16,7 @@ from app.cli.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 EXIT_CODES = {"passed": 0, "slower": 3, "inconclusive": 4, "invalid": 5, "missing": 6, "not_comparable": 7}
 """Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""

@@ -17,7 +17,7 @@ from app.cli.terminal import echo, echo_json, echo_table
 from app.table_options import FORMATS, Statistic
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 
 # Typer turns enumerations into choices.
@@ -219,7 +219,7 @@ def specs(
 ) -> None:
     """List the kinds of job, or the fields and presets of one."""
     from app.cli.output import print_columns, print_json
-    from flopwatch.client import ClientError
+    from flopwatch import ClientError
 
     found = server.get("/specs")["data"]
     if kind is not None:

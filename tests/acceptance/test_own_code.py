@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flopwatch.client import Flopwatch
+from flopwatch import Flopwatch
 from tools.service import wait_for_job
 
 SOURCE = """

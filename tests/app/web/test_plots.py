@@ -208,7 +208,7 @@ def test_figures_have_their_numbers_as_a_table() -> None:
         assert ["eager", 256, 64, 0.5, 8, "ok", None] in table["rows"]
         assert ["eager", 4096, None, None, 8, "oom", None] in table["rows"]
     empty = plots.heat_map([], "a", "b", "m", None)
-    assert (empty["data"], empty["empty"]) == ([], plots.NOTHING)
+    assert (empty["data"], empty["empty"]) == ([], plots.EMPTY)
 
 
 def test_a_large_heat_map_has_no_texts_and_holes_where_nothing_is() -> None:

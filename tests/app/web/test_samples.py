@@ -35,7 +35,7 @@ def test_few_steps_have_a_tick_each() -> None:
 def test_many_long_lines_have_no_more_points_than_a_browser_draws() -> None:
     figure = over_steps([row([1.0, 2.0] * 1000, unit_index) for unit_index in range(100)], 100)
     assert len(figure["data"]) == 100
-    assert all(2 <= len(trace["x"]) <= 2 * thinning.LEAST_COLUMNS + 2 for trace in figure["data"])
+    assert all(2 <= len(trace["x"]) <= 2 * thinning.MIN_COLUMNS + 2 for trace in figure["data"])
 
 
 def test_a_long_line_keeps_its_outliers() -> None:
