@@ -24,7 +24,7 @@ from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import _grid
 from workers.jobs._base import Resumable, Unit
-from workers.jobs._cells import combined
+from workers.jobs._grid.operations import combined
 from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.check import Check

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.measure import collectives
-from workers.measure.collectives import (
+from workers.measure import collective_timing
+from workers.measure.collective_timing import (
     DTYPES,
     MB,
     Numbers,
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def short_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that repeat within a small tensor."""
-    monkeypatch.setattr(collectives, "PATTERN_LENGTH", 97)
+    monkeypatch.setattr(collective_timing, "PATTERN_LENGTH", 97)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
