@@ -83,7 +83,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
     """Draw the use of memory by category as stacked areas, over the number of the history's entry.
 
     Args:
-        rows: The table `timeline`. Jobs of earlier versions lack what each entry made or released.
+        rows: The table `timeline`.
     """
     entries = [row["entry"] for row in rows]
     shown = [name for name in CATEGORIES if any(row[f"{name}_mib"] for row in rows)]
@@ -119,7 +119,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         for key, group in groupby(rows, key=lambda row: (row["step"], row["phase"]))
     ]
     columns = ["entry", "step", "phase", "total_mib", *(f"{name}_mib" for name in shown)]
-    columns += [name for name in ("change_mib", "category", "name", "stack") if rows and name in rows[0]]
+    columns += ["change_mib", "category", "name", "stack"]
     return {
         "data": traces,
         "layout": {
