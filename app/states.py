@@ -18,6 +18,11 @@ Verdict = Literal["valid", "suspect", "invalid"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """Verdicts on measurements, from the best to the worst."""
 
+FIRST_IN_QUEUE = (
+    "It starts as soon as a worker has its devices free. Jobs of another Flopwatch on the same host may hold them."
+)
+"""What people read about the first job of the queue, unless a reason is known why it cannot start."""
+
 
 def worst(verdicts: Collection[str | None]) -> Verdict | None:
     """Return the worst of these verdicts; None if there is none."""

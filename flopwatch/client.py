@@ -1,6 +1,6 @@
 """The Python client: submit jobs and sweeps, wait for them, and read their results as pandas frames.
 
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
     with Flopwatch() as flopwatch:
         job = flopwatch.submit({"kind": "benchmark", "model": {"size": "small"}, "context_length": 256})
@@ -31,8 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
+from app.case_text import case_text
 from app.characters import one_line
-from app.layout import Format, Statistic, case_text, duration
+from app.table_options import Format, Statistic
+from app.times import duration
 from flopwatch.connection import (
     PAGE,
     Answer,

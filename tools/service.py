@@ -8,42 +8,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx
 
 from app.settings import Settings
+from tools.waiting import wait_until
 
 FINAL_STATES = {"succeeded", "failed", "cancelled"}
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-LATE_BY = 0.05
-"""A condition is seen at most so much later than it is true, as a share of the time waited."""
-MAX_POLL_S = 0.2
-
-T = TypeVar("T")
-
-
-def wait_until(condition: Callable[[], T | None], *, timeout_s: float, what: str, poll_s: float = 0.02) -> T:
-    """Poll until `condition` returns a true value; returns it.
-
-    It polls every `poll_s` seconds, and after a while less often: asking takes processor time from what it waits for.
-
-    Raises:
-        TimeoutError: the time is over; the message names `what`.
-    """
-    started = time.monotonic()
-    while not (found := condition()):
-        waited = time.monotonic() - started
-        if waited > timeout_s:
-            raise TimeoutError(f"waited {timeout_s:g} s for {what}")
-        time.sleep(max(poll_s, min(waited * LATE_BY, MAX_POLL_S)))
-    return found
 
 
 class Service:

@@ -26,6 +26,7 @@ MOST_ON_A_GPU = 12
 
 def main(arguments: Sequence[str]) -> int:
     """Run the tests, those that run alone also when others fail; returns the exit code."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles the tests anew
     if arguments[:1] == ["gpu"]:
         gpu = ["-m", "gpu", "--require-gpu", "-rs"]
         return worst(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from app.layout import shortened
+from app.markdown_tables import shortened
 from app.settings import Settings
 from app.specs import KINDS
 from workers import uploaded

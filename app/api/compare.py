@@ -16,8 +16,8 @@ from app.api.schemas import Comparison
 from app.api.services import CurrentServices
 from app.api.tables import written
 from app.errors import FieldError, InvalidRequest
-from app.layout import Format
 from app.store.database.engine import Database
+from app.table_options import Format
 
 router = APIRouter(prefix="/compare", tags=["results"])
 

@@ -16,9 +16,9 @@ from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery,
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
 from app.api.tables import Caption, LatexLabel, split, written
-from app.layout import Format
 from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
+from app.table_options import Format
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from app import results
 from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
 from app.api.services import CurrentServices
-from app.layout import Format, Statistic
+from app.table_options import Format, Statistic
 
 router = APIRouter(prefix="/tables", tags=["results"])
 

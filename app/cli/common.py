@@ -17,7 +17,7 @@ from app.cli import completing
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,7 +93,7 @@ def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, 
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from flopwatch.client import ClientError, Flopwatch
+        from flopwatch import ClientError, Flopwatch
 
         url, data_dir = _given("url", kwargs.pop("url", None)), _given("data_dir", kwargs.pop("data_dir", None))
         warn_of_unknown_settings()

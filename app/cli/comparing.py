@@ -16,7 +16,7 @@ from app.cli.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 EXIT_CODES = {"passed": 0, "slower": 3, "inconclusive": 4, "invalid": 5, "missing": 6, "not_comparable": 7}
 """Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""
@@ -191,7 +191,7 @@ def list_(
 ) -> None:
     """List baselines by name."""
     from app.cli.output import print_columns, print_json
-    from app.layout import age
+    from app.times import age
 
     found = server.list_baselines(limit)
     if as_json:

@@ -14,10 +14,10 @@ from app.cli import completing
 from app.cli.arguments import parse_labels
 from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table
-from app.layout import FORMATS, Statistic
+from app.table_options import FORMATS, Statistic
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 
 # Typer turns enumerations into choices.
@@ -219,7 +219,7 @@ def specs(
 ) -> None:
     """List the kinds of job, or the fields and presets of one."""
     from app.cli.output import print_columns, print_json
-    from flopwatch.client import ClientError
+    from flopwatch import ClientError
 
     found = server.get("/specs")["data"]
     if kind is not None:

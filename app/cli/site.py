@@ -14,7 +14,7 @@ from app.cli.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 MAX_WORKERS = 1000
 CONNECTED = ("active", "draining")
@@ -33,7 +33,7 @@ def sweeps(
 ) -> None:
     """List sweeps, newest first: the grid of each, and how many of its jobs are in each state; or show one."""
     from app.cli.output import counts_text, grid_text, print_columns, print_json, print_sweep
-    from app.layout import age
+    from app.times import age
 
     if sweep_id is not None:
         found = server.get(f"/sweeps/{sweep_id}")
@@ -66,7 +66,7 @@ def workers(
 ) -> None:
     """List connected workers: their devices, the jobs on them, and when they were last seen."""
     from app.cli.output import print_columns, print_json
-    from app.layout import age
+    from app.times import age
 
     found = server.list_workers(limit=MAX_WORKERS)
     chosen = [worker for worker in found if everyone or worker["state"] in CONNECTED]

@@ -16,7 +16,7 @@ from app.cli.common import fail
 from flopwatch.own_code import OwnCode, put_into
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 
 def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dict[str, Any], frozenset[str]]:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 import typer
 
 from app.characters import in_json, one_line, shown
-from app.layout import shortened
+from app.markdown_tables import shortened
 
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
 

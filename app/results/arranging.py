@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app.case_text import in_use
 from app.errors import FieldError, InvalidRequest
-from app.layout import in_use
 from app.metrics import better, gain, gain_name
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.specs import Scalar

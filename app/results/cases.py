@@ -23,7 +23,6 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
-from app.layout import Statistic
 from app.results.arranging import RUN
 from app.results.footnotes import Doubt, doubts_of
 from app.results.sheet import NOT_MEASURED, Cell, free_names
@@ -32,6 +31,7 @@ from app.states import VERDICTS, worst
 from app.store.public import finite
 from app.store.reading import measurements
 from app.store.stored_json import decoded
+from app.table_options import Statistic
 
 METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
 OF_THE_JOB = ("job", "kind", "case_key")

@@ -22,8 +22,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
+from app.case_text import ARROW, case_text, in_use
 from app.errors import Conflict, FieldError, InvalidRequest
-from app.layout import ARROW, case_text, in_use
 from app.results import circumstances, judging
 from app.results.cases import CaseOfJob, cases_of, cell_of
 from app.results.circumstances import Circumstances

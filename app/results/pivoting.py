@@ -13,8 +13,8 @@ from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from app.case_text import in_use
 from app.errors import FieldError, InvalidRequest
-from app.layout import Statistic, in_use
 from app.metrics import headline
 from app.results.arranging import Line, Related, ordered, page, pivot, relate, stressed
 from app.results.cases import (
@@ -37,6 +37,7 @@ from app.states import VERDICTS, worst
 from app.store.database.engine import Database
 from app.store.public import finite
 from app.store.reading import measurements
+from app.table_options import Statistic
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"

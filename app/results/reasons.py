@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.layout import MAX_LISTED, case_text
+from app.case_text import MAX_LISTED, case_text
 from app.specs import Scalar
 
 MAX_REASONS = 100

@@ -12,10 +12,10 @@ from operator import attrgetter
 from typing import Any
 
 from app.errors import InvalidRequest
-from app.layout import FORMATS, Format
 from app.metrics import readable
 from app.results.digits import cell_text, column_texts
 from app.results.sheet import Cell, Column, Sheet
+from app.table_options import FORMATS, Format
 
 __all__ = ["cell_text", "csv_lines", "json_columns", "render", "scalar_columns", "scalar_rows"]
 
@@ -36,7 +36,7 @@ def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:
 
     Args:
         sheet: the table.
-        format: one of layout.FORMATS.
+        format: one of FORMATS.
         base_url: the server's address with a "/" at its end, for links to jobs; None: HTML has links within the site,
             Markdown and LaTeX have none.
     """

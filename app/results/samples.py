@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Text, and_, cast, or_, select, tuple_
 
-from app.layout import case_text
+from app.case_text import case_text
 from app.results.cases import column_name, metric_names
 from app.specs import Scalar
 from app.store import tables

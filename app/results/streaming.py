@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from sqlalchemy import Row, select
 
-from app.layout import Statistic
 from app.results.cases import Part
 from app.results.pivoting import Plan, plan_of, refuse_several_kinds
 from app.results.rendering import csv_lines, json_columns, scalar_columns, scalar_rows
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.reading import measurements
+from app.table_options import Statistic
 
 JOBS_PER_PART = 500
 MEASUREMENTS_PER_PART = 20_000

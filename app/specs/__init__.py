@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from app.specs._base import Resources, SpecBase
 from app.specs._identity import Case, Scalar
-from app.specs._union import JobSpec
+from app.specs._union import KINDS, JobSpec
 
 __all__ = ["KINDS", "Case", "JobSpec", "Resources", "Scalar", "SpecBase", "spec_adapter"]
 
@@ -25,20 +25,20 @@ def _walk() -> dict[str, type[SpecBase]]:
         if module_info.name.startswith("_"):
             continue
         module = importlib.import_module(f"{__name__}.{module_info.name}")
-        found = [
+        specs = [
             value
             for value in vars(module).values()
             if isinstance(value, type) and issubclass(value, SpecBase) and value.__module__ == module.__name__
         ]
-        if len(found) != 1:
-            raise RuntimeError(f"{module.__name__} must define exactly one spec, not {len(found)}")
-        kind = found[0].model_fields["kind"].default
+        if len(specs) != 1:
+            raise RuntimeError(f"{module.__name__} must define exactly one spec, not {len(specs)}")
+        kind = specs[0].model_fields["kind"].default
         if kind != module_info.name:
             raise RuntimeError(f"{module.__name__} defines kind {kind!r}: name the file after the kind")
-        kinds[kind] = found[0]
+        kinds[kind] = specs[0]
     return kinds
 
 
-KINDS: dict[str, type[SpecBase]] = _walk()
+KINDS.update(_walk())
 
 spec_adapter: TypeAdapter[SpecBase] = TypeAdapter(JobSpec)

@@ -173,9 +173,9 @@ class SpecBase(StrictModel):
 
     def without_effect(self) -> list[str]:
         """Return the fields, as dotted paths, that are not as by default and change nothing: no case uses them."""
-        usual = flat(type(self).example().model_dump(mode="json"))
+        defaults = flat(type(self).example().model_dump(mode="json"))
         given = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured}))
-        idle = [name for name, value in given.items() if value not in (None, [], usual.get(name))]
+        idle = [name for name, value in given.items() if value not in (None, [], defaults.get(name))]
         for cell in self.cells():
             if not idle:
                 break
@@ -188,34 +188,34 @@ class SpecBase(StrictModel):
         return identity, {}
 
     def summary(self) -> dict[str, Scalar]:
-        """Return what lists show of the job: what is worth telling, with the values of an axis joined in one."""
-        return self.worth_telling(self.overview())
+        """Return what lists show of the job: its displayed coordinates, with the values of an axis joined in one."""
+        return self.displayed(self.overview())
 
     @classmethod
-    def worth_telling(cls, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    def displayed(cls, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return the coordinates that people see of a job or a case: those of its table's rows, and others that are not
-        as by default, so that no two jobs look the same. A label that is there stands for its coordinates.
+        as by default, so that no two jobs look the same. A label replaces its coordinates.
         """
-        told = {name: coordinates[name] for name in cls.table_rows if name in coordinates}
-        told_by_labels = {name for label, names in cls.labels.items() if label in coordinates for name in names}
-        usual = cls._usual()
+        row = {name: coordinates[name] for name in cls.table_rows if name in coordinates}
+        behind_labels = {name for label, names in cls.labels.items() if label in coordinates for name in names}
+        defaults = cls._defaults()
         others = {
             name: value
             for name, value in coordinates.items()
-            if value is not None and name not in told_by_labels and json.dumps(value) not in usual.get(name, ())
+            if value is not None and name not in behind_labels and json.dumps(value) not in defaults.get(name, ())
         }
-        return told | others
+        return row | others
 
     @classmethod
     @functools.cache
-    def _usual(cls) -> Mapping[str, Collection[str]]:
+    def _defaults(cls) -> Mapping[str, Collection[str]]:
         """Return the values, as JSON, that each coordinate has by default."""
         example = cls.example()
-        found: dict[str, list[str]] = {}
+        defaults: dict[str, list[str]] = {}
         for values in (flat(example.model_dump(mode="json", exclude={*cls.axes})), example.overview()):
             for name, value in values.items():
-                found.setdefault(name, []).append(json.dumps(value))
-        return found
+                defaults.setdefault(name, []).append(json.dumps(value))
+        return defaults
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job; an axis with several values has them joined in one ("16/32/64")."""
@@ -233,13 +233,13 @@ class SpecBase(StrictModel):
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
     """Flatten nested objects into one: {"model": {"d_ff": 8}} becomes {"model.d_ff": 8}."""
-    found: dict[str, Scalar] = {}
+    flattened: dict[str, Scalar] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            flattened |= flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            flattened[prefix + name] = value
+    return flattened
 
 
 def _is_used(coordinate: str, identity: Mapping[str, Scalar]) -> bool:

@@ -50,8 +50,8 @@ def expand(
     """Return every combination that is not excluded. Raises InvalidRequest, with pointers, for an invalid grid."""
     positions = {path: _positions(values) for path, values in grid.items()}
     # The size is counted first: a few kilobytes may ask for more combinations than fit into memory.
-    for found in (_too_many(base, grid), _problems(base, grid, positions, exclude)):
-        errors = tuple(itertools.islice(found, MAX_PROBLEMS))
+    for problems in (_too_many(base, grid), _problems(base, grid, positions, exclude)):
+        errors = tuple(itertools.islice(problems, MAX_PROBLEMS))
         if errors:
             raise InvalidRequest(f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
     points = [
@@ -70,10 +70,10 @@ def member_name(name: str | None, grid: Mapping[str, Sequence[Any]], choice: Map
     A path of `choice` that is not in the grid is the axis of a search, with its value.
     """
     differing = {path: index for path, index in choice.items() if path not in grid or len(grid[path]) > 1}
-    told = ", ".join(
+    coordinates = ", ".join(
         f"{path}={_short(grid[path][index] if path in grid else index)}" for path, index in differing.items()
     )
-    whole = ": ".join(filter(None, (name, told)))
+    whole = ": ".join(filter(None, (name, coordinates)))
     return f"{whole[: MAX_NAME - 1]}…" if len(whole) > MAX_NAME else whole or None
 
 

@@ -9,10 +9,11 @@ from pydantic_core import CoreSchema, core_schema
 
 from app.specs._base import SpecBase
 
+KINDS: dict[str, type[SpecBase]] = {}
+"""The spec of each kind; the package fills it when it is imported."""
+
 
 def _tagged_union(handler: Any, *, plain: bool) -> CoreSchema:
-    from app.specs import KINDS
-
     chosen = {kind: handler(spec) for kind, spec in KINDS.items() if not (plain and spec.holds_specs)}
     # By hand, because pydantic's own discriminator refuses a union of one.
     return core_schema.tagged_union_schema(chosen, discriminator="kind")

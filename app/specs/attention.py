@@ -195,9 +195,7 @@ class AttentionSpec(SpecBase):
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job, with the uploaded code among the implementations."""
-        found = {"implementation": None} | super().overview()
-        found["implementation"] = listed(self._names())
-        return found
+        return {"implementation": None} | super().overview() | {"implementation": listed(self._names())}
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

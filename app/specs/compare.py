@@ -8,11 +8,11 @@ from pydantic import ConfigDict, Field, model_validator
 
 from app.specs._base import Resources, SpecBase, field_error
 from app.specs._identity import Case, Scalar
-from app.specs._union import PlainSpec
+from app.specs._union import KINDS, PlainSpec
 
 
-def _tiny(precision: str) -> dict[str, Any]:
-    return {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64, "precision": precision}
+def _tiny(precision: str) -> SpecBase:
+    return KINDS["benchmark"].model_validate({"model": {"size": "tiny"}, "context_length": 64, "precision": precision})
 
 
 class CompareSpec(SpecBase):
@@ -21,9 +21,9 @@ class CompareSpec(SpecBase):
     model_config = ConfigDict(defer_build=True)
 
     kind: Literal["compare"] = "compare"
-    baseline: PlainSpec = Field(default_factory=lambda: _validated(_tiny("fp32")))
+    baseline: PlainSpec = Field(default_factory=lambda: _tiny("fp32"))
     """The spec to compare with. It has any kind but this one."""
-    candidate: PlainSpec = Field(default_factory=lambda: _validated(_tiny("bf16")))
+    candidate: PlainSpec = Field(default_factory=lambda: _tiny("bf16"))
     """The spec that is compared. It has the baseline's kind and uses the same devices."""
     replicates: int = Field(default=8, ge=1, le=100)
     """Fresh processes of each side. With fewer than 4, a difference cannot be distinguished from chance."""
@@ -83,8 +83,7 @@ class CompareSpec(SpecBase):
         if cell is None:
             raise ValueError("a comparison as a whole has no case: pass one of its cells(), or ask for cases()")
         spec, inner = cell
-        found: Case = spec.case(inner)
-        return found
+        return spec.case(inner)
 
     def without_effect(self) -> list[str]:
         """Return the fields of both sides that change nothing there."""
@@ -115,9 +114,3 @@ def _named(resources: Resources) -> str:
 
 def _shown(value: Scalar) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _validated(spec: dict[str, Any]) -> Any:
-    from app.specs import spec_adapter
-
-    return spec_adapter.validate_python(spec)

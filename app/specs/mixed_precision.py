@@ -139,9 +139,9 @@ class MixedPrecisionSpec(SpecBase):
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job and its subjects, without the autocasts if nothing is audited."""
-        found = super().overview()
-        del found["model.size"]
+        coordinates = super().overview()
+        del coordinates["model.size"]
         if not self.audits:
-            del found["autocast"]
+            del coordinates["autocast"]
         subjects = [self._subject(audit) for audit in (*([None] if self.accumulations else []), *self.audits)]
-        return {"subject": listed(subjects), **found}
+        return {"subject": listed(subjects), **coordinates}

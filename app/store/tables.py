@@ -168,6 +168,9 @@ class Job(SQLModel, table=True):
     """Environment of the job's first unit. The table `unit` has the environment of each unit."""
     validity: dict[str, Any] | None = Field(default=None, sa_column=_json())
     """Validity of all units together: the worst verdict, and the number of cases with each verdict."""
+    metrics: dict[str, float] | None = Field(default=None, sa_column=_json())
+    """Of a job with one case: the value of each metric that the last attempt with results measured, as tables show it.
+    Lists of jobs are sorted by it. Null for a job with several cases."""
     version: int
     """Grows with every change; the job's ETag."""
     created_at: datetime = Field(sa_column=_time(nullable=False))

@@ -17,8 +17,12 @@ from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
 from app import results
-from app.layout import FIRST_IN_QUEUE, FORMATS, age, doubts, duration, notes, number, ran, verdict
 from app.metrics import readable
+from app.number_text import number
+from app.states import FIRST_IN_QUEUE
+from app.table_options import FORMATS
+from app.times import age, duration, ran
+from app.validity import doubts, notes, verdict
 
 STATIC = Path(__file__).parent / "static"
 
@@ -55,7 +59,7 @@ def _templates() -> Jinja2Templates:
         "pretty": pretty,
         "plain": plain,
         "commands": commands,
-        "head": readable,
+        "readable": readable,
         "kind": kind_title,
     }
     templates.env.globals["formats_of_tables"] = FORMATS

@@ -115,6 +115,7 @@ def upgrade() -> None:
         sa.Column("point", sa.JSON(), nullable=True),
         sa.Column("environment", sa.JSON(), nullable=True),
         sa.Column("validity", sa.JSON(), nullable=True),
+        sa.Column("metrics", sa.JSON(), nullable=True),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("started_at", TIME, nullable=True),

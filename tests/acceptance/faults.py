@@ -18,7 +18,8 @@ import httpx
 import pytest
 
 from app.store.database.sqlite import driver
-from tools.service import Service, wait_until
+from tools.service import Service
+from tools.waiting import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 PLUGINS = PROJECT / "tests" / "plugins"

@@ -12,7 +12,9 @@ import httpx
 import psutil
 
 from tests.acceptance.conftest import PLUGINS, PROJECT
-from tools.service import FINAL_STATES, wait_until
+from tests.processes import alive, is_alive
+from tools.service import FINAL_STATES
+from tools.waiting import wait_until
 
 POLL_S = 0.05
 """Between two questions to a server, which take it and the test some milliseconds of processor time each."""
@@ -48,14 +50,6 @@ def other_host(folder: Path) -> dict[str, str]:
     return {"TMPDIR": str(folder)}
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended may wait for its parent to take notice."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def kill(*pids: int) -> None:
     """Send SIGKILL to those that run."""
     for pid in pids:
@@ -71,7 +65,7 @@ def cleaned_up(folder: Path) -> Iterator[None]:
     finally:
         for pid in [pid for line in started(folder) for pid in line]:
             with suppress(psutil.NoSuchProcess):  # the worker may end it meanwhile
-                parent = psutil.Process(pid).parent() if alive(pid) else None
+                parent = psutil.Process(pid).parent() if is_alive(pid) else None
                 if parent is not None and {"keeper", "warm"} & set(parent.cmdline()):
                     parent.kill()
             kill(pid)
@@ -92,9 +86,7 @@ def wait_for_start(folder: Path, number: int = 1, *, timeout_s: float = 60.0) ->
 
 def wait_until_gone(*pids: int, timeout_s: float) -> None:
     """Wait for the end of these processes."""
-    wait_until(
-        lambda: not any(map(alive, pids)), timeout_s=timeout_s, what=f"processes {pids} to be gone", poll_s=0.002
-    )
+    wait_until(lambda: not alive(pids), timeout_s=timeout_s, what=f"processes {pids} to be gone", poll_s=0.002)
 
 
 def open_gate(folder: Path, pid: int | None = None) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from tests.acceptance.conftest import Site
 from tests.acceptance.sabotage import (
-    alive,
     attempt_states,
     cleaned_up,
     get,
@@ -26,7 +25,9 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     wait_until_gone,
 )
-from tools.service import Service, submit, wait_for_job, wait_until
+from tests.processes import is_alive
+from tools.service import Service, submit, wait_for_job
+from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -147,8 +148,8 @@ def times_out(site: Site, *, patience_s: float = PATIENCE_S) -> None:
     timeout_s = 4.0
     job_id = submit(client, plain_job("stubborn", timeout_s=timeout_s))
     child, daemon = wait_for_start(site.folder)
-    assert alive(child)
-    assert alive(daemon)
+    assert is_alive(child)
+    assert is_alive(daemon)
     wait_until(lambda: os.getsid(daemon) != os.getsid(child), timeout_s=PATIENCE_S, what="a session of its own")
     wait_until_gone(child, daemon, timeout_s=timeout_s + GRACE_S + patience_s)
     job = wait_for_state(client, job_id, "failed")

@@ -25,7 +25,8 @@ from tests.acceptance.sabotage import (
     worker_id,
 )
 from tests.forked import ForkedService
-from tools.service import Service, submit, wait_until
+from tools.service import Service, submit
+from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

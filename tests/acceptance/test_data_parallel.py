@@ -13,7 +13,8 @@ import pytest
 from tests.acceptance.conftest import Site
 from tests.acceptance.sabotage import get, wait_until_gone
 from tests.sockets import listening, listening_of
-from tools.service import submit, wait_for_job, wait_until
+from tools.service import submit, wait_for_job
+from tools.waiting import wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
@@ -90,7 +91,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_runs(site: Site) ->
     assert not ranks_alive(site.folder)
 
 
-def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stopped_one(
+def test_ranks_of_a_killed_worker_are_gone(
     start_beside: Callable[..., Site],
 ) -> None:
     """The job's first worker is killed while four ranks measure. Its second attempt runs on the same devices, and ends

@@ -9,7 +9,8 @@ import pytest
 
 from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import get, open_gate, started, wait_for_state
-from tools.service import submit, wait_for_job, wait_until
+from tools.service import submit, wait_for_job
+from tools.waiting import wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.alone, pytest.mark.gpu]
 

@@ -33,7 +33,8 @@ from tests.acceptance.faults import (
     without,
 )
 from tests.forked import ForkedService
-from tools.service import Service, wait_until
+from tools.service import Service
+from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

@@ -38,7 +38,8 @@ from tests.acceptance.faults import (
     without,
 )
 from tests.builders import measurement
-from tools.service import Service, wait_for_job, wait_until
+from tools.service import Service, wait_for_job
+from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

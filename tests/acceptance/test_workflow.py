@@ -10,15 +10,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
-from tools.service import wait_until
+from tests.processes import is_alive
+from tools.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "comparing.md").read_text()
@@ -81,14 +80,6 @@ def small(script: str, port: int) -> str:
     return script.replace("${{ github.sha }}", SHA).replace(PORT, str(port)).replace(REAL_SIZE, SMALL_SIZE)
 
 
-def has_ended(pid: int) -> bool:
-    """Return True if there is no such process; one that nobody has asked for its exit code has ended, too."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.mark.usefixtures("without_baseline")
 def test_a_push_sets_the_baseline_and_a_pull_request_is_checked(
     workflow: dict[str, Any], site: Any, checkout: Path
@@ -110,7 +101,9 @@ def test_a_push_sets_the_baseline_and_a_pull_request_is_checked(
         for script in scripts[1:]:
             printed += run(script, checkout, environment)
         server = int((checkout / "flopwatch.pid").read_text())
-        wait_until(partial(has_ended, server), timeout_s=10, what="the end of the server, by the last step")
+        wait_until(
+            lambda server=server: not is_alive(server), timeout_s=10, what="the end of the server, by the last step"
+        )
 
     assert printed.count('{"status":"ready"}') == 2, "curl has asked the server"
     (kept,) = site.client.get("/baselines/main").json()["cases"]

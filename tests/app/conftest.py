@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
@@ -21,24 +21,14 @@ from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
 from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
-from tests.builders import measured
+from tests import builders
 from tests.databases import put_database
+from tools.waiting import wait_until
 
 START_TIMEOUT_S = 30.0
 KINDS = frozenset({"benchmark"})
 CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
-
-Found = TypeVar("Found")
-
-
-def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 10.0) -> Found:
-    """The first true answer of `look`."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.01)
-    return found
 
 
 @dataclass
@@ -113,7 +103,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
-        wait_for(lambda: server.started or not thread.is_alive(), "the server's start", START_TIMEOUT_S)
+        wait_until(lambda: server.started or not thread.is_alive(), "the server's start", START_TIMEOUT_S)
         assert server.started
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         services = app.state.services
@@ -156,7 +146,9 @@ def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
             site.worker.report(claim, "progress", done=1, total=2, message="measuring")
             site.worker.report(claim, "log", text="a line of output\n")
             state = "failed" if (claim.name or "").startswith("fails") else "succeeded"
-            measurements = [] if state == "failed" else [measured("forward_ms", 1.25, model="tiny", context_length=8)]
+            measurements = (
+                [] if state == "failed" else [builders.measured("forward_ms", 1.25, model="tiny", context_length=8)]
+            )
             site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
 
     thread = threading.Thread(target=work)
@@ -178,9 +170,9 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
     return serving
 
 
-@pytest.fixture(scope="session", name="measured")
-def _measured() -> Callable[..., MeasurementRecord]:
-    return measured
+@pytest.fixture(scope="session")
+def measured() -> Callable[..., MeasurementRecord]:
+    return builders.measured
 
 
 @pytest.fixture(scope="session")
@@ -195,9 +187,3 @@ def reported() -> Callable[..., TableRecord]:
         return TableRecord(unit_index, name, described, len(rows), zlib.compress(json.dumps(rows).encode()))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def until() -> Callable[..., Any]:
-    """Wait for a condition."""
-    return wait_for

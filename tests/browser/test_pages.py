@@ -10,7 +10,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.acceptance.conftest import Site, short_job
 from tests.browser.checks import assert_fits, assert_readable
 from tests.browser.conftest import PATIENCE_MS, Watch
-from tools.service import submit, wait_for_job, wait_until
+from tools.service import submit, wait_for_job
+from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

@@ -25,7 +25,8 @@ from tests.chaos.clients import Clients
 from tests.chaos.evidence import Evidence, Ledger, leftovers, read_marks, stored_files
 from tests.chaos.plan import Fault
 from tests.chaos.site import Site, logs_of
-from tools.service import FINAL_STATES, wait_until
+from tools.service import FINAL_STATES
+from tools.waiting import wait_until
 
 REST_S = 90.0
 """Seconds within which all jobs must end after the last fault."""

@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.plan import LEASE_S, Fault
-from tools.service import Service, wait_until
+from tools.service import Service
+from tools.waiting import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 PLUGINS = PROJECT / "tests" / "plugins"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.app.conftest import fresh_site, measured, obedient, obedient_later, reported, serve, site, until
+from tests.app.conftest import fresh_site, measured, obedient, obedient_later, reported, serve, site
 
-__all__ = ["fresh_site", "measured", "obedient", "obedient_later", "reported", "serve", "site", "until"]
+__all__ = ["fresh_site", "measured", "obedient", "obedient_later", "reported", "serve", "site"]

@@ -18,7 +18,7 @@ import pytest
 
 from kernels import building
 from kernels.building import BuildError, CompilerMissing, Library
-from tools.service import wait_until
+from tools.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ import torch.distributed
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel import ranks
+from tests.processes import alive
 from tests.sockets import listening_of
+from tools.waiting import wait_until
 
 WITHOUT_TORCH = process_group._RANK_PROGRAM.replace(
     "rank_main()",
@@ -81,7 +84,7 @@ def wait_for_last_words(monkeypatch: pytest.MonkeyPatch, log: Path, words: str) 
 
     def asked(self: Any) -> None:
         ask(self)
-        wait_until(lambda: words in log.read_text(), 30)
+        wait_until(lambda: words in log.read_text(), repr(words), 30)
 
     monkeypatch.setattr(process_group._Ranks, "_last_words", asked)
 
@@ -104,26 +107,6 @@ class StepClock:
 
     def monotonic(self) -> float:
         return time.monotonic() + self._offset_s
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "State:\tZ" not in status(pid)]
-
-
-def status(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return "State:\tZ"
-
-
-def wait_until(condition: Any, seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return bool(condition())
 
 
 @dataclass
@@ -235,7 +218,7 @@ def test_without_killing_the_others_would_live_on(
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left
-    assert wait_until(lambda: not alive(pids), 10)
+    wait_until(lambda: not alive(pids), timeout_s=10)
 
 
 def rank_1_is_stopped(ranks: Any, is_stopped: Callable[[int], bool] = process_group._is_stopped) -> bool:
@@ -343,14 +326,16 @@ def ranks_of_a_killed_launcher(folder: Path) -> list[int]:
 
 def test_ranks_die_with_the_launching_process(light: None, tmp_path: Path) -> None:
     pids = ranks_of_a_killed_launcher(tmp_path)
-    assert wait_until(lambda: not alive(pids), 5)
+    wait_until(lambda: not alive(pids), timeout_s=5)
 
 
 def test_control_of_ranks_dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     careless = WITHOUT_TORCH.replace("rank_main()", "process_group._die_with_parent = print\nrank_main()")
     monkeypatch.setattr(process_group, "_RANK_PROGRAM", careless)
     pids = ranks_of_a_killed_launcher(tmp_path)
-    left = [] if wait_until(lambda: not alive(pids), 1) else alive(pids)
+    with suppress(TimeoutError):
+        wait_until(lambda: not alive(pids), timeout_s=1)
+    left = alive(pids)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == pids
@@ -376,7 +361,7 @@ def test_a_rank_that_hangs_before_it_connects_is_killed(tmp_path: Path, monkeypa
     before = set(process_group.children_of(os.getpid()))
     with pytest.raises(RanksTimedOut, match=r"did not start within 0.5 s.*\n*hangs"):
         run(ranks.tell, "", folder=tmp_path, start_timeout_s=0.5)
-    assert wait_until(lambda: not alive(list(set(process_group.children_of(os.getpid())) - before)), 5)
+    wait_until(lambda: not alive(list(set(process_group.children_of(os.getpid())) - before)), timeout_s=5)
 
 
 def test_control_of_ranks_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +376,7 @@ def test_control_of_ranks_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left
-    assert wait_until(lambda: threading.active_count() <= threads, 30)
+    wait_until(lambda: threading.active_count() <= threads, timeout_s=30)
 
 
 def test_wrong_uses_are_refused(light: None, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from app.cli.commands import cli
-from tools.service import wait_until
+from tools.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests" / "plugins"

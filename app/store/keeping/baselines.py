@@ -22,8 +22,8 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
 from sqlalchemy import case as sql_case
 
+from app.case_text import case_text
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
-from app.layout import case_text
 from app.specs import KINDS
 from app.states import FINISHED_STATES, VERDICTS, worst
 from app.store import tables
@@ -290,7 +290,7 @@ def _counted(titles: Sequence[str], total: int, verdict: str) -> str:
 
 def _title(case: Mapping[str, Any], kind: str) -> str:
     """Write a case in words."""
-    text = case_text(KINDS[kind].worth_telling(case) if kind in KINDS else case)
+    text = case_text(KINDS[kind].displayed(case) if kind in KINDS else case)
     return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
 
 

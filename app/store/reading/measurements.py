@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import InvalidRequest, NotFound
-from app.layout import Statistic
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.public import checked_id
 from app.store.queue import sweeps
 from app.store.reading.filters import JobFilter
+from app.table_options import Statistic
 
 MAX_JOBS = 10_000
 MAX_MEASUREMENTS = 200_000

@@ -27,7 +27,6 @@ from sqlalchemy import (
 )
 
 from app.errors import FieldError, InvalidRequest
-from app.layout import parsed_time
 from app.results.cases import column_name, lacks_processes, metric_names, planned_processes
 from app.specs import KINDS, Scalar
 from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict, worst
@@ -37,6 +36,7 @@ from app.store.public import finite, job_dict, rfc3339
 from app.store.queue import sweeps
 from app.store.queue.waiting import waiting_reasons
 from app.store.stored_json import decoded
+from app.times import parsed_time
 
 RECENT = 50
 """Number of jobs, the last to finish, whose durations give the estimate for the rest."""

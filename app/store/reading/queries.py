@@ -8,12 +8,11 @@ import logging
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
 
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.layout import FACTS, STATISTICS
 from app.results.sheet import free_names, type_of
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import tables
@@ -39,9 +38,27 @@ from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, recorded_attempt
 from app.store.reading.packed import unpack
 from app.store.stored_json import broken, is_unreadable
+from app.table_options import Statistic
 
 logger = logging.getLogger(__name__)
 
+STATISTICS = ("n", "mean", "std", *get_args(Statistic)[1:])
+"""Columns of a measurement that describe its samples."""
+FACTS = (
+    "case_key",
+    "device_key",
+    "attempt",
+    "unit_index",
+    "unit_title",
+    "phase",
+    "metric",
+    "unit",
+    "outcome",
+    "reason",
+    "partial",
+    "validity",
+)
+"""Columns of a measurement between its case's coordinates and its statistics."""
 MAX_PAGE = 1000
 MAX_PAGE_BYTES = 4 << 20
 """Largest size of specs, environments and verdicts on a page of jobs, and of grids on a page of sweeps. Jobs that do
@@ -318,7 +335,7 @@ class Reading:
         `next`, a cursor or None.
 
         A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
-        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
+        cases, then FACTS, STATISTICS in the row's unit, and with `samples` the raw samples, of which a
         page has at most MAX_SAMPLES. A coordinate with the name of another column is called "case.<name>".
         """
         limit = min(limit, MAX_MEASUREMENTS)

@@ -11,15 +11,17 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
+from app.case_text import case_text
 from app.errors import Conflict, FieldError, InvalidRequest
-from app.layout import FORMATS, case_text
 from app.specs import KINDS
+from app.table_options import FORMATS
 from app.web import plots
+from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, embedded, render, table
 
 router = APIRouter()
@@ -42,7 +44,7 @@ class CompareQuery(StrictQuery):
     """The jobs, and the metric whose distributions are drawn."""
 
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
-    metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
+    metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     back: Annotated[str, Field(max_length=2000)] = ""
     """The query of the list of jobs in which they were picked; the list has the newest first, and a baseline is older
     than its candidates."""
@@ -72,7 +74,7 @@ def add(query: Annotated[AddQuery, Query()]) -> Response:
 @router.get("/compare")
 def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
     ids = query.ids()
-    jobs = [_about(services, job_id) for job_id in ids]
+    jobs = [_job(services, job_id) for job_id in ids]
     comparisons = _comparisons(services, jobs) if jobs else []
     metrics = list(dict.fromkeys(name for one in comparisons for name in one["metrics"]))
     metric = (
@@ -97,7 +99,7 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
     )
 
 
-def _about(services: Services, job_id: int) -> dict[str, Any]:
+def _job(services: Services, job_id: int) -> dict[str, Any]:
     job, _version = services.reading.job(job_id)
     holds_both = job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
     return {**job, "case": case_text(job.get("summary") or {}), "holds_both": holds_both}
@@ -131,7 +133,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     else:
         pair = {"baseline": baseline["id"], "candidate": candidate["id"]}
         sides = (f"job {baseline['id']} (baseline)", f"job {candidate['id']}")
-    found: dict[str, Any] = {
+    page: dict[str, Any] = {
         "candidate": candidate,
         "exports": [(name, f"/compare?{urlencode({**pair, 'format': name})}") for name in FORMATS],
         "file": f"/compare/export?{urlencode(pair)}",
@@ -144,7 +146,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
             sheet = results.compare(services.database, baseline["id"], candidate["id"], question)
     except (InvalidRequest, Conflict) as problem:
         return {
-            **found,
+            **page,
             "sides": sides,
             "problem": str(problem),
             "about": {},
@@ -152,7 +154,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
             "headline": None,
             "rows": [],
         }
-    return {**found, **comparison(sheet, sides)}
+    return {**page, **comparison(sheet, sides)}
 
 
 def comparison(sheet: results.Sheet, sides: tuple[str, str]) -> dict[str, Any]:
@@ -209,15 +211,15 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
 
 def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
     """Return the groups with the short names of their cases: long ones along x would leave no room above."""
-    names = _telling(cases)
+    names = short_names(cases)
     return [replace(group, case=names[group.case]) for group in groups]
 
 
-def _telling(cases: Sequence[str]) -> Mapping[str, str]:
-    """Return what tells each case from the others, by its name in full."""
+def short_names(cases: Sequence[str]) -> Mapping[str, str]:
+    """Return for each case's name the parts that the others lack."""
     parts = {case: case.split(", ") for case in cases}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
-    names = {case: ", ".join(part for part in found if part not in shared) or case for case, found in parts.items()}
+    names = {case: ", ".join(part for part in words if part not in shared) or case for case, words in parts.items()}
     # A word that all have may stand for one coordinate here, and another there.
     return names if len(set(names.values())) == len(names) else {case: case for case in cases}
 
@@ -226,7 +228,7 @@ def _samples(
     services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
 ) -> list[plots.Samples]:
     """Return the samples of these cases on each side, those of several jobs together."""
-    found: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
+    by_side: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
     for one in comparisons:
         if not one["about"]:  # it cannot be compared: the page says why
             continue
@@ -236,14 +238,14 @@ def _samples(
             is_candidate = samples.side != "baseline" if samples.side else samples.job not in baseline
             name, case = one["sides"][is_candidate], samples.case or "the case"
             if case in cases:
-                found.setdefault((name, case), {})[samples.job] = samples.values
-    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in found.items()]
+                by_side.setdefault((name, case), {})[samples.job] = samples.values
+    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in by_side.items()]
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a figure of every ratio with its confidence interval."""
-    found = []
-    names = _telling([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
+    drawn = []
+    names = short_names([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
     for one in comparisons:
         several = len({row["case"] for row in one["rows"]}) > 1
         for row in one["rows"]:
@@ -255,5 +257,5 @@ def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
                 one["sides"][1] if len(comparisons) > 1 else "",
             ]
             label = ", ".join(word for word in words if word)
-            found.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
-    return embedded(plots.ratios(found[:DRAWN_CASES])) if found else None
+            drawn.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
+    return embedded(plots.ratios(drawn[:DRAWN_CASES])) if drawn else None

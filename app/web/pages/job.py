@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -18,10 +19,11 @@ from app.api.bodies import NO_TIMEOUT, JobBody, parse
 from app.api.jobs import submit_job
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.layout import case_text, varying_columns
+from app.case_text import case_text, in_use
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store.queue.transitions import RETRIED_STATES
+from app.store.reading.queries import FACTS, STATISTICS
 from app.web import facts
 from app.web.live import page_tag, tagged, unchanged
 from app.web.samples import over_steps
@@ -47,44 +49,44 @@ CELLS_PER_PAGE = 100
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
 def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     version = services.reading.job_page_version(job_id)
-    found, _version = services.reading.job(job_id)
-    place = services.reading.places([job_id]).get(job_id) if found["state"] == "queued" else None
-    tag = page_tag(version, found["waiting"], str(place))
+    job, _version = services.reading.job(job_id)
+    place = services.reading.places([job_id]).get(job_id) if job["state"] == "queued" else None
+    tag = page_tag(version, job["waiting"], str(place))
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
     log, last_event = services.reading.log_so_far(job_id)
-    progress = services.reading.progress(job_id) if found["state"] == "running" else []
-    spec = found["spec"] if found["broken"] is None else {}
-    again = body_of(found, services.settings.default_timeout_s)
+    progress = services.reading.progress(job_id) if job["state"] == "running" else []
+    spec = job["spec"] if job["broken"] is None else {}
+    again = body_of(job, services.settings.default_timeout_s)
     return tagged(
         tag,
         request,
         "job.html",
         plots=True,
-        job=found,
-        case=case_text(found["summary"] or {}),
-        finished=found["state"] in FINISHED_STATES,
-        retried=found["state"] in RETRIED_STATES,
-        compared=found["state"] == "succeeded" and found["kind"] in KINDS and KINDS[found["kind"]].holds_specs,
+        job=job,
+        case=case_text(job["summary"] or {}),
+        finished=job["state"] in FINISHED_STATES,
+        retried=job["state"] in RETRIED_STATES,
+        compared=job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
         place=place,
         pace=facts.pace(progress),
         steps=facts.steps(progress),
         differences=facts.differences(spec),
-        environment=facts.environment_facts(found["environment"] or {}),
-        checks=facts.checks(found["validity"] or {}),
+        environment=facts.environment_facts(job["environment"] or {}),
+        checks=facts.checks(job["validity"] or {}),
         shown_checks=SHOWN_CHECKS,
         command=command(again),
         curl=curl(again, str(request.base_url)),
         log=log[-SHOWN_LOG_CHARACTERS:],
         log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
         last_event=last_event,
-        **_results(services, found),
+        **_results(services, job),
     )
 
 
-def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
+def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the measurements, tables, files and attempts of a job that its page shows."""
-    job_id = found["id"]
+    job_id = job["id"]
     measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
     sheet = results.table(services.database, jobs=[job_id], first=SHOWN_CASES) if measurements["rows"] else None
     units = services.reading.units(job_id)
@@ -93,7 +95,7 @@ def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
     attempts = services.reading.attempts(job_id)
     columns = varying_columns(measurements)
     return {
-        "table": table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
+        "table": table(sheet) if sheet is not None and job["state"] == "succeeded" else "",
         "sheet": sheet,
         "missing": [] if sheet is None else sheet.missing,
         "measurements": measurements,
@@ -130,14 +132,14 @@ def first_rows(services: Services, job_id: int, name: str, limit: int) -> Markup
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
-def body_of(found: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
+def body_of(job: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
     """Return the body of `POST /jobs` that submits the job once more; defaults are left out."""
-    body: dict[str, Any] = {"spec": facts.changed_only(found["spec"])}
+    body: dict[str, Any] = {"spec": facts.changed_only(job["spec"])}
     for name, default in (("name", None), ("labels", {}), ("priority", 0), ("max_attempts", 2)):
-        if found[name] not in (None, default):
-            body[name] = found[name]
-    if found["timeout_s"] != default_timeout_s:
-        body["timeout_s"] = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
+        if job[name] not in (None, default):
+            body[name] = job[name]
+    if job["timeout_s"] != default_timeout_s:
+        body["timeout_s"] = NO_TIMEOUT if job["timeout_s"] is None else job["timeout_s"]
     return body
 
 
@@ -156,8 +158,8 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id}/rerun", dependencies=[NO_QUERY])
 async def rerun(services: CurrentServices, job_id: JobId) -> Response:
     """Submit a new job with the same spec and options, and show it."""
-    found, _version = await run_in_threadpool(services.reading.job, job_id)
-    raw = to_json({**body_of(found, services.settings.default_timeout_s), "spec": found["spec"]})
+    job, _version = await run_in_threadpool(services.reading.job, job_id)
+    raw = to_json({**body_of(job, services.settings.default_timeout_s), "spec": job["spec"]})
     submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)
     return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
 
@@ -196,7 +198,7 @@ def cells(
     request: Request, services: CurrentServices, job_id: JobId, query: Annotated[CellsQuery, Query()]
 ) -> Response:
     """Return a page of a job's cells, sorted and filtered."""
-    found, _version = services.reading.job(job_id)
+    job, _version = services.reading.job(job_id)
     sort = query.sort.removeprefix("-") if query.sort else None
     page = services.reading.cells(
         job_id,
@@ -222,8 +224,8 @@ def cells(
     return render(
         request,
         "cells.html",
-        job=found,
-        case=case_text(found["summary"] or {}),
+        job=job,
+        case=case_text(job["summary"] or {}),
         query=query,
         page_of=page,
         metrics=known,
@@ -232,3 +234,11 @@ def cells(
         first=(query.page - 1) * CELLS_PER_PAGE + 1,
         more=query.page * CELLS_PER_PAGE < page["total"],
     )
+
+
+def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
+    """Return the columns that distinguish a page's measurements: coordinates, device and unit, where they vary."""
+    rows: Sequence[Mapping[str, Any]] = measurements["rows"]
+    always_shown = {*FACTS, *STATISTICS, "samples"} - {"device_key", "unit_title"}
+    names = [column["name"] for column in measurements["columns"] if column["name"] not in always_shown]
+    return [name for name in names if len({json.dumps(in_use(row.get(name))) for row in rows}) > 1]

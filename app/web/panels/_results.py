@@ -14,9 +14,9 @@ from app.store.database.engine import Database
 from app.store.files.artifacts import ArtifactFiles
 from app.store.reading.queries import Reading
 
-MOST_ROWS = 50_000
+MAX_ROWS = 50_000
 """Most rows of a table that one plot reads; a unit's table has no more."""
-MOST_CASES = 2000
+MAX_CASES = 2000
 """Most cases of a job that its plots show."""
 
 Row = Mapping[str, Scalar]
@@ -51,8 +51,8 @@ class JobResults:
 
     @cached_property
     def sheet(self) -> Sheet:
-        """The job's first cases with every metric, at most `MOST_CASES`; `is_cut` if there are more."""
-        return results.table(self._database, jobs=[self.id], columns=["all"], first=MOST_CASES)
+        """The job's first cases with every metric, at most `MAX_CASES`; `is_cut` if there are more."""
+        return results.table(self._database, jobs=[self.id], columns=["all"], first=MAX_CASES)
 
     def metric(self, name: str) -> Sheet:
         """Return all cases of the job with one metric, which the sheet has."""
@@ -68,8 +68,8 @@ class JobResults:
     @cached_property
     def measurements(self) -> Sequence[Mapping[str, Any]]:
         """The job's first measurements, in the shape of the API's rows."""
-        found: Sequence[Mapping[str, Any]] = self._reading.measurements(self.id, limit=MOST_ROWS)["rows"]
-        return found
+        rows: Sequence[Mapping[str, Any]] = self._reading.measurements(self.id, limit=MAX_ROWS)["rows"]
+        return rows
 
     @property
     def table_columns(self) -> Sequence[str]:
@@ -89,7 +89,7 @@ class JobResults:
         if table not in self.tables:
             return []
         unit = min(self.tables[table]["units"])
-        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MOST_ROWS, columns=["all"])
+        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MAX_ROWS, columns=["all"])
         names = sheet.names()
         return [dict(zip(names, row, strict=True)) for row in sheet.rows]
 
@@ -99,14 +99,14 @@ class JobResults:
             return None
         return results.table(
             self._database, sweep=self.job["sweep_id"], kind=self.job["kind"], columns=columns, rows=rows,
-            first=MOST_CASES,
+            first=MAX_CASES,
         )  # fmt: skip
 
-    def path(self, artifact: str) -> Path:
+    def path(self, name: str) -> Path:
         """Return the path of a file.
 
         Raises:
             NotFound: the job has no such file, or it is gone.
         """
-        found = self._reading.artifact(self.id, artifact)
-        return self._files.open_path(found["sha256"])
+        artifact = self._reading.artifact(self.id, name)
+        return self._files.open_path(artifact["sha256"])

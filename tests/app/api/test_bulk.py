@@ -12,6 +12,7 @@ from app.store.database import slices
 from app.store.keeping import bulk, deleting
 from app.store.reading.filters import JobFilter
 from app.store.records import Finish, NewJob
+from tools.waiting import wait_until
 
 
 def states(site: Any) -> dict[str, int]:
@@ -157,7 +158,7 @@ def test_a_server_that_stops_says_that_it_is_not_done(serve: Any, tmp_path: Any)
             assert "repeat the request" in response.json()["detail"]
 
 
-def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.api import services
 
     monkeypatch.setattr(services, "FIRST_PRUNE_S", 0.0)
@@ -166,6 +167,6 @@ def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, until: Any, monk
         job = site.submit()
         claim = site.worker.claim()
         site.services.queue.finish(claim, Finish("succeeded"))
-        until(lambda: site.http.get(f"/jobs/{job['id']}").status_code == 404, "pruning")
+        wait_until(lambda: site.http.get(f"/jobs/{job['id']}").status_code == 404, "pruning")
         waiting = site.submit()
         assert site.job(waiting["id"])["state"] == "queued"

@@ -20,7 +20,7 @@ from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob
-from tools.service import wait_until
+from tools.waiting import wait_until
 
 TIMEOUT_S = 10.0
 

@@ -219,7 +219,7 @@ class TestPausing:
         assert (response.status_code, response.json()) == (200, {"kinds": kept})
         assert site.http.get("/queue/paused").json() == {"kinds": kept}
 
-    def test_paused_jobs_wait(self, site: Any, until: Any) -> None:
+    def test_paused_jobs_wait(self, site: Any) -> None:
         job_id = site.submit(priority=10)["id"]
         site.http.put("/queue/paused", json={"kinds": ["benchmark"]})
         with pytest.raises(AssertionError, match="nothing to claim"):

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.api import events
+from tools.waiting import wait_until
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -79,7 +80,7 @@ def test_bad_last_event_id(site: Any) -> None:
     assert "last-event-id" in response.json()["detail"].lower()
 
 
-def test_live_stream(site: Any, until: Any) -> None:
+def test_live_stream(site: Any) -> None:
     job_id = site.submit(priority=10)["id"]
     seen: list[tuple[int, str, Any]] = []
 
@@ -120,15 +121,15 @@ def test_two_hundred_events_in_order(site: Any) -> None:
     assert texts == [str(number) for number in range(0, 1200, 3)]
 
 
-def test_head_of_a_stream_ends(site: Any, until: Any) -> None:
+def test_head_of_a_stream_ends(site: Any) -> None:
     changes = site.services.changes
-    until(lambda: not changes._followed, "the streams of other tests")
+    wait_until(lambda: not changes._followed, "the streams of other tests")
     job_id = site.submit()["id"]
     for _ in range(3):  # the connection is kept
         head = site.http.head(f"/jobs/{job_id}/events", headers=STREAM, timeout=5)
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-type"].startswith("text/event-stream")
-    until(lambda: not changes._followed, "the end of the streams behind the answers")
+    wait_until(lambda: not changes._followed, "the end of the streams behind the answers")
 
 
 def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert any(line == ": keep-alive" for _, line in zip(range(50), lines, strict=False))
 
 
-def test_a_stream_holds_no_transaction(site: Any, until: Any) -> None:
+def test_a_stream_holds_no_transaction(site: Any) -> None:
     """The log could not be truncated if it did."""
     job_id = site.submit()["id"]
     log = site.services.settings.data_dir / "flopwatch.sqlite3-wal"
@@ -153,7 +154,7 @@ def test_a_stream_holds_no_transaction(site: Any, until: Any) -> None:
         next(stream)
         for _ in range(20):
             site.submit()
-        until(truncated, "the log to be truncated")  # the stream looks at each commit, but only for a moment
+        wait_until(truncated, "the log to be truncated")  # the stream looks at each commit, but only for a moment
 
 
 def test_deleted_job_ends_its_stream(site: Any) -> None:
@@ -164,16 +165,16 @@ def test_deleted_job_ends_its_stream(site: Any) -> None:
     assert response.status_code == 404
 
 
-def test_nobody_polls_while_nobody_waits(site: Any, until: Any) -> None:
+def test_nobody_polls_while_nobody_waits(site: Any) -> None:
     changes = site.services.changes
-    until(lambda: not changes._followed and changes._poller is None, "the poller's end")
+    wait_until(lambda: not changes._followed and changes._poller is None, "the poller's end")
     job_id = site.submit()["id"]
     with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
         stream = parse(response.iter_lines())  # kept: the connection would end with it
         next(stream)
-        until(lambda: changes._poller is not None, "the poller")
+        wait_until(lambda: changes._poller is not None, "the poller")
         del stream
-    until(lambda: not changes._followed and changes._poller is None, "the poller's end")
+    wait_until(lambda: not changes._followed and changes._poller is None, "the poller's end")
 
 
 def test_stopping_ends_streams(serve: Any, tmp_path: Any) -> None:

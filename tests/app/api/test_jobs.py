@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tools.waiting import wait_until
+
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 JOB_KEYS = {
     "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s", "progress",
@@ -167,11 +169,11 @@ def test_a_repeated_request_gets_the_answer_as_it_was(fresh_site: Any) -> None:
         assert again.json()["state"] == "queued"
 
 
-def test_a_repeated_request_gets_the_answer_of_one_that_waited(fresh_site: Any, until: Any) -> None:
+def test_a_repeated_request_gets_the_answer_of_one_that_waited(fresh_site: Any) -> None:
     first: list[Any] = []
     thread = threading.Thread(target=lambda: first.append(post(fresh_site, "k", Prefer="wait=30")))
     thread.start()
-    until(lambda: fresh_site.rows()["job"], "the job")
+    wait_until(lambda: fresh_site.rows()["job"], "the job")
     fresh_site.worker.finish(fresh_site.worker.claim())
     thread.join()
     assert first[0].json()["state"] == "succeeded"
@@ -181,19 +183,19 @@ def test_a_repeated_request_gets_the_answer_of_one_that_waited(fresh_site: Any, 
         assert again.headers["idempotency-replayed"] == "true"
 
 
-def test_a_wait_that_broke_off_can_be_repeated(fresh_site: Any, until: Any) -> None:
+def test_a_wait_that_broke_off_can_be_repeated(fresh_site: Any) -> None:
     """Nobody got the first answer: whoever repeats the request waits for one, and that stays."""
     request = httpx.Request("POST", f"{fresh_site.url}/jobs", json={"spec": TINY})
     request.headers.update({"Idempotency-Key": "k", "Prefer": "wait=1"})
     head = [b"POST /jobs HTTP/1.1", *(name + b": " + value for name, value in request.headers.raw)]
     with socket.create_connection((request.url.host, request.url.port or 0)) as connection:
         connection.sendall(b"\r\n".join([*head, b"", request.content]))
-        until(lambda: fresh_site.rows()["job"], "the job")
+        wait_until(lambda: fresh_site.rows()["job"], "the job")
     began = time.monotonic()
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(post(fresh_site, "k", Prefer="wait=20")))
     thread.start()
-    until(lambda: time.monotonic() > began + 1.5, "the end of the first wait")
+    wait_until(lambda: time.monotonic() > began + 1.5, "the end of the first wait")
     fresh_site.worker.finish(fresh_site.worker.claim(), "failed")
     thread.join()
     assert (answers[0].status_code, answers[0].json()["state"]) == (201, "failed")
@@ -240,7 +242,7 @@ def test_twenty_threads_with_one_key(fresh_site: Any) -> None:
     assert fresh_site.rows()["job"] == 1
 
 
-def test_wait_until_done(site: Any, until: Any) -> None:
+def test_wait_until_done(site: Any) -> None:
     answers: list[Any] = []
     started = time.monotonic()
 
@@ -250,7 +252,7 @@ def test_wait_until_done(site: Any, until: Any) -> None:
 
     thread = threading.Thread(target=submit)
     thread.start()
-    [job] = until(lambda: [j for j in site.http.get("/jobs").json()["data"] if j["name"] == "awaited"], "the job")
+    [job] = wait_until(lambda: [j for j in site.http.get("/jobs").json()["data"] if j["name"] == "awaited"], "the job")
     site.worker.finish(site.worker.claim_job(job["id"]))
     thread.join(10)
     assert answers[0].status_code == 201

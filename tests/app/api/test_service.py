@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from app.api import schemas
 from app.main import create_app
 from app.settings import Settings
-from tools.service import wait_until
+from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
@@ -246,11 +246,11 @@ def test_nothing_is_built_before_the_start(tmp_path: Any) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_lost_workers_are_noticed(serve: Any, tmp_path: Any, until: Any) -> None:
+def test_lost_workers_are_noticed(serve: Any, tmp_path: Any) -> None:
     with serve(tmp_path, lease_s=0.4) as site:
         site.worker.register()
         job = site.submit(max_attempts=1)
         site.worker.claim()
-        until(lambda: site.job(job["id"])["state"] == "failed", "the watcher", 10)
+        wait_until(lambda: site.job(job["id"])["state"] == "failed", "the watcher", 10)
         assert site.job(job["id"])["error"]["code"] == "worker_lost"
-        until(lambda: site.http.get("/workers").json()["data"][0]["state"] == "lost", "the worker's loss", 10)
+        wait_until(lambda: site.http.get("/workers").json()["data"][0]["state"] == "lost", "the worker's loss", 10)

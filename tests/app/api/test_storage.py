@@ -15,6 +15,7 @@ import pytest
 from app.errors import DatabaseBusy
 from app.store.database.engine import Database
 from app.store.database.sqlite import SQLite, driver
+from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 # linux/ext4.h: end a mounted file system as if its disk had gone.
@@ -153,9 +154,7 @@ def test_a_readiness_check_changes_nothing_and_waits_for_nobody(serve: Any, tmp_
 
 
 @pytest.mark.parametrize("holder", ["ours", "another program's"])
-def test_a_lock_that_is_held_for_good_makes_the_server_not_ready(
-    serve: Any, tmp_path: Path, until: Any, holder: str
-) -> None:
+def test_a_lock_that_is_held_for_good_makes_the_server_not_ready(serve: Any, tmp_path: Path, holder: str) -> None:
     with serve(tmp_path, busy_timeout_s=0.5) as site, contextlib.ExitStack() as held:
         path = site.services.database.backend.path
         if holder == "ours":
@@ -166,7 +165,7 @@ def test_a_lock_that_is_held_for_good_makes_the_server_not_ready(
             foreign.execute("BEGIN IMMEDIATE")
         assert site.http.get("/readyz").status_code == 200, "it may be for a moment"
         assert site.http.post("/jobs", json={"spec": TINY}).status_code == 503
-        answer = until(lambda: (found := site.http.get("/readyz")).status_code != 200 and found, "not ready")
+        answer = wait_until(lambda: (found := site.http.get("/readyz")).status_code != 200 and found, "not ready")
         assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
         assert "Writes have been refused for " in answer.json()["detail"]
         held.close()

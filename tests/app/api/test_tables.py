@@ -51,7 +51,7 @@ def get(site: Any, path: str, status: int = 200) -> Any:
         ("/ui?state=queued&state=running", "state"),
     ],
 )
-def test_a_parameter_that_takes_one_value_is_not_dropped_when_repeated(site: Any, path: str, name: str) -> None:
+def test_a_repeated_single_parameter_is_refused(site: Any, path: str, name: str) -> None:
     problem = site.http.get(path, headers={"Accept": "application/json"})
     assert problem.status_code == 422
     if not path.startswith("/ui"):

@@ -25,6 +25,7 @@ from app.server.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_
 from app.server.logs import BURST, WINDOW_S, RateLimit
 from tests.databases import put_database
 from tests.forked import PLUGINS, forkserver
+from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 FILES = 400
@@ -70,7 +71,7 @@ class Server:
 
 
 @pytest.fixture
-def run(tmp_path: Path, until: Any) -> Iterator[Callable[..., Server]]:
+def run(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start a server that may open FILES files, and takes so long a request; `sabotage` runs in it before."""
     processes = []
 
@@ -91,7 +92,7 @@ def run(tmp_path: Path, until: Any) -> Iterator[Callable[..., Server]]:
             before=f"{LIMITED}; {sabotage}",
         )
         processes.append(process)
-        found = until(lambda: re.search(rb"listening on (http://\S+)", log.read_bytes()), "the server", 60)
+        found = wait_until(lambda: re.search(rb"listening on (http://\S+)", log.read_bytes()), "the server", 60)
         return Server(process, log, found[1].decode())
 
     yield start
@@ -266,7 +267,7 @@ def test_connections_leave_files_to_the_others(files: int, wanted: int, expected
     assert connections_within(files, wanted) == expected
 
 
-def ask_and_never_read(server: Server, until: Any, hoped: list[str], within_s: float) -> list[str]:
+def ask_and_never_read(server: Server, hoped: list[str], within_s: float) -> list[str]:
     """Fill the server with clients that send requests and read no answer; what others suffer, a stream among them.
 
     "full": nobody else is answered. "kept": the server has connections that nobody reads. It looks until that is as
@@ -314,7 +315,7 @@ def ask_and_never_read(server: Server, until: Any, hoped: list[str], within_s: f
             reading.join()
         for connection in others:
             connection.close()
-        until(lambda: not slow(server, f"/jobs/{job_id}"), "room", 30)
+        wait_until(lambda: not slow(server, f"/jobs/{job_id}"), "room", 30)
         httpx.post(f"{server.url}/jobs/{job_id}/cancel", trust_env=False)
         if not any("cancelled" in line for line in lines):
             found.append("the stream ended")
@@ -335,19 +336,19 @@ def sockets_of(server: Server) -> int:
     return found
 
 
-def test_who_never_reads_is_ended(run: Any, until: Any) -> None:
+def test_who_never_reads_is_ended(run: Any) -> None:
     server = run(FLOPWATCH_MAX_CONNECTIONS=str(MIN_CONNECTIONS), FLOPWATCH_REQUEST_TIMEOUT_S="1")
-    assert ask_and_never_read(server, until, [], 15) == []
+    assert ask_and_never_read(server, [], 15) == []
 
 
-def test_who_never_reads_goes_first_when_there_are_too_many(run: Any, until: Any) -> None:
+def test_who_never_reads_goes_first_when_there_are_too_many(run: Any) -> None:
     server = run(FLOPWATCH_MAX_CONNECTIONS=str(MIN_CONNECTIONS), FLOPWATCH_REQUEST_TIMEOUT_S="60")
-    assert ask_and_never_read(server, until, ["kept"], 15) == ["kept"]
+    assert ask_and_never_read(server, ["kept"], 15) == ["kept"]
 
 
-def test_control_of_the_readers(run: Any, until: Any) -> None:
+def test_control_of_the_readers(run: Any) -> None:
     limits = {"FLOPWATCH_MAX_CONNECTIONS": str(MIN_CONNECTIONS), "FLOPWATCH_REQUEST_TIMEOUT_S": "1"}
-    assert ask_and_never_read(run(NO_LOOK_AT_READERS, **limits), until, [], 3) == ["full", "kept"]
+    assert ask_and_never_read(run(NO_LOOK_AT_READERS, **limits), [], 3) == ["full", "kept"]
 
 
 def record(message: str = "%d bad requests", line: int = 1, error: Any = None) -> logging.LogRecord:

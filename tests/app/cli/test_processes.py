@@ -29,6 +29,7 @@ from app.store.database.engine import open_database
 from app.store.queue.registration import Registration
 from app.store.reading.queries import Reading
 from tests.forked import PLUGINS, PROJECT, ForkedService
+from tools.waiting import wait_until
 
 INSECURE = {"FLOPWATCH_INSECURE": "true"}
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -289,10 +290,10 @@ def is_gone(processes: list[psutil.Process], url: str) -> bool:
     return alive == []
 
 
-def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path, until: Any) -> None:
+def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path) -> None:
     up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
     url = listening_url(up)
-    until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
+    wait_until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
     processes = all_of(up)
     up.kill()
     assert up.wait(40) == -signal.SIGKILL
@@ -309,9 +310,7 @@ def modes_below(folder: Path) -> dict[Path, int]:
     return found
 
 
-def test_a_job_under_up_never_sees_the_token_and_a_second_signal_hurries_up(
-    start: Any, tmp_path: Path, until: Any
-) -> None:
+def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path: Path) -> None:
     environment = {
         "PYTHONPATH": os.pathsep.join([str(PLUGINS / "plain_kind"), str(PROJECT), str(PLUGINS)]),
         "MISBEHAVE_FOLDER": tmp_path,
@@ -326,7 +325,7 @@ def test_a_job_under_up_never_sees_the_token_and_a_second_signal_hurries_up(
             client.post("/jobs", json={"spec": {"kind": "plain", "behaviour": behaviour}}).raise_for_status().json()
             for behaviour in ("curious", "gated")
         )
-        until((tmp_path / "started").exists, "the second job's start", 90)
+        wait_until((tmp_path / "started").exists, "the second job's start", 90)
         assert client.get(f"/jobs/{curious['id']}").json()["state"] == "succeeded"
         found = json.loads((tmp_path / "variables").read_text().splitlines()[0])
         assert f"MISBEHAVE_FOLDER={tmp_path}" in found
@@ -339,7 +338,7 @@ def test_a_job_under_up_never_sees_the_token_and_a_second_signal_hurries_up(
         assert not {path: oct(mode) for path, mode in modes.items() if mode & 0o077}
         processes = all_of(up)
         up.send_signal(signal.SIGTERM)
-        until(lambda: client.get("/workers").json()["data"][0]["state"] == "draining", "draining", 30)
+        wait_until(lambda: client.get("/workers").json()["data"][0]["state"] == "draining", "draining", 30)
     up.send_signal(signal.SIGTERM)
     assert up.wait(60) == 0
     assert is_gone(processes, url)
@@ -348,7 +347,7 @@ def test_a_job_under_up_never_sees_the_token_and_a_second_signal_hurries_up(
     assert (job["state"], job["attempt"]) == ("queued", 0)
 
 
-def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> None:
+def test_up_ends_when_a_child_does(start: Any, tmp_path: Path) -> None:
     settings = {"FLOPWATCH_DATA_DIR": tmp_path, "FLOPWATCH_DATADIR": tmp_path, "FLOPWATCH_GRACE_S": "2"}
     up = start("up", "--port", "0", **settings, WARM_PARENT="empty")
     url = listening_url(up)
@@ -358,7 +357,7 @@ def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> No
         children = psutil.Process(up.pid).children()
         return next((child for child in children if "serve" in child.cmdline()), None)
 
-    found = until(server, "the server's process")
+    found = wait_until(server, "the server's process")
     found.kill()
     _, err = up.communicate(timeout=40)
     assert up.returncode == 1

@@ -171,9 +171,7 @@ def test_former_attempts_do_not_count_towards_the_limit_of_a_table(
         table(database, jobs=[retried])
 
 
-def test_former_attempts_do_not_count_towards_the_beginning_of_a_table(
-    database: Database, retried: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_former_attempts_do_not_fill_a_table(database: Database, retried: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "MAX_BEGINNING", 3)
     sheet = table(database, jobs=[retried], first=9)
     assert [cell.value for cell in sheet.column("step_ms")] == [2.0] * 3

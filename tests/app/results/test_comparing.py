@@ -300,7 +300,7 @@ class TestWithABaseline:
         sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
         assert about(sheet, "conclusion") == "no_difference"
 
-    def test_a_job_that_measured_nothing_lacks_the_device_that_no_other_has(
+    def test_a_job_without_measurements_lacks_a_device(
         self, database: Database, run: Callable[..., int], keep: Callable[..., None]
     ) -> None:
         keep(run("cpu 0"), run("gpu 0"))
@@ -424,9 +424,7 @@ class TestProfiles:
             ("operators", "forward", "aten::mm", 6.0),
         ]
 
-    def test_a_class_that_one_side_could_not_tell_was_neither_gained_nor_lost(
-        self, database: Database, profile: Callable[..., int]
-    ) -> None:
+    def test_a_class_unknown_to_one_side_is_no_change(self, database: Database, profile: Callable[..., int]) -> None:
         eager = [["step", "matmul", 9.0, 10.0], ["step", "normalisation", 2.0, 50.0]]
         graph = [["step", "matmul", 8.0, 10.0]]
         sheet = compare(database, profile(("classes", eager, CLASSES)), profile(("classes", graph, CLASSES)))

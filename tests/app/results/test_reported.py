@@ -147,9 +147,7 @@ def test_a_column_of_the_reporters_own_named_as_ours(
     assert (sheet.names(), sheet.rows) == (["unit_index", "table.unit_index"], [[2, 5]])
 
 
-def test_tables_of_a_failed_job_are_partial_and_of_its_last_recorded_attempt(
-    database: Database, shop: Any, queue: Queue, reported: Any
-) -> None:
+def test_tables_of_a_failed_job_are_partial(database: Database, shop: Any, queue: Queue, reported: Any) -> None:
     error = job_problem("failed", "it broke")
     queue.finish(shop.running_job(), Finish("failed", error=error, tables=[reported("first", [[1]], a="integer")]))
     with database.write() as connection:

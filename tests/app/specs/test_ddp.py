@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.layout import case_text
+from app.case_text import case_text
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from app.layout import case_text
+from app.case_text import case_text
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
@@ -171,7 +171,7 @@ FIELDS = [(kind, path) for kind in PLAIN_KINDS for path in leaves(KINDS[kind]) i
 
 
 @pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
-def test_every_field_changes_the_work_or_is_named_as_one_that_does_not(kind: str, path: str) -> None:
+def test_every_field_changes_the_work_or_is_listed(kind: str, path: str) -> None:
     pairs = list(changed_specs(kind, path))
     assert pairs, "no other valid value was found: add one to OTHER_VALUES"
     changes = [keys(spec) != keys(changed) for spec, changed in pairs]
@@ -299,7 +299,7 @@ class TestModels:
         plain = {"kind": "benchmark", "mode": mode}
         assert validated(plain).case().key == validated({**plain, field: value}).case().key
 
-    def test_results_from_before_a_training_field_was_added_keep_their_keys(self) -> None:
+    def test_a_new_training_field_keeps_old_keys(self) -> None:
         """Keys that were stored then."""
         for fields, key in (
             ({"activation_checkpointing": True}, "55f805ed0e4b4a8129b9"),
@@ -342,7 +342,7 @@ class TestGrids:
         assert keys(validated({**blocked, "br": [16]})) != keys(validated(blocked))
 
     @pytest.mark.parametrize("name", sorted(BLOCK_SIZES))
-    def test_the_librarys_own_block_sizes_are_the_same_left_out_and_spelled_out(self, name: str) -> None:
+    def test_default_block_sizes_may_be_spelled_out(self, name: str) -> None:
         plain = {"kind": "attention", "implementations": [name], "sequence_lengths": [64]}
         (own,) = validated(plain).cases()
         (spelled,) = validated({**plain, **{axis: [size] for axis, size in BLOCK_SIZES[name].items()}}).cases()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.store.records import Offer
+from app.web.pages.job import varying_columns
 from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
 
@@ -223,3 +224,13 @@ def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measure
     compared = site.http.get(f"/ui/compare?job={job}").text
     assert compared.index('id="sentences"') < compared.index("both sides"), "the sentence stands on top"
     assert f'<a href="/ui/compare?job={job}">comparison</a>' in site.http.get("/ui").text
+
+
+def test_columns_that_vary_distinguish_measurements() -> None:
+    names = ["model", "length", "case_key", "device_key", "unit_title", "unit_index", "metric", "mean"]
+    rows = [
+        dict(zip(names, values, strict=True))
+        for values in (["tiny", 1, "a", "cpu", "r 0", 0, "x", 1.0], ["tiny", True, "b", "gpu", "r 1", 1, "y", 2.0])
+    ]
+    measurements = {"columns": [{"name": name} for name in names], "rows": rows}
+    assert varying_columns(measurements) == ["length", "device_key", "unit_title"]

@@ -23,7 +23,7 @@ def shown(site: Any, query: str) -> list[int]:
     return [int(number) for number in re.findall(r'<tr id="job-(\d+)"', text)]
 
 
-def test_a_first_visit_offers_the_demo_and_says_whether_a_worker_is_there(fresh_site: Any) -> None:
+def test_a_first_visit_offers_the_demo(fresh_site: Any) -> None:
     assert "No worker is connected" in page(fresh_site, "/ui").text
     fresh_site.worker.register()
     text = page(fresh_site, "/ui").text
@@ -58,7 +58,7 @@ def test_jobs_of_a_search_are_told_by_the_value_that_they_try(fresh_site: Any) -
     assert "over context_length" in " ".join(page(fresh_site, "/ui").text.split())
 
 
-def test_a_row_has_duration_verdict_and_the_metric_that_stands_for_the_job(fresh_site: Any, measured: Any) -> None:
+def test_a_row_has_duration_verdict_and_metric(fresh_site: Any, measured: Any) -> None:
     ids = [fresh_site.submit()["id"] for _ in range(3)]
     rows = {
         ids[0]: [measured("step_ms", 12.5, model="tiny"), measured("forward_ms", 4.0, model="tiny")],

@@ -83,7 +83,7 @@ def test_points_of_a_sheet_have_their_coordinates_verdict_and_job() -> None:
         plots.points_of(sheet([]), "sequence_length")
 
 
-def test_the_number_with_most_values_goes_along_x_and_the_rest_makes_series() -> None:
+def test_the_number_with_most_values_goes_along_x() -> None:
     assert plots.axes_of(grid()) == Axes("sequence_length", ("implementation",), ("implementation", "sequence_length"))
     assert plots.axes_of(grid(), "implementation").by == ("sequence_length",)
     with pytest.raises(KeyError, match="causal"):
@@ -114,7 +114,7 @@ def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
     assert eager["customdata"][0][0] == "eager, sequence_length=256, causal<br>64 ± 0.5 (n = 8)"
 
 
-def test_axes_are_linear_where_asked_or_where_a_logarithm_has_no_sense() -> None:
+def test_axes_are_linear_on_request_and_for_few_values() -> None:
     figure = plots.chart(grid(), plots.axes_of(grid()), "forward_ms", "ms", log_x=False, log_y=False)
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
     with_zero = [*grid(), Point({"implementation": "eager", "sequence_length": 0, "causal": True}, 0.0)]
@@ -208,7 +208,7 @@ def test_figures_have_their_numbers_as_a_table() -> None:
         assert ["eager", 256, 64, 0.5, 8, "ok", None] in table["rows"]
         assert ["eager", 4096, None, None, 8, "oom", None] in table["rows"]
     empty = plots.heat_map([], "a", "b", "m", None)
-    assert (empty["data"], empty["empty"]) == ([], plots.NOTHING)
+    assert (empty["data"], empty["empty"]) == ([], plots.EMPTY)
 
 
 def test_a_large_heat_map_has_no_texts_and_holes_where_nothing_is() -> None:
@@ -238,7 +238,7 @@ def test_distributions_stand_side_by_side() -> None:
 
 
 class TestMorePointsThanPixels:
-    def test_of_each_stretch_the_least_and_the_greatest_are_drawn_and_the_figure_says_so(self) -> None:
+    def test_long_lines_draw_extremes_and_say_so(self) -> None:
         points = curve(10_000)
         figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
         traces = drawn(figure)

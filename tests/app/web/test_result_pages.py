@@ -15,9 +15,10 @@ import pytest
 from app.specs import spec_adapter
 from app.store.reading import members
 from app.web.pages import plots as plots_page
-from app.web.pages.compare import _telling
-from app.web.pages.sweeps import listed, told
+from app.web.pages.compare import short_names
+from app.web.pages.sweeps import listed
 from app.web.pages.tables import command
+from app.web.values import value_text
 from tests.app.web.checker import page
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -107,8 +108,8 @@ class TestSweeps:
         assert filled.http.get("/ui/sweeps/1?sort=-job", headers={"If-None-Match": first.headers["etag"]}).text
 
     def test_values_of_the_grid_in_words(self) -> None:
-        assert told({"size": "tiny", "vocab_size": 8}) == "tiny/8"
-        assert [told(value) for value in (True, None, 1.5, [1, 2])] == ["true", "none", "1.5", "1/2"]
+        assert value_text({"size": "tiny", "vocab_size": 8}) == "tiny/8"
+        assert [value_text(value) for value in (True, None, 1.5, [1, 2])] == ["true", "none", "1.5", "1/2"]
         assert listed(list(range(100))) == "0, 1 … 99 (100 values)"
 
 
@@ -194,7 +195,7 @@ class TestPlots:
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert values() == of_table
 
-    def test_a_failed_job_has_what_all_its_processes_measured_in_large_sweeps_too(
+    def test_a_failed_job_shows_all_its_processes(
         self, fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         base = {**TINY, "replicates": 2}
@@ -407,4 +408,4 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
     ],
 )
 def test_figures_name_what_tells_their_cases_apart(cases: list[str], shown: list[str]) -> None:
-    assert list(_telling(cases).values()) == shown
+    assert list(short_names(cases).values()) == shown

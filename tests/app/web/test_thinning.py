@@ -79,7 +79,7 @@ def test_lines_share_the_pixels_and_each_has_some() -> None:
     places: list[float | None] = [float(at) for at in range(5000)]
     values: list[float | None] = [float(at % 7) for at in range(5000)]
     half, tiny = (len(kept(places, values, share=share)) for share in (0.5, 0.001))
-    assert tiny <= 2 * thinning.LEAST_COLUMNS + 2 < half <= thinning.MAX_POINTS / 2 + 2
+    assert tiny <= 2 * thinning.MIN_COLUMNS + 2 < half <= thinning.MAX_POINTS / 2 + 2
 
 
 @pytest.mark.parametrize(

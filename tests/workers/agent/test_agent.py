@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,18 +23,11 @@ from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
+from tools.waiting import wait_until
 from workers.agent.agent import MAX_ON_PAPER, Agent
 from workers.devices.locks import DeviceLocks, Host, Lease
 
 BUSY_TIMEOUT_S = 0.3
-
-
-def wait_for(look: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture
@@ -88,7 +81,7 @@ def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
     tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
 ) -> None:
     job_id = submit_a_gated_job(database)
-    wait_for((tmp_path / "started").exists, "the job's start")
+    wait_until((tmp_path / "started").exists, "the job's start")
     with locked(settings):
         agent.send_signal(signal.SIGTERM)
         time.sleep(4 * BUSY_TIMEOUT_S)  # it must see the lock, more than once
@@ -105,7 +98,7 @@ def test_a_database_that_is_gone_for_a_while_costs_no_job(
     tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
 ) -> None:
     job_id = submit_a_gated_job(database)
-    wait_for((tmp_path / "started").exists, "the job's start")
+    wait_until((tmp_path / "started").exists, "the job's start")
     file, aside = settings.data_dir / "flopwatch.sqlite3", settings.data_dir / "aside"
     file.rename(aside)
     (tmp_path / "open").touch()
@@ -113,7 +106,7 @@ def test_a_database_that_is_gone_for_a_while_costs_no_job(
     assert agent.poll() is None
     aside.rename(file)
     reading = Reading(database)
-    wait_for(lambda: reading.job(job_id)[0]["state"] in FINISHED_STATES, "the job's end")
+    wait_until(lambda: reading.job(job_id)[0]["state"] in FINISHED_STATES, "the job's end")
     job, _version = reading.job(job_id)
     assert (job["state"], job["attempt"], job["error"]) == ("succeeded", 1, None)
     assert reading.measurements(job_id)["rows"]

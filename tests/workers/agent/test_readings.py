@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
-from app.layout import parsed_time
+from app.times import parsed_time
+from tools.waiting import wait_until
 from workers.agent import readings
 from workers.agent.readings import Readings
 from workers.devices.locks import Gpu, Host
@@ -20,14 +19,6 @@ class Busy:
 
     def load(self) -> dict[str, Any]:
         return dict.fromkeys(readings.NOTHING_OF_A_GPU, 7)
-
-
-def wait_for(look: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
 
 
 def test_each_device_in_the_order_of_the_registration() -> None:
@@ -55,7 +46,7 @@ def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
     assert reader.latest() is None
     reader.stop()
     release.set()
-    wait_for(lambda: reader.latest() == {"devices": []})
+    wait_until(lambda: reader.latest() == {"devices": []})
 
 
 def test_an_error_does_not_end_the_readings() -> None:
@@ -69,5 +60,5 @@ def test_an_error_does_not_end_the_readings() -> None:
 
     reader = Readings(HOST, 0.001, faulty)
     reader.start()
-    wait_for(lambda: reader.latest() == {"devices": [1]})
+    wait_until(lambda: reader.latest() == {"devices": [1]})
     reader.stop()

@@ -29,6 +29,8 @@ PRELUDE = """
 import fcntl, json, os, signal, sys, time
 import psutil
 from pathlib import Path
+from tests.processes import is_alive
+from tools.waiting import wait_until
 from workers.processes.keeper import Request
 from workers.processes.launch import Launcher
 
@@ -52,20 +54,10 @@ def read(descriptor):
         data += chunk
     return data.decode()
 
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists() or not path.read_text().endswith("\\n"):
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.01)
-    return path.read_text().split()
-
-def alive(pid):
-    # A process lets go of its locks a moment before it is a zombie: PF_EXITING tells.
-    try:
-        state, *_, flags = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:7]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z" and not int(flags) & 4
+def started():
+    path = FOLDER / "started"
+    wait_until(lambda: path.exists() and path.read_text().endswith("\\n"), str(path))
+    return [int(pid) for pid in path.read_text().split()]
 
 launcher = Launcher()
 """
@@ -206,14 +198,14 @@ def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None
     told = run_forked(
         """
         process = launcher.start(request("stubborn"), START, [])
-        pids = wait_for(FOLDER / "started")
-        before = [alive(pid) for pid in pids]
+        pids = started()
+        before = [is_alive(pid) for pid in pids]
         process.terminate()
         time.sleep(0.2)  # SIGTERM is ignored: nothing to wait for
-        ignored = [alive(pid) for pid in pids]
+        ignored = [is_alive(pid) for pid in pids]
         process.kill()
         report = process.report()
-        print(json.dumps([before, ignored, [alive(pid) for pid in pids], vars(report)]))
+        print(json.dumps([before, ignored, [is_alive(pid) for pid in pids], vars(report)]))
         """
     )
     assert told == [[True, True], [True, True], [False, False], {"exit_code": None, "signal": 9}]
@@ -231,7 +223,7 @@ def test_nothing_survives_and_locks_are_held_until_then(
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = launcher.start(request("stubborn"), START, [lock])
         os.close(lock)
-        child, grandchild = wait_for(FOLDER / "started")
+        child, grandchild = started()
         probe = os.open(FOLDER / "lock", os.O_RDWR)
         try:
             fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,20 +234,20 @@ def test_nothing_survives_and_locks_are_held_until_then(
         if victim == "agent's end":
             process.close()
         elif victim == "keeper":
-            os.kill(psutil.Process(int(child)).ppid(), signal.SIGKILL)
+            os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
         else:
-            os.kill(int(child), signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
         if victim == "keeper" and START == "exec":
             launcher.wait_until_warm()
             process.report()
             launcher.start(request("counted"), START, []).close()  # orphans are ended with the next start
         died = time.monotonic()
         fcntl.flock(probe, fcntl.LOCK_EX)
-        gone = [alive(pid) for pid in (child, grandchild)]
+        gone = [is_alive(pid) for pid in (child, grandchild)]
         deadline = time.monotonic() + 5
-        while any(alive(pid) for pid in (child, grandchild)) and time.monotonic() < deadline:
+        while any(is_alive(pid) for pid in (child, grandchild)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        print(json.dumps([held, gone[0], [alive(pid) for pid in (child, grandchild)], time.monotonic() - died]))
+        print(json.dumps([held, gone[0], [is_alive(pid) for pid in (child, grandchild)], time.monotonic() - died]))
         """
     )
     held, child_alive_when_unlocked, still_alive, seconds = told
@@ -295,7 +287,7 @@ def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) ->
         "fork",
         """
         process = launcher.start(request("gated"), START, [])
-        wait_for(FOLDER / "started")
+        started()
         psutil.Process().children()[0].kill()
         other = launcher.start(request("counted"), START, [])  # needs a new warm parent; the orphans are looked at
         others = read(other.messages)
@@ -327,7 +319,7 @@ def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> No
 class TestWrapped:
     """Units that run under tests/plugins/wrapper.py, which takes from them what profilers take."""
 
-    def test_messages_arrive_and_the_report_is_written_before_the_end_is_told(self, tmp_path: Path) -> None:
+    def test_messages_arrive_before_the_end(self, tmp_path: Path) -> None:
         told = run_script(
             tmp_path,
             "exec",
@@ -345,7 +337,7 @@ class TestWrapped:
         assert told[2:] == [{"exit_code": 0, "signal": None}, True]
         assert (tmp_path / "report").read_text() == "the program ended with 0\n"
 
-    def test_control_the_wrapper_takes_descriptors_standard_input_and_variables(self, tmp_path: Path) -> None:
+    def test_control_of_what_a_wrapper_takes(self, tmp_path: Path) -> None:
         reader, writer = os.pipe()
         program = (
             "import os, sys\n"
@@ -367,7 +359,7 @@ class TestWrapped:
         os.close(writer)
         assert done.stdout.splitlines() == ["Bad file descriptor", "'' None False"]
 
-    def test_variables_that_a_wrapper_drops_are_set_again_and_output_arrives(self, tmp_path: Path) -> None:
+    def test_variables_dropped_by_a_wrapper_are_set_again(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text(
             "import atexit, os, runpy\n"
             f"runpy.run_path({str(PLUGINS / 'plain_kind' / 'sitecustomize.py')!r})\n"
@@ -406,13 +398,13 @@ class TestWrapped:
             "exec",
             """
             process = launcher.start(request("stubborn", [*WRAPPER, "--"]), START, [])
-            pids = wait_for(FOLDER / "started")
-            parents = [parent.pid for parent in psutil.Process(int(pids[0])).parents()]
+            pids = started()
+            parents = [parent.pid for parent in psutil.Process(pids[0]).parents()]
             pids += parents[:parents.index(os.getpid())]
-            before = [alive(pid) for pid in pids]
+            before = [is_alive(pid) for pid in pids]
             process.kill()
             report = process.report()
-            print(json.dumps([before, [alive(pid) for pid in pids[:-1]], vars(report)]))
+            print(json.dumps([before, [is_alive(pid) for pid in pids[:-1]], vars(report)]))
             """,
         )
         before, after, report = told
@@ -508,7 +500,7 @@ def ends_with_a_stopped_keeper(
         shell = f"trap '' TERM; setsid sleep 3600 & echo $$ $! > {{FOLDER}}/started; while :; do sleep 3600; done"
         stubborn = request("stubborn") if START == "fork" else request("none", ["sh", "-c", shell])
         process = launcher.start(stubborn, START, [])
-        pids = [int(pid) for pid in wait_for(FOLDER / "started")]
+        pids = started()
         parents = [one.pid for one in psutil.Process(pids[0]).parents()]
         keepers = parents[:parents.index(os.getpid())]  # the keeper, and below a forked one the warm parent
         for pid in keepers if {stopped!r} == "all" else keepers[:1]:
@@ -521,7 +513,7 @@ def ends_with_a_stopped_keeper(
         thread = threading.Thread(target=lambda: outcome.append(type(run.run()).__name__), daemon=True)
         thread.start()
         thread.join(2 if {bool(sabotage)} else 60)
-        print(json.dumps([outcome, [alive(pid) for pid in [*pids, keepers[0]]]]))
+        print(json.dumps([outcome, [is_alive(pid) for pid in [*pids, keepers[0]]]]))
         """,
     )
 

@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tools.service import wait_until
+from tests.processes import is_alive
+from tools.waiting import wait_until
 from workers.processes.leftovers import PREFIX, VARIABLE, Group, end_leftovers, own_mark
 
 AGENT = """
@@ -33,12 +34,6 @@ print(launcher._group.path, flush=True)
 process.report()
 """
 PLAIN, WITHOUT_VARIABLES = "sleep 3600", "env -i sleep 3600"
-
-
-def lives(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 @contextmanager
@@ -59,7 +54,7 @@ def agent_with_a_daemon(folder: Path, daemon: str, *, grouped: bool) -> Iterator
             yield psutil.Process(process.pid), pid, group
         finally:
             process.kill()
-            if lives(pid):
+            if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -93,13 +88,13 @@ def test_a_daemon_of_a_killed_agent_is_ended(tmp_path: Path, daemon: str, groupe
         needs_cgroups()
     with agent_with_a_daemon(tmp_path, daemon, grouped=grouped) as (agent, pid, group):
         end_leftovers(mark_of(tmp_path))
-        assert lives(pid), "its agent is alive"
+        assert is_alive(pid), "its agent is alive"
         kill_together(agent)
         agent.wait()
         end_leftovers(mark_of(tmp_path / "other devices"))
-        assert lives(pid), "this is for agents that share its devices"
+        assert is_alive(pid), "this is for agents that share its devices"
         wait_until(swept(tmp_path), timeout_s=20, what="the end of what is left")
-        wait_until(lambda: not lives(pid), timeout_s=20, what="the daemon's end")
+        wait_until(lambda: not is_alive(pid), timeout_s=20, what="the daemon's end")
         assert not grouped or (PREFIX in group and not Path(group).exists())
 
 
@@ -109,7 +104,7 @@ def test_control_of_the_mark(tmp_path: Path) -> None:
         kill_together(agent)
         agent.wait()
         wait_until(swept(tmp_path), timeout_s=20, what="the end of what is left")
-        assert lives(pid)
+        assert is_alive(pid)
 
 
 @pytest.mark.parametrize("mark", ["", "nonsense", "1-2-3", "0-1-1-{folder}", "{namespace}-x-1-{folder}"])

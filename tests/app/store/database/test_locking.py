@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app.errors import DatabaseBusy
 from app.store.database.locking import TurnLock, WriteLock
+from tools.waiting import wait_until
 
 HOLDER = """
 import sys, time
@@ -25,13 +26,6 @@ with WriteLock(Path(sys.argv[1])).hold(60):
     print("held", flush=True)
     sys.stdin.readline()
 """
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -85,7 +79,7 @@ def test_turns_come_in_the_order_of_arrival() -> None:
     for number in range(10):
         threads.append(threading.Thread(target=take, args=(number,)))
         threads[-1].start()
-        wait_for(lambda: len(lock._waiting) == len(threads))
+        wait_until(lambda: len(lock._waiting) == len(threads))
     lock.release()
     for thread in threads:
         thread.join()
@@ -126,7 +120,7 @@ def test_two_locks_of_one_process_exclude_each_other(path: Path) -> None:
     one, two = WriteLock(path), WriteLock(path)
     with one.hold(1), pytest.raises(DatabaseBusy), two.hold(0.05):
         pass
-    wait_for(lambda: not helper_waits(two))
+    wait_until(lambda: not helper_waits(two))
     with two.hold(20):
         pass
     one.close()
@@ -149,7 +143,7 @@ def test_a_holder_that_is_stopped_makes_others_busy_and_not_hang(path: Path, hol
         pass
     assert not helper_waits(lock)
     lock.close()
-    wait_for(lambda: not set(helpers()) - before)
+    wait_until(lambda: not set(helpers()) - before)
 
 
 def test_a_lock_that_arrives_when_nobody_wants_it_is_released(path: Path, holder: Holder) -> None:
@@ -157,7 +151,7 @@ def test_a_lock_that_arrives_when_nobody_wants_it_is_released(path: Path, holder
     with pytest.raises(DatabaseBusy), lock.hold(0.05):
         pass
     holder.let_go()
-    wait_for(lambda: not helper_waits(lock))
+    wait_until(lambda: not helper_waits(lock))
     # Others get it at once, although this process asked first.
     another = Holder(path)
     another.let_go()
@@ -175,7 +169,7 @@ def test_a_waiter_gets_the_lock_as_soon_as_it_is_free(path: Path, holder: Holder
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_for(lambda: helper_waits(lock))
+    wait_until(lambda: helper_waits(lock))
     holder.let_go()
     freed = time.monotonic()
     thread.join()

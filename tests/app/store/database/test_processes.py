@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob
 from tests.forked import PROJECT, forkserver
+from tools.waiting import wait_until
 
 CLAIMANT = Path(__file__).with_name("claimant.py")
 JOBS = 60
@@ -68,12 +68,12 @@ def test_several_workers_run_each_job_once(
 
 @pytest.mark.timeout(120)
 def test_what_was_answered_survives_kill_9(
-    database: Database, queue: Queue, reading: Reading, rng: random.Random, until: Any, tmp_path: Path
+    database: Database, queue: Queue, reading: Reading, rng: random.Random, tmp_path: Path
 ) -> None:
     for number in range(2):
         output = tmp_path / f"answered-{number}"
         process = forkserver().start(["-c", SUBMITTER, database.url], {"PYTHONPATH": str(PROJECT)}, output)
-        until(lambda output=output: output.exists() and "\n" in output.read_text(), "the first answer", 60)
+        wait_until(lambda output=output: output.exists() and "\n" in output.read_text(), "the first answer", 60)
         time.sleep(rng.uniform(0, 0.2))  # any moment will do
         process.kill()
         process.wait(60)

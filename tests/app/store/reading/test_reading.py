@@ -6,7 +6,7 @@ import math
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,10 +19,11 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading import queries as reading_module
-from app.store.reading.queries import Reading
+from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
 from app.store.tables import utc_now
 from tests.app.store.conftest import Shop
+from workers.measure.statistics import Summary
 
 
 def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:
@@ -342,7 +343,7 @@ class TestWorkersAndSweeps:
         shop.queue.renew([], ("one", "active"))
         assert reading.workers()[0]["readings"] == told
 
-    def test_known_names_are_the_union_and_empty_before_anybody_registered(self, shop: Any, reading: Reading) -> None:
+    def test_known_names_are_the_union_of_all_workers(self, shop: Any, reading: Reading) -> None:
         assert reading.known_names() == {"kinds": set(), "capabilities": set()}
         shop.register("one", capabilities=frozenset({"attention:a"}))
         shop.register("two", capabilities=frozenset({"attention:b"}))
@@ -438,3 +439,10 @@ def test_jobs_of_a_time_are_found_though_the_clock_went_back(database: Database,
     assert found(until=until) == [ids[4], ids[3], ids[2], ids[0]]
     assert found(since=since, until=until) == [ids[4], ids[3]]
     assert found(since=now) == found(until=now - timedelta(days=1)) == []
+
+
+def test_statistics_are_those_that_measurements_have() -> None:
+    """Three lists that no import can join: the workers' know nothing of the service, the tables' are columns."""
+    assert tuple(field.name for field in fields(Summary)) == STATISTICS
+    stored = [column.name for column in tables.measurement.columns]
+    assert tuple(stored[stored.index("n") : stored.index("samples")]) == STATISTICS

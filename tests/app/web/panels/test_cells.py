@@ -7,7 +7,7 @@ from typing import Any
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.panels import JobResults
-from app.web.panels.cells import MOST_CHARTS, Lines, charts
+from app.web.panels.cells import MAX_CHARTS, Lines, charts
 
 LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br",))
 
@@ -102,5 +102,5 @@ def test_of_very_many_charts_the_first_are_there_and_it_says_so() -> None:
     rows = [[name, True, br, 64, ok(1.0)] for br in range(30) for name in ("one", "two")]
     lines = replace(LINES, of_series=())
     (panel,) = charts(Known(sheet(rows)), lines, "forward_ms", "Forward pass", "How to read it.")
-    assert len(panel.more) == MOST_CHARTS - 1
+    assert len(panel.more) == MAX_CHARTS - 1
     assert panel.text == "How to read it. The first 24 of 30 charts; the table has all cells."

@@ -12,7 +12,7 @@ import pytest
 from app.specs import KINDS
 from app.store.records import Offer, StoredArtifact
 from app.web import panels
-from app.web.explorer import MOST_FILTERS
+from app.web.explorer import MAX_FILTERS
 from app.web.panels import _walk
 from tests.app.conftest import Site
 from tests.app.web.checker import Checker, page
@@ -188,7 +188,7 @@ def test_of_many_columns_no_more_filters_are_offered_than_taken(site: Site, repo
     table = reported("wide", rows, **dict.fromkeys(names, "string"))
     job_id = finished(site, {"kind": "profile", "model": {"size": "tiny"}}, tables=[table])
     filters = explored(site, job_id).count('name="only"')
-    assert filters == MOST_FILTERS
+    assert filters == MAX_FILTERS
     last = explored(site, job_id, only=["column_13:b", *[""] * (filters - 1)])
     assert 'id="explorer-column_13"' in last, "a filter in use stays in sight"
     assert "Rows 1 to 3 of 3 that match, of 6." in last

@@ -1,0 +1,56 @@
+"""Writes cases in words, from their coordinates. Standard library only: the command line reads it too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ARROW = " → "
+"""Arrow between the baseline's and the candidate's value, in the summary of a comparison."""
+MAX_LISTED = 4
+"""Largest number of values of a coordinate that a summary lists; for more values it gives their number."""
+
+
+def in_use(value: Any) -> Any:
+    """Return a coordinate's value, with null in place of False.
+
+    For example, sdpa_flash cannot tune (null) and triton was not asked to (False): no table needs a column for that
+    difference.
+    """
+    return None if value is False else value
+
+
+def case_text(coordinates: Mapping[str, Any]) -> str:
+    """Write a case in words: texts unchanged, flags and numbers by name ("triton, causal, head_dim=64").
+
+    A coordinate of a whole job lists its values ("16/32/64"), or their number if they are many ("13 implementations").
+    A coordinate in which the sides of a comparison differ has its name before it ("precision=fp32 → bf16"), and so has
+    a text that was there before ("bf16, parameter_dtype=bf16").
+    """
+    words: list[str] = []
+    for name, value in coordinates.items():
+        if value is not None:
+            text = _coordinate(name, value)
+            words.append(f"{name}={text}" if text in words else text)
+    return ", ".join(words)
+
+
+def _coordinate(name: str, value: Any) -> str:
+    if value is True:
+        return name
+    if isinstance(value, str) and ARROW in value:
+        return f"{name}={ARROW.join(map(_part, value.split(ARROW)))}"
+    parts = [_part(part) for part in (value.split("/") if isinstance(value, str) else [value])]
+    if len(parts) > MAX_LISTED:
+        return f"{len(parts)} {name.replace('_', ' ')}s"
+    text = "/".join(parts)
+    return f"{name}={text}" if all(map(_is_number_or_flag, parts)) else text
+
+
+def _part(value: Any) -> str:
+    text = str(value)
+    return text.lower() if text in ("True", "False", "None") else text
+
+
+def _is_number_or_flag(text: str) -> bool:
+    return text in ("true", "false") or text.lstrip("-").replace(".", "", 1).isdecimal()

@@ -1,0 +1,9 @@
+"""The formats of tables, and the statistics of which they can be made. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Format = Literal["json", "csv", "markdown", "latex", "html"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+Statistic = Literal["mean", "median", "min", "max", "p05", "p25", "p75", "p95"]

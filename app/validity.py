@@ -1,0 +1,44 @@
+"""Writes the verdict on measurements in words, with its failed checks. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DOUBTS = 5
+"""Number of a job's failed checks that are shown."""
+
+
+def verdict(validity: Mapping[str, Any]) -> str:
+    """Write the verdict of a job or a unit: its worst case's verdict, and the number of cases with each verdict if
+    there are several.
+    """
+    counts = validity.get("counts") or {}
+    text = str(validity.get("verdict", "unknown"))
+    if sum(counts.values()) < 2:
+        return text
+    return f"{text} ({', '.join(f'{count} {name}' for name, count in counts.items())})"
+
+
+def doubts(validity: Mapping[str, Any]) -> list[str]:
+    """Return the doubts about the measurements: "case: check: detail" of the first checks that failed."""
+    failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
+    lines = [_told(check) for check in failed[:MAX_DOUBTS]]
+    if len(failed) > MAX_DOUBTS:
+        lines.append(f"and {len(failed) - MAX_DOUBTS} more")
+    return lines
+
+
+def notes(validity: Mapping[str, Any]) -> list[str]:
+    """Return the notes, which inform about the measurements without questioning them: "note: check: detail"."""
+    found = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
+    return [f"note: {_told(check)}" for check in found[:MAX_DOUBTS]]
+
+
+def _is_note(check: Mapping[str, Any]) -> bool:
+    return check.get("severity") == "note"
+
+
+def _told(check: Mapping[str, Any]) -> str:
+    words = [check.get("unit"), check.get("case"), check.get("name"), check.get("detail")]
+    return ": ".join(str(word) for word in words if word)

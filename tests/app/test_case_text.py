@@ -1,0 +1,32 @@
+"""Cases in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.case_text import case_text
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "text"),
+    [
+        ({"implementation": "triton", "dtype": "fp32", "br": None}, "triton, fp32"),
+        ({"causal": True, "head_dim": 64}, "causal, head_dim=64"),
+        ({"causal": False}, "causal=false"),
+        ({"causal": "True/False", "head_dim": "16/32"}, "causal=true/false, head_dim=16/32"),
+        ({"implementation": "/".join("abcd")}, "a/b/c/d"),
+        (
+            {"implementation": "/".join("abcde"), "sequence_length": "1/2/3/4/5"},
+            "5 implementations, 5 sequence lengths",
+        ),
+        ({"model": "2.7b", "factor": 0.5}, "2.7b, factor=0.5"),
+        ({"precision": "fp32 → bf16", "compile": "False → True"}, "precision=fp32 → bf16, compile=false → true"),
+        ({"compile_scope": "None → blocks"}, "compile_scope=none → blocks"),
+        ({"precision": "bf16", "parameter_dtype": "bf16"}, "bf16, parameter_dtype=bf16"),
+        ({}, ""),
+    ],
+)
+def test_cases_in_words(coordinates: dict[str, Any], text: str) -> None:
+    assert case_text(coordinates) == text

@@ -1,0 +1,52 @@
+"""Verdicts in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.validity import doubts, notes, verdict
+
+
+def test_one_case_is_its_verdict() -> None:
+    assert verdict({"verdict": "suspect", "counts": {"suspect": 1}}) == "suspect"
+
+
+def test_several_are_counted() -> None:
+    assert verdict({"verdict": "suspect", "counts": {"valid": 298, "suspect": 2}}) == "suspect (298 valid, 2 suspect)"
+
+
+def test_a_failed_check_names_its_unit_and_case() -> None:
+    check = {"name": "drift", "ok": False, "detail": "9 %"}
+    checks = [
+        check,
+        check | {"case": "triton"},
+        check | {"case": "flex", "unit": "replicate 1"},
+        check | {"ok": True},
+    ]
+    assert doubts({"verdict": "suspect", "checks": checks}) == [
+        "drift: 9 %",
+        "triton: drift: 9 %",
+        "replicate 1: flex: drift: 9 %",
+    ]
+
+
+def test_a_note_is_no_doubt() -> None:
+    check = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
+    validity = {"verdict": "valid", "checks": [check, {"name": "drift", "ok": False, "detail": "9 %"}]}
+    assert doubts(validity) == ["drift: 9 %"]
+    assert notes(validity) == ["note: host_bound: by far"]
+    assert notes({"verdict": "valid", "checks": [check | {"ok": True}]}) == []
+
+
+def test_of_many_failed_checks_the_first_are_listed() -> None:
+    checks = [{"name": str(number), "ok": False, "detail": "x"} for number in range(7)]
+    assert doubts({"checks": checks})[3:] == ["3: x", "4: x", "and 2 more"]
+
+
+@pytest.mark.parametrize("stored", [{}, {"checks": None, "counts": None}, {"checks": [{}]}, {"valid": True}])
+def test_of_an_older_flopwatch(stored: dict[str, Any]) -> None:
+    assert verdict(stored) == "unknown"
+    doubts(stored)
+    assert notes(stored) == []
