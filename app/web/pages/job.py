@@ -114,10 +114,8 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, str]:
-    """Return the cases whose times were sampled repeatedly, by their keys, each with the words that distinguish it.
-
-    None of a job with a single case.
-    """
+    """Return the names of the cases with several samples of a time, by case key; a name has the coordinates that
+    differ."""
     apart = [name for name in columns if name not in ("unit_title", "device_key")]
     return {
         row["case_key"]: case_text({name: row[name] for name in apart}) or "the case"
@@ -187,7 +185,7 @@ class CellsQuery(StrictQuery):
     """The order and choice of a job's cells."""
 
     sort: Text | None = None
-    """A metric; a minus before it: the greatest first."""
+    """A metric; with "-" before it, descending."""
     text: Text | None = None
     """Part of the case."""
     page: int = Field(default=1, ge=1, le=10_000)

@@ -33,9 +33,9 @@ router = APIRouter()
 
 JOBS_PER_PAGE = 50
 MAX_METRICS = 4
-"""Metrics beside each job; the table below has all."""
+"""Largest number of metrics in the list of jobs; the table below has all."""
 MAX_CHOICES = 200
-"""Values of a path that a reader can choose from."""
+"""Largest number of values of a path that a filter offers."""
 
 
 class SweepQuery(StrictQuery):
@@ -46,7 +46,7 @@ class SweepQuery(StrictQuery):
     at: list[Text] = Field(default=[], max_length=32)
     """`path:index`; the jobs that have this value of the grid."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """A path, a metric, job, state, verdict or duration; from the greatest down with "-" before it."""
+    """A path, a metric, job, state, verdict or duration; with "-" before it, descending."""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
     def choice(self) -> members.Choice:
@@ -61,7 +61,7 @@ class SweepQuery(StrictQuery):
 
 
 MAX_DIGITS = 9
-"""Of an index into a list of the grid."""
+"""Largest number of digits of an index into a list of the grid."""
 
 
 def _index(text: str) -> tuple[str, int]:
@@ -125,7 +125,7 @@ def sweep(
 
 
 def is_resumable(sweep: Mapping[str, Any]) -> bool:
-    """Return True if resuming would submit a job: if points failed, were cancelled or have lost their jobs."""
+    """Return True if resuming would submit a job: if points of the grid failed, were cancelled or have no job."""
     counts = sweep["counts"]
     if sweep["broken"]:
         return False

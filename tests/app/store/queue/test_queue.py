@@ -338,23 +338,6 @@ class TestIdempotency:
         assert len({answer.response["id"] for answer in answers}) == 1
         assert reading.counts()["queued"] == 1
 
-    def test_twenty_threads_with_one_key_make_one_job(self, queue: Queue, reading: Reading) -> None:
-        start, answers = threading.Barrier(20), []
-
-        def submit() -> None:
-            start.wait(20)
-            answers.append(queue.submit(NewJob(BenchmarkSpec()), self.KEY))
-
-        threads = [threading.Thread(target=submit) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(answers) == 20
-        assert sum(not answer.replayed for answer in answers) == 1
-        assert len({answer.response["id"] for answer in answers}) == 1
-        assert reading.counts()["queued"] == 1
-
 
 class TestRunning:
     def test_a_claim_counts_the_attempt(self, shop: Any, reading: Reading) -> None:
