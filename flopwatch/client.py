@@ -130,11 +130,11 @@ class TableOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ComparisonText:
-    """A comparison as text. `gate` and `gate_sentence` answer `fail_above_percent`; None if it was not given."""
+    """A comparison as text. `gate` and `gate_sentence` answer `fail_above_percent`; they are empty if it was not given."""
 
     text: str
-    gate: str | None
-    gate_sentence: str | None
+    gate: str
+    gate_sentence: str
 
 
 class Flopwatch(Connection):
@@ -673,9 +673,8 @@ class Flopwatch(Connection):
         """Return the same comparison as `compare`, written as "markdown", "latex", "csv", "html" or "json"."""
         asked = {**_compared(baseline, candidate, metrics, fail_above_percent), "limit": limit, "format": format}
         answer = self.send("GET", "/compare", params=asked)
-        sentence = answer.headers.get("Flopwatch-Gate-Sentence")
-        gate = answer.headers.get("Flopwatch-Gate")
-        return ComparisonText(answer.text, gate, None if sentence is None else unquote(sentence))
+        gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
+        return ComparisonText(answer.text, gate, unquote(sentence))
 
     # Exports
 
