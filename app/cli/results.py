@@ -13,7 +13,7 @@ import typer
 from app.cli import completing
 from app.cli.arguments import parse_labels
 from app.cli.common import AsJson, JobId, Label, with_server
-from app.cli.terminal import echo, echo_json, echo_table
+from app.cli.terminal import echo, echo_json, echo_table, fail
 from app.table_options import FORMATS, Statistic
 
 if TYPE_CHECKING:
@@ -165,8 +165,6 @@ def export(
     ] = None,
 ) -> None:
     """Write a job, a sweep or a comparison as one HTML file, with tables and plots: it opens without the server."""
-    from app.cli.common import fail
-
     most = 2 if what.value == "compare" else 1
     if len(ids) > most:
         raise typer.BadParameter(f"{what.value} takes at most {most}", param_hint="ID…")

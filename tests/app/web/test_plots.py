@@ -122,7 +122,7 @@ def test_axes_are_linear_on_request_and_for_few_values() -> None:
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
 
 
-def test_what_has_no_number_is_marked_and_not_drawn_as_one() -> None:
+def test_points_without_a_value_are_marked() -> None:
     points = grid({("eager", 4096): "oom", ("eager", 1024): "oom", ("flash", 256): "wrong"})
     traces = drawn(plots.chart(points, plots.axes_of(points), "forward_ms", "ms"))
     assert traces["eager"]["x"] == [256, 512]
@@ -155,7 +155,7 @@ def test_doubtful_points_are_open_and_repeated_cases_have_no_line() -> None:
     assert trace["customdata"][1][0].endswith("suspect")
 
 
-def test_too_many_series_are_cut_and_that_is_said() -> None:
+def test_left_out_series_are_reported() -> None:
     points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
     figure = plots.chart(points, plots.axes_of(points), "m", None)
     assert len(figure["data"]) == plots.MAX_SERIES
@@ -271,7 +271,7 @@ class TestMorePointsThanPixels:
         assert figure["table"]["number"] == 20_000
 
     @pytest.mark.parametrize(("series", "drawn_places"), [(1, plots.MAX_BARS), (3, plots.MAX_BARS // 3), (20, 4)])
-    def test_bars_are_so_few_that_each_is_seen_and_the_rest_is_told(self, series: int, drawn_places: int) -> None:
+    def test_left_out_bars_are_reported(self, series: int, drawn_places: int) -> None:
         points = [
             Point(
                 {"name": f"n{at}", "kind": f"k{number}"},
@@ -298,7 +298,7 @@ class TestMorePointsThanPixels:
         assert [trace["x"] for trace in drawn(figure).values()] == [[f"n{at}"] for at in range(7)]
         assert figure["note"] == "Drawn: 7 of 100 series; the first 7 of 100 values of name"
 
-    def test_as_many_bars_as_are_seen_are_all_drawn(self) -> None:
+    def test_bars_that_fit_are_all_drawn(self) -> None:
         points = [Point({"name": f"n{at}"}, 1.0) for at in range(plots.MAX_BARS)]
         figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
         assert len(drawn(figure)[""]["x"]) == plots.MAX_BARS
