@@ -130,7 +130,7 @@ class TableOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ComparisonText:
-    """A comparison as text. `gate` and `gate_sentence` answer `fail_above_percent`; they are empty if it was not given."""
+    """A comparison as text. Without `fail_above_percent`, `gate` and `gate_sentence`, which answer it, are empty."""
 
     text: str
     gate: str
