@@ -132,7 +132,7 @@ def test_progress_comes_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPa
         CountingClock(),
         warmup_steps=2,
         measure_steps=10,
-        stepped=lambda warmed_up, measured: calls.append((warmed_up, measured)),
+        on_progress=lambda warmed_up, measured: calls.append((warmed_up, measured)),
     )
     assert calls[-1] == (2, 10)
     assert 2 <= len(calls) < 5

@@ -194,8 +194,8 @@ def test_the_residual_stream_is_among_the_allocations(device: str) -> None:
     with stream.of(work.model):
         run_step(work.phases, [stream, PhaseMarks(recording, work.owners)])
     made = {one.stretch.phase: one.stretch.made for one in recording.end()}
-    assert stream.seen_among(made["forward"]) == [4 * BATCH * WIDTH]
-    assert stream.seen_among(made["preparation"]) == []
+    assert stream.sizes_among(made["forward"]) == [4 * BATCH * WIDTH]
+    assert stream.sizes_among(made["preparation"]) == []
     work.forward()
     assert len(stream.storages) == 1, "nobody looks any more"
 

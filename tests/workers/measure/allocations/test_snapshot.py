@@ -15,7 +15,7 @@ from tests.workers.viewer import check_that_the_viewer_reads, read
 from workers.measure.allocations import snapshot
 from workers.measure.allocations.categories import CATEGORIES, Owner
 from workers.measure.allocations.ledger import Allocation, Ledger, rewind
-from workers.measure.allocations.snapshot import Shared, annotated, blocks_of, from_history, reserved_in, write
+from workers.measure.allocations.snapshot import Interned, annotated, blocks_of, from_history, reserved_in, write
 from workers.measure.allocations.stacks import short_stack, site
 
 MODEL, KEPT, BRIEF, WORKSPACE = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
@@ -187,7 +187,7 @@ def test_equal_stacks_are_written_once(tmp_path: Path) -> None:
     assert size < 500 * 60 + 50 * 100
     assert len(pickle.dumps(whole, protocol=snapshot.PROTOCOL)) > 10 * size
     assert read(tmp_path / "snapshot.pickle") == whole
-    shared = Shared().of(whole)["device_traces"][0]
+    shared = Interned().of(whole)["device_traces"][0]
     assert shared[0]["frames"] is shared[499]["frames"]
     assert shared[0]["frames"][0] is not deep[0]
 
