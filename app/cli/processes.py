@@ -24,11 +24,10 @@ from app.cli.common import (
     Implementation,
     Model,
     Preset,
-    fail,
     use_data_dir,
     warn_of_unknown_settings,
 )
-from app.cli.terminal import echo
+from app.cli.terminal import echo, fail
 from app.importing import without_collector
 
 if TYPE_CHECKING:
@@ -223,10 +222,6 @@ def prune(
             echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
             if vacuum:
                 database.vacuum()
-            elif not database.can_shrink():
-                echo(
-                    "The database is an older version's and keeps its size until `flopwatch prune --vacuum`.", err=True
-                )
             if not dry_run:
                 database.checkpoint()
                 echo(f"{database.backend.path}: {database.backend.size} bytes")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from app.cli.arguments import list_fields, parse_spec
-from app.cli.common import fail
+from app.cli.terminal import fail
 from flopwatch.own_code import OwnCode, put_into
 
 if TYPE_CHECKING:

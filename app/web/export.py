@@ -55,7 +55,7 @@ class ExportQuery(StrictQuery):
     """The options of the export of a job or a sweep."""
 
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = SHOWN_ROWS
-    """The most rows of the table of results."""
+    """Largest number of rows of the table of results."""
     metric: Text | None = None
     """The metric that is drawn; by default the kind's main metric."""
 
@@ -238,7 +238,7 @@ def _panels(services: Services, job: Mapping[str, Any]) -> list[dict[str, Any]]:
         try:
             shown.append({"panel": panel, "plot": embedded(panel.draw())})
         except (KeyError, TypeError, ValueError) as error:
-            # A job of another version or of a plug-in may have a table of this name with other columns.
+            # A plug-in or another version may report a table of this name with other columns.
             problem = f"What the job reported is not what this version draws: {error!r}."
             shown.append({"panel": panel, "problem": problem})
     return shown

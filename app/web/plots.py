@@ -9,8 +9,8 @@ Figures name no colour of text, grid or ground: the page sets those by its theme
 colours of series, which are written as CSS variables. `table` has the numbers of the figure, for those who cannot see
 it; `empty` says why there is nothing to draw.
 
-A figure has no more points than pixels (see `thinning`), and no more bars than a phone shows apart; its `note` says
-what is left out. What is the same for thousands of points, such as the words of a coordinate, is made once.
+A figure has no more points than pixels (see `thinning`), and no more bars than a phone can show; its `note` says what
+is left out. Texts that thousands of points share, such as the words of a coordinate, are made once.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ SCALE = "Cividis"
 """Colours of a heat map; readable with any colour vision."""
 
 MAX_SERIES = 24
-"""Most series of one figure; a legend with more is a wall."""
+"""Largest number of series of one figure: a longer legend is unreadable."""
 MAX_BARS = 60
-"""Most bars of one figure: on a phone, where it is 300 pixels wide, more would run together."""
+"""Largest number of bars of one figure: on a phone, which is 300 pixels wide, more would run together."""
 MIN_PLACES = 4
-"""Values along x that have their bars however many series there are."""
+"""Number of values along x whose bars are drawn however many series there are."""
 MAX_TICKS = 12
-"""Most values of an axis that all have a tick of their own."""
+"""Largest number of values of an axis that each have a tick."""
 MAX_TEXTS = 400
-"""Most cells of a heat map whose values are written inside."""
+"""Largest number of cells of a heat map with their values inside."""
 MAX_STRIP = 2000
-"""Most samples of one figure that are drawn one by one."""
+"""Largest number of samples of one figure that are drawn as dots."""
 LOG_X_RATIO = 8.0
-"""Ratio of the largest to the smallest coordinate from which on an axis is logarithmic by default."""
+"""The x axis is logarithmic by default if the largest coordinate is at least this many times the smallest."""
 LOG_Y_RATIO = 20.0
-"""The same ratio for values."""
+"""The same for the values and the y axis."""
 MAX_TABLE = 2000
-"""Most rows of the table of a figure's numbers; /tables has all."""
+"""Largest number of rows of the table of a figure's numbers; /tables has all."""
 EMPTY = "Nothing is measured yet that could be drawn."
 
 
@@ -583,7 +583,7 @@ def _outcome_cells(
 
 
 MAX_CACHED_VALUES = 20_000
-"""Values of coordinates whose keys and words are kept: those of the largest sweep and more."""
+"""Number of coordinates' values whose keys and words are cached: more than the largest sweep has."""
 _NUMBERS_OF_A_POINT = ("value", "standard deviation", "n", "outcome", "validity")
 
 
@@ -621,15 +621,8 @@ class _Hover:
         return f"{place}{'<br>' if place else ''}{self._lead}{value}{doubt}"
 
 
-def _words(name: str, value: Scalar) -> str:
-    try:
-        return _cached_words(name, value)
-    except TypeError:  # a broken case may have a list
-        return escaped(case_text({name: value}))
-
-
 @functools.lru_cache(maxsize=MAX_CACHED_VALUES, typed=True)
-def _cached_words(name: str, value: Scalar) -> str:
+def _words(name: str, value: Scalar) -> str:
     return escaped(case_text({name: in_use(value)}))
 
 
@@ -700,19 +693,12 @@ def _distinct(values: Sequence[Scalar]) -> Collection[Scalar]:
     return dict(zip(_keys(values), map(in_use, values), strict=True)).values()
 
 
-def _keys(values: Sequence[Scalar]) -> list[str]:
-    try:
-        return list(map(_cached_key, values))
-    except TypeError:  # a broken case may have a list
-        return [repr(in_use(value)) for value in values]
-
-
-def _key(value: Scalar) -> str:
-    return _keys([value])[0]
+def _keys(values: Iterable[Scalar]) -> list[str]:
+    return list(map(_key, values))
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_VALUES, typed=True)
-def _cached_key(value: Scalar) -> str:
+def _key(value: Scalar) -> str:
     # In Python 1 equals True.
     return repr(in_use(value))
 

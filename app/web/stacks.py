@@ -11,7 +11,7 @@ from typing import Any
 MIN_SHARE = 0.0005
 """Frames with a smaller share of the time are left out."""
 MAX_FRAMES = 20_000
-"""Most frames that a browser is sent, those with the most time."""
+"""Largest number of frames that a browser gets: those with the most time."""
 MAX_BYTES = 64 << 20
 """Largest number of bytes read of a file; the runner's own limit is lower."""
 MAX_DEPTH = 100

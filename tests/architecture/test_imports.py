@@ -16,6 +16,11 @@ RUNNERS = sorted(f"workers.jobs.{path.stem}" for path in (Path(__file__).parents
 FORBIDDEN_IMPORTS = {
     "the service imports neither torch nor what runs on GPU hosts": ("app/settings.py", "import torch"),
     "the service is built in layers": ("app/presets.py", "import app.store.database.engine"),
+    "the client needs little beside the standard library": (
+        "flopwatch/connection.py",
+        "import pydantic",
+    ),
+    "only the command line is built on the client": ("app/web/forms.py", "import flopwatch.own_code"),
     "only the store talks to the database": ("workers/agent/agent.py", "import sqlalchemy"),
     "kernels knows nothing of the others": ("kernels/__init__.py", "import parallel"),
     "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
@@ -97,7 +102,7 @@ def test_a_forbidden_import_breaks_its_contract(copy: Path) -> None:
         assert f"{module} -> {line.removeprefix('import ')} " in parts[contract], result.stdout
 
 
-def test_the_service_imports_nothing_of_gpu_hosts_and_no_pandas(root: Path, imported: Callable[..., set[str]]) -> None:
+def test_the_service_imports_no_torch_and_no_pandas(root: Path, imported: Callable[..., set[str]]) -> None:
     names = imported(root, "app,flopwatch", skipped="app.results")
     assert not names & {*GPU_SIDE, "pandas"}
     assert "fastapi" in names

@@ -74,7 +74,6 @@ def test_control_a_name_that_is_not_there() -> None:
         "kernels.flash_attention",
         "kernels.attention.cpu.flash",
         "parallel.launch",
-        "workers.model.TransformerLM",
     ],
 )
 def test_names_that_no_page_has(name: str) -> None:

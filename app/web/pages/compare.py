@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -28,14 +28,13 @@ router = APIRouter()
 NAVIGATION = Entry("Compare", "/ui/compare", order=50)
 
 MAX_JOBS = 9
-"""Most jobs of one page: a baseline and its candidates."""
+"""Largest number of jobs on one page: a baseline and its candidates."""
 SHOWN_ROWS = 200
 """Rows of a comparison that the page shows; a link leads to all of them."""
 SHOWN_OF_PROFILES = 20
-"""Rows of each table and phase of a profile, those that changed most."""
+"""Number of rows shown of each table and phase of a profile: those that changed most."""
 ENOUGH_PROCESSES = 4
-"""Smallest number of processes of a side whose medians are drawn as a distribution; for fewer, every sample is
-drawn."""
+"""Smallest number of processes per side for a plot of their medians; with fewer, every sample is drawn."""
 DRAWN_CASES = 24
 """Largest number of cases whose distributions are drawn, and of rows whose ratios are."""
 
@@ -46,8 +45,8 @@ class CompareQuery(StrictQuery):
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     back: Annotated[str, Field(max_length=2000)] = ""
-    """The query of the list of jobs in which they were picked; the list has the newest first, and a baseline is older
-    than its candidates."""
+    """The query of the list in which the jobs were picked. If it is given, the oldest job is the baseline: the list has
+    the newest first."""
 
     def ids(self) -> list[int]:
         """Return the jobs, the baseline first."""
@@ -116,8 +115,8 @@ def _address(ids: Sequence[int]) -> str:
 
 
 def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparison of each candidate with the baseline; for a job that measured both sides in turns, that of
-    its sides."""
+    """Return the comparison of each candidate with the baseline; of a single job of kind `compare`, that of its
+    sides."""
     first, *others = jobs
     if first["holds_both"] and not others:
         return [_compared(services, first, None)]
@@ -185,10 +184,9 @@ def comparison(sheet: results.Sheet, sides: tuple[str, str]) -> dict[str, Any]:
 
 
 def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
-    """Return a figure of the processes of all sides, case by case, or of their samples where a side has few processes;
-    None if nobody measured this metric.
-    """
-    groups: dict[tuple[str, str], plots.Samples] = {}
+    """Return a figure of the medians of each side's processes, case by case, or of all samples if a side has few
+    processes; None if nothing was measured."""
+    medians: dict[tuple[str, str], plots.Samples] = {}
     unit = None
     for one in comparisons:
         for of_row in one["about"].get("distributions", ()):
@@ -198,18 +196,19 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
             unit = row["unit"]
             for side, name in zip(("baseline", "candidate"), one["sides"], strict=True):
                 case = row["case"] or "the case"
-                groups.setdefault((name, case), plots.Samples(name, case, (), processes=of_row[side]))
-    cases = list(dict.fromkeys(case for _, case in groups))[:DRAWN_CASES]
-    chosen = [group for (_, case), group in groups.items() if case in cases]
-    few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
-    if few and (samples := _samples(services, comparisons, metric, cases)):
-        return {"of": "samples", **embedded(plots.distributions(_named(samples, cases), metric, unit, of="samples"))}
-    if not chosen:
+                medians.setdefault((name, case), plots.Samples(name, case, (), processes=of_row[side]))
+    cases = list(dict.fromkeys(case for _, case in medians))[:DRAWN_CASES]
+    chosen = [group for (_, case), group in medians.items() if case in cases]
+    has_few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
+    samples = _samples(services, comparisons, metric, cases) if has_few else []
+    groups = _with_short_names(samples or chosen, cases)
+    if not groups:
         return None
-    return {"of": "processes", **embedded(plots.distributions(_named(chosen, cases), metric, unit, of="processes"))}
+    of: Literal["samples", "processes"] = "samples" if samples else "processes"
+    return {"of": of, **embedded(plots.distributions(groups, metric, unit, of=of))}
 
 
-def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
+def _with_short_names(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
     """Return the groups with the short names of their cases: long ones along x would leave no room above."""
     names = short_names(cases)
     return [replace(group, case=names[group.case]) for group in groups]

@@ -47,7 +47,7 @@ async def json_of(request: Request, services: Services, job_id: int, make: Calla
         try:
             content = make(results)
         except (KeyError, TypeError, ValueError) as error:
-            # A job of another version or of a plug-in may have a table of this name with other columns.
+            # A plug-in or another version may report a table of this name with other columns.
             raise Conflict(f"What job {job_id} reported is not what this version draws: {error!r}.") from error
         response = Json(content)
         response.headers.update({"ETag": str(tag), **REVALIDATED})

@@ -31,11 +31,11 @@ router = APIRouter()
 MAX_MAPS = 4
 """Largest number of heat maps: there is one for each combination of the coordinates that they do not show."""
 MANY_POINTS = 500
-"""Number of jobs of a sweep from which on its cases are taken from its grid."""
+"""The cases of a sweep with more jobs than this are taken from its grid."""
 MAX_VALUES = 100
-"""Values of a coordinate that a reader can choose from."""
+"""Largest number of values of a coordinate that a filter offers."""
 MAX_FILTERS = 20
-"""Coordinates of which a reader can choose a value."""
+"""Largest number of coordinates that have a filter."""
 
 
 def _check_only(value: str) -> str:
@@ -86,9 +86,8 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
 
 @functools.lru_cache(maxsize=8)
 def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
-    """Return the content of the panel. It is cached until something changes, since thousands of points take some tenths
-    of a second.
-    """
+    """Return the content of the panel. It is cached until results change: thousands of points take tenths of a
+    second."""
     del version  # a part of the key
     query = PlotsQuery.model_validate_json(query_json)
     sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
@@ -122,7 +121,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def versions(services: Services, query: PlotsQuery) -> str:
-    """Return a text that changes with what is measured."""
+    """Return a text that changes whenever the results of the jobs change."""
     parts = [services.reading.job_page_version(job_id) for job_id in query.job]
     if query.sweep is not None:
         parts.append(services.reading.sweep_page_version(query.sweep))

@@ -33,9 +33,9 @@ router = APIRouter()
 
 JOBS_PER_PAGE = 50
 MAX_METRICS = 4
-"""Metrics beside each job; the table below has all."""
+"""Largest number of metrics in the list of jobs; the table below has all."""
 MAX_CHOICES = 200
-"""Values of a path that a reader can choose from."""
+"""Largest number of values of a path that a filter offers."""
 
 
 class SweepQuery(StrictQuery):
@@ -46,7 +46,7 @@ class SweepQuery(StrictQuery):
     at: list[Text] = Field(default=[], max_length=32)
     """`path:index`; the jobs that have this value of the grid."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """A path, a metric, job, state, verdict or duration; from the greatest down with "-" before it."""
+    """A path, a metric, job, state, verdict or duration; with "-" before it, descending."""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
     def choice(self) -> members.Choice:
@@ -61,7 +61,7 @@ class SweepQuery(StrictQuery):
 
 
 MAX_DIGITS = 9
-"""Of an index into a list of the grid."""
+"""Largest number of digits of an index into a list of the grid."""
 
 
 def _index(text: str) -> tuple[str, int]:
@@ -95,7 +95,7 @@ def sweep(
         progress=progress,
         finished=not sweep["counts"]["queued"] and not sweep["counts"]["running"],
         resumable=is_resumable(sweep),
-        took=took(progress),
+        took=elapsed(progress),
         varies=varies(sweep),
         searched_at=list(sweep["grid"]),
         jobs=[
@@ -125,7 +125,7 @@ def sweep(
 
 
 def is_resumable(sweep: Mapping[str, Any]) -> bool:
-    """Return True if resuming would submit a job: if points failed, were cancelled or have lost their jobs."""
+    """Return True if resuming would submit a job: if points of the grid failed, were cancelled or have no job."""
     counts = sweep["counts"]
     if sweep["broken"]:
         return False
@@ -147,8 +147,8 @@ def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence
     ended = [job["id"] for job in jobs if job["state"] in FINISHED_STATES]
     units = members.metrics(services.database, None, ended) if members.has_one_case_each(sweep) else {}
     first = [name for name in KINDS[sweep["base"]["kind"]].table_columns if name in units] if units else []
-    most_telling = headline(first)
-    shown = sorted(first, key=lambda name: name != most_telling)[:MAX_METRICS]
+    main_metric = headline(first)
+    shown = sorted(first, key=lambda name: name != main_metric)[:MAX_METRICS]
     if not shown:
         return {"metrics": {}, "jobs": {}}
     sheet = results.metric_table(services.database, shown, jobs=ended)
@@ -161,12 +161,12 @@ def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence
     return {"metrics": {name: units[name] for name in shown}, "jobs": cells_of_jobs}
 
 
-def took(progress: members.Progress) -> str | None:
+def elapsed(progress: members.Progress) -> str | None:
     """Write the time from the first start to the last end; None if none has started."""
     if progress.started_at is None:
         return None
-    going = progress.done < progress.total or progress.finished_at is None
-    end = datetime.now(UTC) if going else parsed_time(str(progress.finished_at))
+    is_running = progress.done < progress.total or progress.finished_at is None
+    end = datetime.now(UTC) if is_running else parsed_time(str(progress.finished_at))
     return duration((end - parsed_time(progress.started_at)).total_seconds())
 
 

@@ -30,9 +30,9 @@ NAVIGATION = Entry("Tables", "/ui/tables", order=40)
 
 ROWS_PER_PAGE = 100
 SUGGESTED = 5
-"""Sweeps that a page without a choice suggests, the newest."""
+"""Number of sweeps, the newest, that the page suggests before jobs are chosen."""
 MAX_JOBS_FOR_METRICS = 50
-"""Jobs whose metrics the form offers."""
+"""Largest number of jobs whose metrics the form offers."""
 JOB_PARAMETERS = ("kind", "sweep", "job", "label", "since", "until")
 """Parameters that choose jobs; the others lay the table out."""
 LISTS = ("kind", "sweep", "job", "label", "rows", "columns", "relative_to")

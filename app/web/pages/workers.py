@@ -19,9 +19,9 @@ NAVIGATION = Entry("Workers", "/ui/workers", order=60)
 
 LIVING: tuple[LivingState, ...] = ("active", "draining")
 SHOWN_GONE = 50
-"""Stopped and lost workers that the page shows when asked to, the newest."""
+"""Largest number of stopped and lost workers that `gone` shows, the newest."""
 SHOWN_GROUPS = 50
-"""Groups of waiting jobs."""
+"""Largest number of groups of waiting jobs."""
 
 
 class WorkersQuery(StrictQuery):

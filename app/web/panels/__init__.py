@@ -46,12 +46,12 @@ _PANELS = _walk()
 
 
 def panels_of(results: JobResults) -> list[Panel]:
-    """Return the panels of a job, in the order in which its page shows them. Any kind may have kept a trace."""
+    """Return the panels of a job, in the order in which its page shows them. A job of any kind may have a trace."""
     kind = results.job["kind"]
     try:
         own = _PANELS.get(kind, cells.panels)(results)
     except (KeyError, TypeError, ValueError):
-        # A job of another version or of a plug-in may have a table of a known name with other columns.
+        # A plug-in or another version may report a table of a known name with other columns.
         logger.warning(
             "job %s of kind %s has tables that its panels do not know", results.job["id"], kind, exc_info=True
         )

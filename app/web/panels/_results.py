@@ -1,4 +1,4 @@
-"""The results of one job as panels read them: each part is read once, when it is first asked for."""
+"""The results of one job as panels read them: each part is read once, on first use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.reading.queries import Reading
 
 MAX_ROWS = 50_000
-"""Most rows of a table that one plot reads; a unit's table has no more."""
+"""Largest number of rows that a plot reads of a table; a unit's table has no more."""
 MAX_CASES = 2000
-"""Most cases of a job that its plots show."""
+"""Largest number of cases of a job in its plots."""
 
 Row = Mapping[str, Scalar]
 

@@ -14,7 +14,7 @@ from app.web.plots import Figure
 PHASES = ("forward", "backward", "optimizer", "prefill")
 REST, DECODING = "rest of the step", "decoding"
 MAX_PROCESSES = 64
-"""Most processes that are drawn; replicates beyond them are in the table."""
+"""Largest number of processes that are drawn; the table has all of them."""
 MEMORY = {"peak_memory_mib": "allocated, peak", "memory_reserved_mib": "reserved by the allocator, peak"}
 
 Measurement = Mapping[str, Any]

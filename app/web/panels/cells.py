@@ -23,9 +23,9 @@ from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of
 Place = Mapping[str, Scalar]
 
 MAX_METRICS = 4
-"""Metrics that a kind without panels of its own has charts of."""
+"""Largest number of charts for a kind without panels of its own."""
 MAX_CHARTS = 24
-"""Most charts of one metric."""
+"""Largest number of charts of one metric."""
 
 
 def panels(results: JobResults) -> list[Panel]:

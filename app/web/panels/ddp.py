@@ -22,9 +22,9 @@ ROW = 16
 """Height of a stream, in pixels."""
 AROUND = 140
 MAX_SPANS = 3000
-"""Most blocks of one timeline; close neighbours are drawn as one, and the table counts them all."""
+"""Largest number of blocks of one timeline; more are merged with their neighbours, and the table counts all."""
 MAX_RANKS = 16
-"""Ranks that a timeline shows; the table has all of them."""
+"""Largest number of ranks of a timeline; the table has all of them."""
 COMPUTATION, EXPOSED = "computation", "exposed communication"
 STEP, EXPOSED_MS = "step_ms", "exposed_communication_ms"
 OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer")

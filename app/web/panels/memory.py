@@ -25,6 +25,8 @@ CATEGORIES = {
 HEAD = "categories-"
 MIN_NAMED_SHARE = 0.06
 """Share of the history that a phase must have for its name to be written above it."""
+CAUSE = ("change_mib", "category", "name", "stack")
+"""Columns of what an entry allocated or released."""
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
@@ -83,7 +85,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
     """Draw the use of memory by category as stacked areas, over the number of the history's entry.
 
     Args:
-        rows: The table `timeline`. Jobs of earlier versions lack what each entry made or released.
+        rows: The table `timeline`.
     """
     entries = [row["entry"] for row in rows]
     shown = [name for name in CATEGORIES if any(row[f"{name}_mib"] for row in rows)]
@@ -118,8 +120,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         (key, [row["entry"] for row in group])
         for key, group in groupby(rows, key=lambda row: (row["step"], row["phase"]))
     ]
-    columns = ["entry", "step", "phase", "total_mib", *(f"{name}_mib" for name in shown)]
-    columns += [name for name in ("change_mib", "category", "name", "stack") if rows and name in rows[0]]
+    columns = ["entry", "step", "phase", "total_mib", *(f"{name}_mib" for name in shown), *CAUSE]
     return {
         "data": traces,
         "layout": {
@@ -155,13 +156,13 @@ def label(phase: Any, entry: Any) -> dict[str, Any]:
 
 
 def entry_text(row: Row) -> str:
-    """Return what an entry made or released, and the lines of code that made it, the innermost first."""
-    change = row.get("change_mib")
+    """Return what an entry allocated or released, and by which lines of code, the innermost first."""
+    change = row["change_mib"]
     if change is None:
         return escaped(row["phase"])
     what = f"{'+' if float(change) >= 0 else '−'}{abs(float(change)):.4g} MiB {row['category']}".replace("_", " ")
-    name = row.get("name")
-    stack = str(row["stack"]).split(" < ") if row.get("stack") else ["no line of code outside torch"]
+    name = row["name"]
+    stack = str(row["stack"]).split(" < ") if row["stack"] else ["no line of code outside torch"]
     lines = [f"{row['phase']}: {what}" + (f", {name}" if name else ""), *stack]
     return "<br>".join(map(escaped, lines))
 

@@ -167,24 +167,27 @@ def told(spec: SpecBase) -> str:
     return case_text(spec.summary())
 
 
-FIELDS = [(kind, path) for kind in PLAIN_KINDS for path in leaves(KINDS[kind]) if path != "kind"]
+def fields_of(kind: str) -> list[str]:
+    return [path for path in leaves(KINDS[kind]) if path != "kind"]
 
 
-@pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
-def test_every_field_changes_the_work_or_is_listed(kind: str, path: str) -> None:
-    pairs = list(changed_specs(kind, path))
-    assert pairs, "no other valid value was found: add one to OTHER_VALUES"
-    changes = [keys(spec) != keys(changed) for spec, changed in pairs]
-    if path in KINDS[kind].unmeasured:
-        assert not any(changes)
-    else:
-        assert any(changes), "two jobs that do other work would have equal keys"
+@pytest.mark.parametrize("kind", PLAIN_KINDS)
+def test_every_field_changes_the_work_or_is_listed(kind: str) -> None:
+    for path in fields_of(kind):
+        pairs = list(changed_specs(kind, path))
+        assert pairs, f"{path}: no other valid value was found: add one to OTHER_VALUES"
+        changes = [keys(spec) != keys(changed) for spec, changed in pairs]
+        if path in KINDS[kind].unmeasured:
+            assert not any(changes), path
+        else:
+            assert any(changes), f"{path}: two jobs that do other work would have equal keys"
 
 
-@pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
-def test_lists_tell_jobs_of_other_cases_apart(kind: str, path: str) -> None:
-    for spec, changed in changed_specs(kind, path):
-        assert told(spec) != told(changed) or keys(spec) == keys(changed), told(spec)
+@pytest.mark.parametrize("kind", PLAIN_KINDS)
+def test_lists_tell_jobs_of_other_cases_apart(kind: str) -> None:
+    for path in fields_of(kind):
+        for spec, changed in changed_specs(kind, path):
+            assert told(spec) != told(changed) or keys(spec) == keys(changed), (path, told(spec))
 
 
 def with_default(spec: SpecBase, path: str) -> SpecBase | None:
@@ -198,12 +201,13 @@ def with_default(spec: SpecBase, path: str) -> SpecBase | None:
         return None
 
 
-@pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
-def test_without_a_field_that_has_no_effect_all_cases_are_the_same(kind: str, path: str) -> None:
-    for _, changed in changed_specs(kind, path):
-        if path in changed.without_effect():
-            usual = with_default(changed, path)
-            assert usual is None or keys(usual) == keys(changed)
+@pytest.mark.parametrize("kind", PLAIN_KINDS)
+def test_a_field_without_effect_changes_no_case(kind: str) -> None:
+    for path in fields_of(kind):
+        for _, changed in changed_specs(kind, path):
+            if path in changed.without_effect():
+                usual = with_default(changed, path)
+                assert usual is None or keys(usual) == keys(changed), path
 
 
 @pytest.mark.parametrize(
@@ -232,7 +236,7 @@ def test_fields_without_effect_are_told(fields: dict[str, Any], idle: int) -> No
     assert set(validated(fields).without_effect()) == set(given[len(given) - idle :])
 
 
-def test_a_comparison_tells_the_side_of_a_field_without_effect() -> None:
+def test_a_field_without_effect_names_its_side() -> None:
     sides = {"baseline": {"kind": "benchmark", "new_tokens": 8}, "candidate": {"kind": "benchmark"}}
     assert validated({"kind": "compare", **sides}).without_effect() == ["baseline.new_tokens"]
 
@@ -307,7 +311,7 @@ class TestModels:
         ):
             assert validated({"kind": "benchmark", **fields}).case().key == key
 
-    def test_all_blocks_checkpointed_are_the_same_left_out_and_counted(self) -> None:
+    def test_all_blocks_may_be_counted_or_left_out(self) -> None:
         small = {"kind": "benchmark", "activation_checkpointing": True}
         assert validated(small).case().key == validated({**small, "checkpoint_layers": 12}).case().key
 
@@ -351,14 +355,14 @@ class TestGrids:
         assert BLOCK_SIZES[name].items() <= own.coordinates.items()
 
     @pytest.mark.parametrize("name", sorted(NOT_TUNED))
-    def test_tuning_is_of_no_effect_where_there_is_nothing_to_tune(self, name: str) -> None:
+    def test_tuning_nothing_has_no_effect(self, name: str) -> None:
         plain = {"kind": "attention", "implementations": [name]}
         untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
         assert [case.key for case in untuned] == [case.key for case in tuned]
         assert {case.coordinates["autotune"] for case in [*untuned, *tuned]} == {None}
 
     @pytest.mark.parametrize("name", ["triton", "somebodys_own"])
-    def test_tuning_is_another_case_where_there_may_be_something_to_tune(self, name: str) -> None:
+    def test_tuning_is_another_case(self, name: str) -> None:
         plain = {"kind": "attention", "implementations": [name]}
         untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
         assert not {case.key for case in untuned} & {case.key for case in tuned}

@@ -34,7 +34,7 @@ def test_a_queued_job_has_a_place(fresh_site: Any) -> None:
     assert "Place 2 in the queue" in again.text, "its place changed though the job did not"
 
 
-def test_a_running_job_tells_its_steps_and_follows_its_log(fresh_site: Any) -> None:
+def test_a_running_job_lists_its_steps_and_follows_its_log(fresh_site: Any) -> None:
     job_id = fresh_site.submit()["id"]
     claim = fresh_site.worker.claim_job(job_id)
     fresh_site.worker.report(claim, "progress", done=0, total=2, message="eager, length 8")
@@ -78,7 +78,7 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
 @pytest.mark.parametrize(
     ("processes", "drawn", "note"), [(20, 20, ""), (70, 64, "Drawn: the first 64 of 70 processes")]
 )
-def test_samples_of_many_processes_are_drawn_or_said_to_be_left_out(
+def test_left_out_processes_of_samples_are_reported(
     fresh_site: Any, measured: Any, processes: int, drawn: int, note: str
 ) -> None:
     phases = ("forward", "backward", "optimizer", "step")
@@ -178,7 +178,7 @@ def test_the_form_submits_a_job_or_a_sweep(fresh_site: Any) -> None:
     assert "flopwatch submit benchmark model.size=tiny context_length=64" in cloned
 
 
-def test_what_is_wrong_in_a_form_stands_at_its_fields(fresh_site: Any) -> None:
+def test_errors_stand_at_their_fields(fresh_site: Any) -> None:
     fields = {"kind": "benchmark", "spec.context_length": "abc", "spec.batch_size": "0", "option.priority": "5000"}
     before = fresh_site.rows()
     answer = fresh_site.http.post("/ui/new", data=fields, headers=OWN)
@@ -188,15 +188,15 @@ def test_what_is_wrong_in_a_form_stands_at_its_fields(fresh_site: Any) -> None:
     assert 'id="field-batch_size-error-1">Input should be greater than or equal to 1' in answer.text
     assert 'id="option-priority-error-1"' in answer.text
     assert fresh_site.rows() == before
-    told = fresh_site.http.get("/ui/new/preview", params=fields).text
-    assert "context_length: Input should be a valid integer" in told
+    text = fresh_site.http.get("/ui/new/preview", params=fields).text
+    assert "context_length: Input should be a valid integer" in text
     grid = fields | {"spec.context_length": "64, abc", "spec.batch_size": "1", "option.priority": ""}
     assert 'id="field-context_length-error-1">Input' in fresh_site.http.post("/ui/new", data=grid, headers=OWN).text
     assert fresh_site.rows() == before
 
 
 @pytest.mark.parametrize("query", ["kind=none", "kind=attention&preset=none", "job=999999"])
-def test_there_is_no_form_of_what_does_not_exist(fresh_site: Any, query: str) -> None:
+def test_unknown_kinds_presets_and_jobs_have_no_form(fresh_site: Any, query: str) -> None:
     assert "All jobs" in page(fresh_site, f"/ui/new?{query}", 404).text
 
 

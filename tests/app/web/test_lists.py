@@ -37,7 +37,7 @@ def test_a_first_visit_offers_the_demo(fresh_site: Any) -> None:
     assert fresh_site.http.post("/ui/demo", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
-def test_jobs_of_a_sweep_are_told_by_what_differs(fresh_site: Any) -> None:
+def test_jobs_of_a_sweep_are_named_by_their_differences(fresh_site: Any) -> None:
     body = {"base": {"kind": "benchmark", "seed": 3}, "grid": {"model.size": ["tiny", "small"], "precision": ["bf16"]}}
     body["name"] = "Sizes"
     sweep = fresh_site.http.post("/sweeps", json=body).json()["id"]
@@ -51,7 +51,7 @@ def test_jobs_of_a_sweep_are_told_by_what_differs(fresh_site: Any) -> None:
     assert rows[1:] == ["small", "tiny"]
 
 
-def test_jobs_of_a_search_are_told_by_the_value_that_they_try(fresh_site: Any) -> None:
+def test_jobs_of_a_search_are_named_by_the_value_they_try(fresh_site: Any) -> None:
     body = {"base": {"kind": "benchmark"}, "fit": {"axis": "context_length", "upto": 1024}}
     answer = fresh_site.http.post("/sweeps", json=body)
     assert answer.status_code == 201, answer.text
@@ -69,10 +69,10 @@ def test_a_row_has_duration_verdict_and_metric(fresh_site: Any, measured: Any) -
         claim = fresh_site.worker.claim_job(job_id)
         fresh_site.worker.finish(claim, measurements=rows[job_id], validity={"verdict": "suspect", "checks": []})
     text = fresh_site.http.get("/ui").text
-    told = dict(zip(reversed(ids), re.findall(r'<td class="keep result">(.*?)</td>', text), strict=True))
-    assert told[ids[0]] == '12.5 ms <br><span class="quiet">step_ms</span>'
-    assert told[ids[1]] == '1 – 20 ms, 2 cases <br><span class="quiet">step_ms</span>'
-    assert told[ids[2]] == '<span class="verdict oom">oom</span>'
+    shown = dict(zip(reversed(ids), re.findall(r'<td class="keep result">(.*?)</td>', text), strict=True))
+    assert shown[ids[0]] == '12.5 ms <br><span class="quiet">step_ms</span>'
+    assert shown[ids[1]] == '1 – 20 ms, 2 cases <br><span class="quiet">step_ms</span>'
+    assert shown[ids[2]] == '<span class="verdict oom">oom</span>'
     assert text.count('<span class="verdict suspect"') == 3
 
 

@@ -58,7 +58,7 @@ def drawn(figure: dict[str, Any]) -> dict[str, Any]:
     return {trace["name"]: trace for trace in figure["data"]}
 
 
-def test_points_of_a_sheet_have_their_coordinates_verdict_and_job() -> None:
+def test_points_have_coordinates_verdict_and_job() -> None:
     found = plots.points_of(
         sheet(
             [
@@ -122,7 +122,7 @@ def test_axes_are_linear_on_request_and_for_few_values() -> None:
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
 
 
-def test_what_has_no_number_is_marked_and_not_drawn_as_one() -> None:
+def test_points_without_a_value_are_marked() -> None:
     points = grid({("eager", 4096): "oom", ("eager", 1024): "oom", ("flash", 256): "wrong"})
     traces = drawn(plots.chart(points, plots.axes_of(points), "forward_ms", "ms"))
     assert traces["eager"]["x"] == [256, 512]
@@ -143,7 +143,7 @@ def test_texts_make_bars_that_start_at_zero() -> None:
     assert drawn(figure)["unsupported"]["x"] == ["fp16"]
 
 
-def test_doubtful_points_are_open_and_repeated_cases_have_no_line() -> None:
+def test_doubtful_points_are_open() -> None:
     points = [
         Point({"length": 1}, 1.0, validity="valid"),
         Point({"length": 2}, 2.0, validity="suspect"),
@@ -155,7 +155,7 @@ def test_doubtful_points_are_open_and_repeated_cases_have_no_line() -> None:
     assert trace["customdata"][1][0].endswith("suspect")
 
 
-def test_too_many_series_are_cut_and_that_is_said() -> None:
+def test_left_out_series_are_reported() -> None:
     points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
     figure = plots.chart(points, plots.axes_of(points), "m", None)
     assert len(figure["data"]) == plots.MAX_SERIES
@@ -211,7 +211,7 @@ def test_figures_have_their_numbers_as_a_table() -> None:
     assert (empty["data"], empty["empty"]) == ([], plots.EMPTY)
 
 
-def test_a_large_heat_map_has_no_texts_and_holes_where_nothing_is() -> None:
+def test_a_large_heat_map_has_no_texts() -> None:
     points = [Point({"a": a, "b": b}, float(a + b + 1)) for a in range(30) for b in range(30) if (a, b) != (3, 4)]
     values = plots.heat_map(points, "a", "b", "m", None)["data"][0]
     assert "texttemplate" not in values
@@ -261,7 +261,7 @@ class TestMorePointsThanPixels:
         assert [row[0] for row in table["rows"]] == list(range(2000))
         assert table["number"] == 10_000
 
-    def test_a_heat_map_with_too_many_cells_says_what_it_leaves_out(self) -> None:
+    def test_a_large_heat_map_says_what_it_leaves_out(self) -> None:
         points = [Point({"a": a, "b": b}, float(a + b)) for a in range(200) for b in range(100)]
         figure = plots.heat_map(points, "a", "b", "step_ms", "ms")
         shown = figure["data"][0]
@@ -271,7 +271,7 @@ class TestMorePointsThanPixels:
         assert figure["table"]["number"] == 20_000
 
     @pytest.mark.parametrize(("series", "drawn_places"), [(1, plots.MAX_BARS), (3, plots.MAX_BARS // 3), (20, 4)])
-    def test_bars_are_so_few_that_each_is_seen_and_the_rest_is_told(self, series: int, drawn_places: int) -> None:
+    def test_left_out_bars_are_reported(self, series: int, drawn_places: int) -> None:
         points = [
             Point(
                 {"name": f"n{at}", "kind": f"k{number}"},
@@ -298,7 +298,7 @@ class TestMorePointsThanPixels:
         assert [trace["x"] for trace in drawn(figure).values()] == [[f"n{at}"] for at in range(7)]
         assert figure["note"] == "Drawn: 7 of 100 series; the first 7 of 100 values of name"
 
-    def test_as_many_bars_as_are_seen_are_all_drawn(self) -> None:
+    def test_bars_that_fit_are_all_drawn(self) -> None:
         points = [Point({"name": f"n{at}"}, 1.0) for at in range(plots.MAX_BARS)]
         figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
         assert len(drawn(figure)[""]["x"]) == plots.MAX_BARS

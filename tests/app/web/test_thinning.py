@@ -69,7 +69,7 @@ def test_a_doubt_is_drawn() -> None:
     assert doubtful & set(kept(places, values, doubtful=doubtful))
 
 
-def test_what_has_no_place_is_drawn() -> None:
+def test_points_without_a_place_are_drawn() -> None:
     places: list[float | None] = [None, *(float(at) for at in range(10_000)), None]
     found = kept(places, [1.0] * 10_002)
     assert {0, 10_001} < set(found)

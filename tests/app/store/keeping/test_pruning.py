@@ -109,7 +109,7 @@ class TestWorkers:
         prune(in_days=31)
         assert reading.known_names()["capabilities"] == {"attention:new"}
 
-    def test_a_worker_that_was_forgotten_is_told_to_register_again(self, shop: Any, prune: Any) -> None:
+    def test_a_forgotten_worker_registers_again(self, shop: Any, prune: Any) -> None:
         shop.register()
         assert shop.queue.renew([], ("worker", "active")).knows_worker
         shop.registration.set_worker_state("worker", "lost")
@@ -366,20 +366,6 @@ class TestFile:
         assert database.backend.size < before / 2
         with database.read() as connection:
             assert connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
-
-    def test_an_older_one_shrinks_after_a_vacuum(
-        self, database: Database, queue: Queue, shop: Any, files: ArtifactFiles
-    ) -> None:
-        raw = database.backend.engine.raw_connection()
-        raw.execute("PRAGMA auto_vacuum = NONE")  # type: ignore[attr-defined]
-        raw.execute("VACUUM")  # type: ignore[attr-defined]
-        raw.close()
-        before = self.grown(database, queue, shop)
-        assert not database.can_shrink()
-        assert Pruning(Slices(database), files, KEPT).run().pages == 0
-        database.vacuum()
-        assert database.can_shrink()
-        assert database.backend.size < before / 2
 
 
 def test_stopping(database: Database, files: ArtifactFiles, shop: Any) -> None:

@@ -245,9 +245,7 @@ class TestSweepsAsWholes:
         }
         assert queue.resume_sweep(swept)["counts"]["queued"] == 3, "the one that is being cancelled, too"
 
-    def test_deleting_the_latest_job_of_a_point_leaves_the_one_before(
-        self, queue: Queue, reading: Reading, swept: int
-    ) -> None:
+    def test_a_points_former_job_follows_a_deleted_one(self, queue: Queue, reading: Reading, swept: int) -> None:
         queue.resume_sweep(swept)
         queue.cancel_sweep(swept)
         queue.delete(reading.jobs(sweep=swept)[0][0]["id"])
@@ -280,25 +278,6 @@ class TestSweepsAsWholes:
         queue.finish(shop.claim(), Finish("succeeded"))
         with pytest.raises(Conflict, match="nothing to resume"):
             queue.resume_sweep(sweep)
-
-    def test_jobs_belong_to_the_points_of_their_specs(
-        self, queue: Queue, reading: Reading, database: Database, swept: int
-    ) -> None:
-        with database.write() as connection:
-            connection.exec_driver_sql("UPDATE job SET point = NULL")
-        assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "the one that failed"
-        queue.cancel_sweep(swept)
-        (queued, failed) = [job["id"] for job in reading.jobs(sweep=swept)[0] if job["spec"]["context_length"] == 16]
-        for job_id in (queued, failed):
-            queue.delete(job_id)
-        assert queue.resume_sweep(swept)["counts"] == {
-            "queued": 3,
-            "running": 0,
-            "succeeded": 1,
-            "failed": 0,
-            "cancelled": 0,
-        }
-        assert [job["spec"]["context_length"] for job in reading.jobs(sweep=swept)[0][:3]] == [16, 64, 32]
 
     def test_a_point_that_is_no_longer_valid_says_so(self, queue: Queue, reading: Reading, swept: int) -> None:
         with queue._database.write() as connection:
@@ -354,23 +333,6 @@ class TestIdempotency:
     def test_a_sweep_is_made_once(self, queue: Queue, reading: Reading) -> None:
         answers = [queue.submit_sweep("s", {}, {}, {}, [], [NewJob(BenchmarkSpec())], self.KEY) for _ in range(3)]
         assert [answer.replayed for answer in answers] == [False, True, True]
-        assert len({answer.response["id"] for answer in answers}) == 1
-        assert reading.counts()["queued"] == 1
-
-    def test_twenty_threads_with_one_key_make_one_job(self, queue: Queue, reading: Reading) -> None:
-        start, answers = threading.Barrier(20), []
-
-        def submit() -> None:
-            start.wait(20)
-            answers.append(queue.submit(NewJob(BenchmarkSpec()), self.KEY))
-
-        threads = [threading.Thread(target=submit) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(answers) == 20
-        assert sum(not answer.replayed for answer in answers) == 1
         assert len({answer.response["id"] for answer in answers}) == 1
         assert reading.counts()["queued"] == 1
 
@@ -523,7 +485,7 @@ class TestRunning:
         versions.append(reading.job(claim.job_id)[1])
         assert versions == sorted(set(versions))
 
-    def test_a_renewal_tells_what_is_lost_and_what_is_to_be_cancelled(self, shop: Any, queue: Queue) -> None:
+    def test_a_renewal_tells_losses_and_cancels(self, shop: Any, queue: Queue) -> None:
         mine, lost, cancelled = (shop.running_job() for _ in range(3))
         queue.give_back(lost)
         queue.cancel(cancelled.job_id)
@@ -545,7 +507,7 @@ class TestCancel:
         assert reading.events(job_id)[-1]["type"] == "done"
 
     @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-    def test_a_running_job_ends_cancelled_whatever_its_worker_says(
+    def test_a_cancelled_job_ends_cancelled(
         self, shop: Any, queue: Queue, reading: Reading, ending: Finish, record: Callable[..., MeasurementRecord]
     ) -> None:
         claim = shop.running_job()
@@ -591,9 +553,7 @@ class TestCancel:
 
 
 class TestRecover:
-    def test_a_lost_workers_job_is_retried_until_its_attempts_are_used_up(
-        self, shop: Any, queue: Queue, reading: Reading
-    ) -> None:
+    def test_a_lost_workers_job_uses_up_its_attempts(self, shop: Any, queue: Queue, reading: Reading) -> None:
         first = shop.running_job(max_attempts=2)
         assert queue.recover(queue.running()[0]) == "queued"
         second = shop.claim("w2")

@@ -37,15 +37,6 @@ def test_categories_are_stacked_below_the_total() -> None:
     assert len(figure["table"]["rows"]) == 3
 
 
-def test_a_job_of_an_earlier_version_has_no_causes() -> None:
-    row = point(0, parameter=1.0)
-    for name in ("change_mib", "category", "name", "stack"):
-        del row[name]
-    figure = draw_timeline([row])
-    assert figure["data"][-1]["customdata"] == ["forward"]
-    assert "stack" not in figure["table"]["columns"]
-
-
 def test_names_of_short_phases_are_left_out() -> None:
     rows = [point(0, "preparation"), point(1, "preparation"), *(point(entry) for entry in range(2, 100))]
     assert [note["text"] for note in draw_timeline(rows)["layout"]["annotations"]] == ["forward"]
