@@ -23,12 +23,12 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
+from app.numbers import finite
 from app.results.arranging import RUN
 from app.results.footnotes import Doubt, doubts_of
 from app.results.sheet import NOT_MEASURED, Cell, free_names
 from app.specs import KINDS, Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS, worst
-from app.store.public import finite
 from app.store.reading import measurements
 from app.store.stored_json import decoded
 from app.table_options import Statistic

@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Row
 
 from app.case_text import ARROW, case_text, in_use
 from app.errors import Conflict, FieldError, InvalidRequest
+from app.numbers import finite
 from app.results import circumstances, judging
 from app.results.cases import CaseOfJob, cases_of, cell_of
 from app.results.circumstances import Circumstances
@@ -34,7 +35,6 @@ from app.specs import KINDS, Scalar, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
 from app.store.keeping.baseline_rows import cases_of_baseline
-from app.store.public import finite
 from app.store.reading import measurements
 
 SideName = Literal["baseline", "candidate"]

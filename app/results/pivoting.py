@@ -16,6 +16,7 @@ from typing import Any
 from app.case_text import in_use
 from app.errors import FieldError, InvalidRequest
 from app.metrics import headline
+from app.numbers import finite
 from app.results.arranging import Line, Related, ordered, page, pivot, relate, stressed
 from app.results.cases import (
     OF_THE_JOB,
@@ -35,7 +36,6 @@ from app.results.sheet import Column, Sheet, type_of
 from app.specs import KINDS, Scalar, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
-from app.store.public import finite
 from app.store.reading import measurements
 from app.table_options import Statistic
 

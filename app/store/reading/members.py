@@ -27,12 +27,13 @@ from sqlalchemy import (
 )
 
 from app.errors import FieldError, InvalidRequest
+from app.numbers import finite
 from app.results.cases import column_name, lacks_processes, metric_names, planned_processes
 from app.specs import KINDS, Scalar
 from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict, worst
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.public import finite, job_dict, rfc3339
+from app.store.public import job_dict, rfc3339
 from app.store.queue import sweeps
 from app.store.queue.waiting import waiting_reasons
 from app.store.stored_json import decoded
