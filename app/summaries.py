@@ -68,9 +68,7 @@ def add_process(rows: list[Any], row: Measured) -> None:
     rows.append(row)
 
 
-def summarise(
-    rows: Sequence[Measured], planned: int, stopped: str | None, statistic: Statistic = "mean"
-) -> Summary:
+def summarise(rows: Sequence[Measured], planned: int, stopped: str | None, statistic: Statistic = "mean") -> Summary:
     """Return the value of a metric of a case.
 
     Args:
