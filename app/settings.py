@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app import defaults
 from app.errors import InvalidEnvironment
 
 if TYPE_CHECKING:
@@ -60,12 +61,14 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     data_dir: Path = Field(
-        default_factory=lambda: Path.home() / ".local" / "share" / "flopwatch",
+        default_factory=defaults.data_dir,
         description="Folder of the database, artifacts and logs. On a local disk.",
     )
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite in the data folder.")
-    host: str = Field(default="127.0.0.1", description="Address that the server listens on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one.")
+    host: str = Field(default=defaults.HOST, description="Address that the server listens on.")
+    port: int = Field(
+        default=defaults.PORT, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one."
+    )
     allowed_hosts: Names = Field(
         default=(),
         description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421).",

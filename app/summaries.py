@@ -2,9 +2,9 @@
 
 It is a statistic of the samples. If several processes measured the case, each counts as one value: the statistic of the
 processes' own statistics, such as the median of their medians, and the standard deviation is that of their means. No
-average hides a missing value: when one process has none, there is an outcome instead ("oom", "unsupported", …), and the
-numbers are null. If the job did not succeed, a metric that all planned processes measured has its value, and every other
-has the job's code ("timeout", "cancelled", …) as its outcome.
+average hides a missing value: when one process has none, the metric has an outcome ("oom", "unsupported", …) instead of
+numbers. If the job did not succeed, a metric that all planned processes measured has its value, and every other has the
+job's code ("timeout", "cancelled", …) as its outcome.
 
 Of a job that ran several times, the measurements are those of the last attempt that recorded results.
 
@@ -121,7 +121,7 @@ class _Process(NamedTuple):
 
 
 def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> Mapping[str, float] | None:
-    """Return the value of each metric of a job with a single case, by the metric's column, as tables show it by default.
+    """Return the value of each metric of a job with a single case, by column, as tables show it by default.
 
     Args:
         records: the measurements of an attempt, as store.records.MeasurementRecord.

@@ -5,8 +5,7 @@
 
 Several processes share the GPU. Each takes the shapes of some kinds (width of the tiles, dtype, mask), so that no two
 compile the same kernels. A call that does not come back within seconds, as a kernel in a deadlock would, ends its
-process with the shape that it was given, and the run with it. Exit code 1: a result was wrong; 2: a call hung; 3: a
-process failed.
+process with the shape that it was given, and the run with it. Exit code 1: a result was wrong; 2: a call hung.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
@@ -34,14 +35,13 @@ from kernels.attention.triton.tilings import padded_width
 from kernels.registry import ATTENTION
 from kernels.tolerance import error
 
+DEVICE = "cuda"
 HEAD_DIMS = (40, 64, 64, 72, 80, 96, 128, 128, 160, 256)
 LONGEST = 1500
 PATIENCE_S = 60.0
 """Longest call: the first of its kind compiles its kernels, while other processes do the same."""
-MOST_PROCESSES = 12
-"""On one GPU: one for each kind of shape."""
-WRONG, HUNG, FAILED = 1, 2, 3
-"""Exit codes."""
+HUNG = 2
+"""Exit code of a process in which a call hung."""
 RESULTS = ("out", "dq", "dk", "dv")
 
 
@@ -100,7 +100,7 @@ def compare(shape: Shape, seed: int, name: str = "hopper") -> Verdict:
     It is called twice: the first call of a kind goes another way than those behind it (`hopper.native`).
     """
     function = flash_attention if name == "triton" else ATTENTION.load(name).function
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     q = _draw(shape, shape.heads, shape.queries, generator).requires_grad_()
     k, v = (_draw(shape, shape.key_heads, shape.keys, generator).requires_grad_() for _ in range(2))
     gradient = _draw(shape, shape.heads, shape.queries, generator)
@@ -131,7 +131,7 @@ def _written_out(shape: Shape, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor
 
 def _draw(shape: Shape, heads: int, rows: int, generator: torch.Generator) -> Tensor:
     sizes = (shape.batch, rows, heads) if shape.heads_last else (shape.batch, heads, rows)
-    tensor = torch.randn((*sizes, shape.head_dim), generator=generator, device="cuda", dtype=torch.float32)
+    tensor = torch.randn((*sizes, shape.head_dim), generator=generator, device=DEVICE, dtype=torch.float32)
     tensor = tensor.to(shape.dtype)
     return tensor.transpose(1, 2) if shape.heads_last else tensor
 
@@ -164,100 +164,51 @@ def shares(shapes: Sequence[Shape], processes: int) -> list[list[int]]:
     return parts
 
 
-def seed_of(seed: int, number: int) -> int:
-    """The seed of a shape's inputs: the same whichever shapes are compared beside it."""
-    return random.Random(f"{seed} {number}").randrange(1 << 32)
-
-
-def work(shapes: Sequence[Shape], numbers: Sequence[int], seed: int, name: str, seconds: float) -> int:
-    """Compare some of the shapes; prints a line for each kind, and for each that is wrong. Returns the exit code."""
-    began, wrong = time.monotonic(), 0
-    done: dict[str, int] = defaultdict(int)
-    first_s: dict[str, float] = {}
+def work(shapes: Mapping[int, Shape], seed: int, name: str) -> int:
+    """Compare shapes, given by number; prints a line for each kind and each wrong shape. Returns how many are wrong."""
+    wrong = 0
+    taken_s: dict[str, list[float]] = defaultdict(list)
     worst: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for number in numbers:
-        if time.monotonic() - began > seconds:
-            break
-        shape, started = shapes[number], time.monotonic()
+    for number, shape in shapes.items():
+        started, kind = time.monotonic(), shape.kind()
         with watchdog(f"shape {number}: {shape}"):
-            verdict = compare(shape, seed_of(seed, number), name)
-        kind = shape.kind()
-        first_s.setdefault(kind, time.monotonic() - started)
-        done[kind] += 1
+            verdict = compare(shape, random.Random(f"{seed} {number}").randrange(1 << 32), name)
+        taken_s[kind].append(time.monotonic() - started)
         worst[kind] = max(worst[kind], (verdict.worst, number))
         if verdict.reason is not None:
             wrong += 1
             print(f"wrong: shape {number}: {shape}: {verdict.reason}", flush=True)
-    for kind, count in sorted(done.items()):
+    for kind, times in sorted(taken_s.items()):
         error_part, number = worst[kind]
-        print(
-            f"{kind:>21}: {count:5} shapes, largest error {100 * error_part:3.0f}% of the tolerance (shape {number}), "
-            f"first call {first_s[kind]:.0f} s",
-            flush=True,
-        )
-    print(f"compared {sum(done.values())} {wrong}", flush=True)
-    return WRONG if wrong else 0
-
-
-def run_side_by_side(options: argparse.Namespace, parts: int) -> int:
-    """Start the processes, print what they say as it comes, and return the worst exit code."""
-    began = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.attention_stress", *sys.argv[1:], "--of", str(parts), "--part"]
-    started = [
-        subprocess.Popen([*command, str(part)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for part in range(parts)
-    ]
-    counts: list[tuple[int, int]] = []
-
-    def listen(process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("compared "):
-                compared, wrong = line.split()[1:]
-                counts.append((int(compared), int(wrong)))
-            else:
-                print(line, end="", flush=True)
-        if process.wait() == HUNG:  # the device does nothing else while a kernel hangs
-            for other in started:
-                other.kill()
-
-    listeners = [threading.Thread(target=listen, args=(process,)) for process in started]
-    for listener in listeners:
-        listener.start()
-    for listener in listeners:
-        listener.join()
-    codes = {process.returncode for process in started}
-    code = HUNG if HUNG in codes else FAILED if codes - {0, WRONG} else max(codes)
-    compared, wrong = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    print(
-        f"{options.implementation}: {compared} shapes, {wrong} wrong, {time.monotonic() - began:.0f} s in {parts} "
-        f"processes, {'one hung' if code == HUNG else 'none hung'}"
-    )
-    return code
+        largest = f"largest error {100 * error_part:3.0f}% of the tolerance (shape {number})"
+        print(f"{kind:>21}: {len(times):5} shapes, {largest}, first call {times[0]:.0f} s", flush=True)
+    return wrong
 
 
 def main() -> None:
     """Compare as many shapes as the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=3000)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="compare this shape alone")
-    parser.add_argument("--processes", type=int, help="that share the GPU; default: one for each spare core")
+    parser.add_argument("--processes", type=int, default=max(1, min(12, len(os.sched_getaffinity(0)) - 2)))
     parser.add_argument("--implementation", default="hopper")
-    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    seed, name = options.seed, options.implementation
-    if options.number is not None:
-        shapes = draw_shapes(options.number + 1, seed)
-        raise SystemExit(work(shapes, [options.number], seed, name, options.seconds))
-    shapes = draw_shapes(options.shapes, seed)
-    if options.part is not None:
-        part = shares(shapes, options.of)[options.part]
-        raise SystemExit(work(shapes, part, seed, name, options.seconds))
-    processes = options.processes or max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 2))
-    raise SystemExit(run_side_by_side(options, len(shares(shapes, processes))))
+    shapes = draw_shapes(options.shapes if options.number is None else options.number + 1, options.seed)
+    parts = [[options.number]] if options.number is not None else shares(shapes, options.processes)
+    begun = time.monotonic()
+    run = partial(work, seed=options.seed, name=options.implementation)
+    with ProcessPoolExecutor(len(parts), get_context("spawn")) as pool:
+        try:
+            wrong = sum(pool.map(run, [{number: shapes[number] for number in part} for part in parts]))
+        except BrokenProcessPool:  # the pool has ended the others: the device does nothing else while a kernel hangs
+            print("a process ended: its call hung, or crashed")
+            raise SystemExit(HUNG) from None
+    print(
+        f"{options.implementation}: {sum(map(len, parts))} shapes, {wrong} wrong, {time.monotonic() - begun:.0f} s in "
+        f"{len(parts)} processes, none hung"
+    )
+    raise SystemExit(min(wrong, 1))
 
 
 if __name__ == "__main__":

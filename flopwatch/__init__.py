@@ -1,1 +1,43 @@
-"""The client of a Flopwatch server: `from flopwatch import Flopwatch`."""
+"""The client of a Flopwatch server: `from flopwatch import Flopwatch`, and the errors that it raises.
+
+The names are imported on first use, since the command line imports modules of this package and starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flopwatch.client import Flopwatch, JobFailed
+    from flopwatch.connection import (
+        ClientError,
+        DownloadFailed,
+        Event,
+        Refused,
+        Unreachable,
+        WaitTimeout,
+        WrongField,
+    )
+
+__all__ = [
+    "ClientError",
+    "DownloadFailed",
+    "Event",
+    "Flopwatch",
+    "JobFailed",
+    "Refused",
+    "Unreachable",
+    "WaitTimeout",
+    "WrongField",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("flopwatch.client"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
 """The Python client: submit jobs and sweeps, wait for them, and read their results as pandas frames.
 
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
     with Flopwatch() as flopwatch:
         job = flopwatch.submit({"kind": "benchmark", "model": {"size": "small"}, "context_length": 256})

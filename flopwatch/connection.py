@@ -13,16 +13,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 from urllib.request import getproxies
 
 import httpx
 
-from app.errors import InvalidEnvironment
+from app import defaults
 from flopwatch import address
-
-if TYPE_CHECKING:
-    from app.settings import Settings
 
 Answer: TypeAlias = dict[str, Any]
 """An answer of the server: a job, a sweep, a comparison, …"""
@@ -124,10 +121,8 @@ class Connection:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, data_dir: str | os.PathLike[str] | None = None
     ) -> None:
-        settings = _settings(data_dir)
-        self.url, self._named_by = (url.rstrip("/"), "") if url else _server_url(settings, data_dir is not None)
-        if token is None and settings.api_token is not None:
-            token = settings.api_token.get_secret_value()
+        self.url, self._named_by = (url.rstrip("/"), "") if url else _server_url(data_dir)
+        token = _token_in_environment() if token is None else token
         with self._explained():
             self._http = httpx.Client(
                 base_url=self.url,
@@ -314,25 +309,27 @@ def problem_text(problem: Mapping[str, Any]) -> str:
     return "\n".join([str(problem.get("title", "Error")), *(f"  {line}" for line in told)])
 
 
-def _settings(data_dir: str | os.PathLike[str] | None) -> Settings:
-    from app.settings import Settings
-
-    try:
-        return Settings.from_environment(**({} if data_dir is None else {"data_dir": Path(data_dir)}))
-    except InvalidEnvironment as error:
-        raise ClientError(error.detail) from error
+def _token_in_environment() -> str | None:
+    token = os.environ.get("FLOPWATCH_API_TOKEN")
+    if token is not None and (not token or token != token.strip()):
+        raise ClientError("FLOPWATCH_API_TOKEN: is empty, or begins or ends with a blank, which no server takes")
+    return token
 
 
-def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
-    """Return the server's address, and its source in words. A given folder takes precedence over a variable."""
-    if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
+def _server_url(data_dir: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """Return the server's address, and its source in words. A given folder takes precedence over FLOPWATCH_URL."""
+    if data_dir is None and (url := os.environ.get("FLOPWATCH_URL")):
         return url.rstrip("/"), ""
-    if url := address.found(settings.data_dir):
+    folder = Path(data_dir or os.environ.get("FLOPWATCH_DATA_DIR") or defaults.data_dir())
+    if url := address.found(folder):
         # It is used all the same: the process of a server in another container is not visible here.
-        gone = ", left by a server whose process is gone" if address.left_by_the_dead(settings.data_dir) else ""
-        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE}{gone})"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", ""
+        gone = ", left by a server whose process is gone" if address.left_by_the_dead(folder) else ""
+        return url.rstrip("/"), f" (from {folder / address.FILE}{gone})"
+    host, port = os.environ.get("FLOPWATCH_HOST", defaults.HOST), os.environ.get("FLOPWATCH_PORT", str(defaults.PORT))
+    if not port.isdecimal():
+        raise ClientError(f"FLOPWATCH_PORT: {port!r} is no number of a port")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}", ""
 
 
 def _timeout(silence_s: float) -> httpx.Timeout:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROLE = "x-flopwatch-code"
-"""Key in a spec's JSON Schema that gives the role of the code in a field. app/specs/_code.py writes it."""
+"""Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
 OPTIONS = {"attention": "implementation", "model": "model"}
 """The option that names the code of each role."""
 

@@ -1,17 +1,31 @@
 """Attention and other kernels, each with its plain PyTorch reference.
 
 Nothing here may import the service (app), workers or parallel, or know of jobs and specs. Importing this package or its
-registry imports neither torch nor Triton: the registry loads an implementation on request.
+registry imports neither torch nor Triton: the names below are imported on first use.
 """
 
-from typing import Any
+from __future__ import annotations
 
-__all__ = ["weighted_sum"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels import attention, registry
+    from kernels.attention.flash_triton import flash_attention
+    from kernels.weighted_sum_triton import weighted_sum
+
+__all__ = ["attention", "flash_attention", "registry", "weighted_sum"]
+
+_HOMES = {"flash_attention": "kernels.attention.flash_triton", "weighted_sum": "kernels.weighted_sum_triton"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "weighted_sum":
-        from kernels.weighted_sum_triton import weighted_sum
-
-        return weighted_sum
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

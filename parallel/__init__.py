@@ -12,6 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parallel import accounting, collectives, process_group, scaling
+    from parallel.collectives import recorded
     from parallel.data_parallel import (
         BucketedDataParallel,
         FlatDataParallel,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         OverlappedDataParallel,
     )
     from parallel.fully_sharded import FullyShardedDataParallel
+    from parallel.process_group import Rank, RanksFailed, RanksTimedOut, launch
     from parallel.sharded_optimizer import ShardedOptimizer
 
 __all__ = [
@@ -27,16 +30,40 @@ __all__ = [
     "FullyShardedDataParallel",
     "NaiveDataParallel",
     "OverlappedDataParallel",
+    "Rank",
+    "RanksFailed",
+    "RanksTimedOut",
     "ShardedOptimizer",
+    "accounting",
+    "collectives",
+    "launch",
+    "process_group",
+    "recorded",
+    "scaling",
 ]
 
-_MODULES = {
+_HOMES = {
+    "BucketedDataParallel": "parallel.data_parallel",
+    "FlatDataParallel": "parallel.data_parallel",
     "FullyShardedDataParallel": "parallel.fully_sharded",
+    "NaiveDataParallel": "parallel.data_parallel",
+    "OverlappedDataParallel": "parallel.data_parallel",
+    "Rank": "parallel.process_group",
+    "RanksFailed": "parallel.process_group",
+    "RanksTimedOut": "parallel.process_group",
     "ShardedOptimizer": "parallel.sharded_optimizer",
+    "launch": "parallel.process_group",
+    "recorded": "parallel.collectives",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     if name in __all__:
-        return getattr(importlib.import_module(_MODULES.get(name, "parallel.data_parallel")), name)
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

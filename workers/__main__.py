@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from app.errors import FlopwatchError
@@ -14,17 +15,30 @@ from workers.outcome import InvalidEnvironment
 
 
 def check_packages() -> None:
-    """Refuse to run if another distribution's package `kernels` shadows ours.
+    """Refuse to run beside another distribution that has a package of the name of one of ours.
+
+    PyPI's distribution `kernels` is one: installed into one environment, both write the same folder.
 
     Raises:
-        InvalidEnvironment: another package shadows ours; the message names its folder.
+        InvalidEnvironment: the message names the package, the distribution and the folder.
     """
     home = Path(__file__).resolve().parent.parent
+    distributions = metadata.packages_distributions()
     for name in ("app", "flopwatch", "kernels", "parallel"):
-        found = importlib.util.find_spec(name)
-        origin = Path(found.origin).resolve() if found is not None and found.origin else None
-        if origin is None or origin.parent.parent != home:
-            raise InvalidEnvironment(f"package {name!r} is imported from {origin}, not from {home}: mend sys.path")
+        spec = importlib.util.find_spec(name)
+        folder = Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
+        others = [
+            other
+            for other in dict.fromkeys(distributions.get(name, ()))
+            if other != "flopwatch" and Path(str(metadata.distribution(other).locate_file(name))).resolve() == folder
+        ]
+        if others:
+            wrong = f"the distribution {others[0]!r} has a package {name!r}, too, and writes it to {folder}"
+        elif folder != home / name:
+            wrong = f"package {name!r} is imported from {folder}, not from {home}"
+        else:
+            continue
+        raise InvalidEnvironment(f"{wrong}: install Flopwatch into an environment of its own")
 
 
 def check_dependencies() -> None:

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: the connection to a server, options, the data folder, and failing with a message."""
+"""Shared parts of the commands: the connection to a server, options, and the data folder."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
 from app.cli import completing
-from app.cli.terminal import echo
+from app.cli.terminal import echo, fail
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,12 +79,6 @@ before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", def
 """The options --url and --data-dir that were given before the command."""
 
 
-def fail(message: str, code: int = 1) -> NoReturn:
-    """Print an error and exit."""
-    echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
-
-
 def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, R]:
     """Give the command a connection to the server, and the options --url and --data-dir, which choose the server.
 
@@ -93,7 +87,7 @@ def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, 
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from flopwatch.client import ClientError, Flopwatch
+        from flopwatch import ClientError, Flopwatch
 
         url, data_dir = _given("url", kwargs.pop("url", None)), _given("data_dir", kwargs.pop("data_dir", None))
         warn_of_unknown_settings()
@@ -121,6 +115,8 @@ def use_data_dir(data_dir: Path | None) -> None:
 
 def warn_of_unknown_settings() -> None:
     """Print a warning for each variable that looks like a setting but is not one."""
+    if not any(name.upper().startswith("FLOPWATCH_") for name in os.environ):
+        return  # most commands need no settings, whose import takes longer than they do
     from app.settings import unknown_variables
 
     for warning in unknown_variables(os.environ).values():

@@ -9,14 +9,14 @@ from urllib.parse import unquote
 import typer
 
 from app.cli import arguments
-from app.cli.common import AsJson, Label, fail, of_jobs, of_sweep, with_server
+from app.cli.common import AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, print_table
-from app.cli.terminal import echo
+from app.cli.terminal import echo, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 EXIT_CODES = {"passed": 0, "slower": 3, "inconclusive": 4, "invalid": 5, "missing": 6, "not_comparable": 7}
 """Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""

@@ -84,7 +84,7 @@ def _ids(ctx: typer.Context, path: str, incomplete: str, describe: Callable[[Any
 
 def _asked(ctx: typer.Context, path: str, **params: Any) -> Any:
     """Ask the server that the line or the environment names; returns None if none answers in time."""
-    from flopwatch.client import ClientError, Flopwatch
+    from flopwatch import ClientError, Flopwatch
 
     given = {**_set(ctx.find_root().params), **_set(ctx.params)}
     try:

@@ -30,7 +30,7 @@ from app.cli.common import (
 from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
@@ -405,7 +405,7 @@ def _check_kind(server: Flopwatch, kind: str | None) -> None:
     """
     if kind is None:
         return
-    from flopwatch.client import ClientError
+    from flopwatch import ClientError
 
     known = [spec["kind"] for spec in server.specs()]
     if kind not in known and not server.list_jobs(kind=kind, limit=1):
@@ -414,7 +414,7 @@ def _check_kind(server: Flopwatch, kind: str | None) -> None:
 
 def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
     """Call `act` for every job and print its result; exits with 1 at the end if the server refused one."""
-    from flopwatch.client import ClientError
+    from flopwatch import ClientError
 
     refused = 0
     for job_id in job_ids:
@@ -449,7 +449,7 @@ def _options(
 
 @contextlib.contextmanager
 def _going_on_when_interrupted(message: str) -> Iterator[None]:
-    from flopwatch.client import WaitTimeout
+    from flopwatch import WaitTimeout
 
     try:
         yield

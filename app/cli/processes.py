@@ -24,11 +24,10 @@ from app.cli.common import (
     Implementation,
     Model,
     Preset,
-    fail,
     use_data_dir,
     warn_of_unknown_settings,
 )
-from app.cli.terminal import echo
+from app.cli.terminal import echo, fail
 from app.importing import without_collector
 
 if TYPE_CHECKING:

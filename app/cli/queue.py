@@ -11,7 +11,7 @@ from app.cli.common import AsJson, with_server
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 ALL = "all"
 Kind = Annotated[
@@ -34,7 +34,7 @@ def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> N
 @with_server
 def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Let jobs start again after `flopwatch pause`."""
-    from flopwatch.client import ClientError
+    from flopwatch import ClientError
 
     paused: list[str] | str = []
     if kind is not None:
@@ -50,7 +50,7 @@ COMMANDS = (pause, resume)
 
 def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
     from app.cli.output import print_json
-    from flopwatch.client import ClientError, Refused
+    from flopwatch import ClientError, Refused
 
     try:
         answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()

@@ -13,11 +13,11 @@ import typer
 from app.cli import completing
 from app.cli.arguments import parse_labels
 from app.cli.common import AsJson, JobId, Label, with_server
-from app.cli.terminal import echo, echo_json, echo_table
+from app.cli.terminal import echo, echo_json, echo_table, fail
 from app.table_options import FORMATS, Statistic
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 
 # Typer turns enumerations into choices.
@@ -165,8 +165,6 @@ def export(
     ] = None,
 ) -> None:
     """Write a job, a sweep or a comparison as one HTML file, with tables and plots: it opens without the server."""
-    from app.cli.common import fail
-
     most = 2 if what.value == "compare" else 1
     if len(ids) > most:
         raise typer.BadParameter(f"{what.value} takes at most {most}", param_hint="ID…")
@@ -219,7 +217,7 @@ def specs(
 ) -> None:
     """List the kinds of job, or the fields and presets of one."""
     from app.cli.output import print_columns, print_json
-    from flopwatch.client import ClientError
+    from flopwatch import ClientError
 
     found = server.get("/specs")["data"]
     if kind is not None:

@@ -14,7 +14,7 @@ from app.cli.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 MAX_WORKERS = 1000
 CONNECTED = ("active", "draining")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from app.cli.arguments import list_fields, parse_spec
-from app.cli.common import fail
+from app.cli.terminal import fail
 from flopwatch.own_code import OwnCode, put_into
 
 if TYPE_CHECKING:
-    from flopwatch.client import Flopwatch
+    from flopwatch import Flopwatch
 
 
 def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dict[str, Any], frozenset[str]]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NoReturn
 
 import typer
 
@@ -49,3 +50,9 @@ def echo_table(markdown: str) -> None:
 def echo_json(text: str) -> None:
     """Print JSON. It remains the same JSON, with control characters escaped as JSON does."""
     typer.echo(in_json(text), nl=not text.endswith("\n"))
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Print an error and exit."""
+    echo(f"error: {message}", err=True)
+    raise typer.Exit(code)

@@ -45,10 +45,8 @@ def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:
 
     limit: for profiles, the largest number of rows of each table and phase, those with the largest changes; None: all.
     """
-    if comparison.profiles is not None:
-        sheet = comparison.profiles.sheet(limit)
-    else:
-        sheet = _metric_sheet(comparison.rows)
+    profiles = comparison.profiles
+    sheet = _metric_sheet(comparison.rows) if profiles is None else profiles.sheet(limit)
     notes = [*comparison.notes, *sheet.notes]
     return replace(sheet, notes=notes, lead=_lead(comparison.judgement), about=_about(comparison, notes))
 

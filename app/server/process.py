@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_S = 10
 # Number of clients that may wait in the kernel to be accepted.
 BACKLOG = 2048
+# Largest number of connections that asyncio accepts before it calls `Connection.connection_made`.
+ACCEPTED_AT_ONCE = 64
 # Net allocations between garbage collections. A table has tens of thousands of objects, none of them in cycles: with
 # Python's default of 700, scanning them again and again takes a third of a table's time.
 COLLECTS_AFTER = (50_000, 10, 10)
@@ -76,13 +78,13 @@ class Server(uvicorn.Server):
 def listen(settings: Settings) -> int:
     """Serve until told to stop; returns the process's exit code."""
     logs.set_up()
-    limit = connections.connections_within(connections.raise_file_limit(), settings.max_connections)
+    limit = connections.connections_within_files(settings.max_connections)
     incoming = connections.Incoming(limit, settings.request_timeout_s)
     config = uvicorn.Config(
         create_app(settings),
         http=partial(connections.Connection, incoming=incoming),  # type: ignore[arg-type]  # called, never subclassed
         ws="none",
-        backlog=connections.ACCEPTED_AT_ONCE,
+        backlog=ACCEPTED_AT_ONCE,
         log_config=None,
         host=settings.host,
         port=settings.port,

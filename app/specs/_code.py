@@ -14,7 +14,6 @@ from pydantic_core import CoreSchema
 
 from app.specs._base import Needs, StrictModel
 from app.specs._identity import Scalar
-from flopwatch.own_code import ROLE
 
 FAMILY, NAME = "code", "uploaded"
 RUNS_CODE = f"{FAMILY}:{NAME}"
@@ -23,6 +22,8 @@ ALLOW_IT = "start one with `flopwatch worker --allow-code`"
 LABEL_DIGITS = 8
 
 Role = Literal["attention", "model"]
+ROLE = "x-flopwatch-code"
+"""Key in a spec's JSON Schema that gives the role of the code in a field; clients find the field by it."""
 
 
 class CodeSpec(StrictModel):

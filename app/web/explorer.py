@@ -1,4 +1,5 @@
-"""The table explorer: searches one of a job's own tables by words and column values, sorted, page by page."""
+"""Searches one of a job's own tables by words and by values of columns; the matching rows are shown sorted, page by
+page."""
 
 from __future__ import annotations
 
@@ -7,28 +8,25 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from app import results
 from app.api.parameters import StrictQuery, Text
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.metrics import readable
 from app.results.sheet import Column
 from app.store.database.engine import Database
 from app.web.panels._results import JobResults
+from app.web.parameters import NONE_IF_EMPTY
 
 PAGE = 50
 """Rows of a page."""
-MOST_CHOICES, LONGEST_CHOICE = 16, 32
-"""Largest number of values of a column that a filter offers, and of characters of a value; other columns are searched
-by words."""
+MAX_CHOICES, MAX_CHOICE_CHARACTERS = 16, 32
+"""A column with more values, or with longer ones, has no filter; words find its rows."""
 STACK, SITE = "stack", "site"
-"""A column of calls, each made by the next, "a < b < c", and the column that has the first of them alone."""
+"""The column with a stack of calls, "innermost < … < outermost", and the column with its innermost call."""
 MAX_ROW = 2**31
-MOST_FILTERS = 10
+MAX_FILTERS = 10
 """Largest number of columns that can be filtered by value."""
-
-NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
 
 class View(StrictQuery):
@@ -41,7 +39,7 @@ class View(StrictQuery):
     ignored."""
     q: Annotated[Text | None, NONE_IF_EMPTY] = None
     """Words to search for: only rows whose texts contain all of them."""
-    only: Annotated[list[Text], Field(default_factory=list, max_length=MOST_FILTERS)]
+    only: Annotated[list[Text], Field(default_factory=list, max_length=MAX_FILTERS)]
     """`column:value`: only rows with this value; empty: all."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
     """A column to sort by; `-column` sorts in descending order."""
@@ -50,8 +48,8 @@ class View(StrictQuery):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A column with few values, of which a reader may ask for one."""
+class ColumnFilter:
+    """A column with few values, by one of which a reader may filter."""
 
     column: str
     values: Sequence[str]
@@ -59,7 +57,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Explored:
+class TablePage:
     """The part of a table that a page shows."""
 
     view: View
@@ -68,10 +66,10 @@ class Explored:
     """Names of all tables of the job."""
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
-    found: int
+    matching: int
     """Number of rows that match."""
     total: int
-    choices: Sequence[Choice]
+    filters: Sequence[ColumnFilter]
     address: str
     """The page's address without its query."""
     url: str
@@ -95,23 +93,14 @@ class Explored:
     def next(self) -> str | None:
         """The address of the page after this one; None if this is the last."""
         end = self.view.after + len(self.rows)
-        return self.link(after=end) if end < self.found else None
-
-    def head(self, column: Column) -> str:
-        """Return a column's name in words, with its unit unless the name contains it."""
-        return readable(column.name, column.unit)
+        return self.link(after=end) if end < self.matching else None
 
     def order(self, column: str) -> str:
         """Return the value of aria-sort of a column."""
         return {column: "ascending", f"-{column}": "descending"}.get(self.view.sort or "", "none")
 
-    @property
-    def data(self) -> str:
-        """The address of the whole table as CSV."""
-        return f"{self.url}?format=csv"
 
-
-def explored(database: Database, job: JobResults, view: View) -> Explored:
+def table_page(database: Database, job: JobResults, view: View) -> TablePage:
     """Return a view of one of a job's tables.
 
     Raises:
@@ -123,56 +112,54 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
         raise NotFound(f"Job {job.id} has no table {name!r}; it has: {', '.join(job.tables) or 'none'}.")
     is_of_another = view.of not in (None, name)
     if is_of_another:
-        view = carried_over(view, [column["name"] for column in job.tables[name]["columns"]])
+        view = without_others(view, [column["name"] for column in job.tables[name]["columns"]])
     sheet = results.result_table(database, job.id, name, sort=view.sort, columns=["all"])
     columns = sheet.names()
     hidden = {SITE} if STACK in columns else set()
     shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]
     texts = [index for index in shown if sheet.columns[index].type == "string"]
     wanted = dict(chosen_values(view.only, columns))
-    choices = offered(sheet, texts, wanted)
+    filters = column_filters(sheet, texts, wanted)
     if is_of_another:  # a value that only the other table has is ignored, too
-        wanted = {
-            choice.column: choice.chosen for choice in choices if choice.chosen and choice.chosen in choice.values
-        }
+        wanted = {one.column: one.chosen for one in filters if one.chosen and one.chosen in one.values}
     words = (view.q or "").lower().split()
-    found = [
+    matching = [
         row
         for row in sheet.rows
         if all(str(row[columns.index(name)]) == value for name, value in wanted.items())
-        and has_words(row, texts, words)
+        and contains_words(row, texts, words)
     ]
-    return Explored(
+    return TablePage(
         view=view.model_copy(update={"table": name, "only": [f"{key}:{value}" for key, value in wanted.items()]}),
         tables=list(job.tables),
         columns=[sheet.columns[index] for index in shown],
-        rows=[[row[index] for index in shown] for row in found[view.after : view.after + PAGE]],
-        found=len(found),
+        rows=[[row[index] for index in shown] for row in matching[view.after : view.after + PAGE]],
+        matching=len(matching),
         total=len(sheet.rows),
-        choices=choices,
+        filters=filters,
         address=f"/ui/jobs/{job.id}/explore",
         url=job.tables[name]["url"],
     )
 
 
-def carried_over(view: View, columns: Sequence[str]) -> View:
+def without_others(view: View, columns: Sequence[str]) -> View:
     """Return the view without settings for other columns than these, since they were chosen for another table."""
     sort = view.sort if view.sort is not None and view.sort.removeprefix("-") in columns else None
     only = [text for text in view.only if text.partition(":")[0] in columns]
     return view.model_copy(update={"sort": sort, "only": only})
 
 
-def offered(sheet: results.Sheet, texts: Sequence[int], wanted: Mapping[str, str]) -> list[Choice]:
+def column_filters(sheet: results.Sheet, texts: Sequence[int], wanted: Mapping[str, str]) -> list[ColumnFilter]:
     """Return the columns to filter by, of those with these indices: the ones in use, then others with few values."""
-    found = []
+    filters = []
     for index in texts:
         name = sheet.columns[index].name
         values = sorted({str(row[index]) for row in sheet.rows if row[index] is not None})
-        is_short = 1 < len(values) <= MOST_CHOICES and max(map(len, values)) <= LONGEST_CHOICE
+        is_short = 1 < len(values) <= MAX_CHOICES and max(map(len, values)) <= MAX_CHOICE_CHARACTERS
         if is_short and len(values) < len(sheet.rows):
-            found.append(Choice(name, values, wanted.get(name)))
-    kept = sorted(found, key=lambda choice: choice.chosen is None)[:MOST_FILTERS]
-    return [choice for choice in found if choice in kept]
+            filters.append(ColumnFilter(name, values, wanted.get(name)))
+    kept = sorted(filters, key=lambda one: one.chosen is None)[:MAX_FILTERS]
+    return [one for one in filters if one in kept]
 
 
 def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -181,17 +168,17 @@ def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str
     Raises:
         InvalidRequest: one names no column of the table.
     """
-    found = []
+    pairs = []
     for text in filter(None, only):
         name, colon, value = text.partition(":")
         if not colon or name not in columns:
             detail = f"{text!r} must be written column:value; there is {', '.join(columns)}."
             raise InvalidRequest(detail, errors=(FieldError("/only", detail),))
-        found.append((name, value))
-    return found
+        pairs.append((name, value))
+    return pairs
 
 
-def has_words(row: Sequence[Any], texts: Sequence[int], words: Sequence[str]) -> bool:
+def contains_words(row: Sequence[Any], texts: Sequence[int], words: Sequence[str]) -> bool:
     """Return True if the texts of a row have all of these words, whatever their case."""
     if not words:
         return True

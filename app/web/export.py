@@ -55,7 +55,7 @@ class ExportQuery(StrictQuery):
     """The options of the export of a job or a sweep."""
 
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = SHOWN_ROWS
-    """The most rows of the table of results."""
+    """Largest number of rows of the table of results."""
     metric: Text | None = None
     """The metric that is drawn; by default the kind's main metric."""
 
@@ -138,22 +138,24 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
 
 
 def _job(request: Request, services: Services, job_id: int, query: ExportQuery) -> Response:
-    found, _version = services.reading.job(job_id)
-    is_finished = found["state"] in FINISHED_STATES
-    sheet = results.table(services.database, jobs=[job_id], first=query.rows) if is_finished else None
+    job, _version = services.reading.job(job_id)
+    is_finished = job["state"] in FINISHED_STATES
+    sheet = (
+        results.table(services.database, results.JobChoice(jobs=[job_id]), first=query.rows) if is_finished else None
+    )
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
     return _file(
         request,
         f"flopwatch-job-{job_id}.html",
         f"/ui/jobs/{job_id}",
-        title=f"Job {job_id}: {found['name'] or found['kind']}",
-        what=", ".join(filter(None, (found["kind"], case_text(found["summary"] or {})))),
-        job=found,
+        title=f"Job {job_id}: {job['name'] or job['kind']}",
+        what=", ".join(filter(None, (job["kind"], case_text(job["summary"] or {})))),
+        job=job,
         results=_results(sheet),
         view=_plots(services, PlotsQuery(job=[job_id], metric=query.metric)) if query.metric and is_finished else None,
         samples=first_samples(services, job_id) if is_finished else None,
-        panels=_panels(services, found) if is_finished else [],
+        panels=_panels(services, job) if is_finished else [],
         tables=[
             (own["name"], own["rows"], first_rows(services, job_id, own["name"], SHOWN_OF_TABLES))
             for own in tables[:MAX_TABLES]
@@ -161,14 +163,14 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
         shown_rows=SHOWN_OF_TABLES,
         tables_left_out=max(0, len(tables) - MAX_TABLES),
         units=units if len(units) > 1 else [],
-        environment=_facts([found["environment"]]),
-        spec=found["spec"],
+        environment=_facts([job["environment"]]),
+        spec=job["spec"],
     )
 
 
 def _sweep(request: Request, services: Services, sweep_id: int, query: ExportQuery) -> Response:
-    found = services.reading.sweep(sweep_id)
-    sheet = results.table(services.database, sweep=sweep_id, first=query.rows)
+    sweep = services.reading.sweep(sweep_id)
+    sheet = results.table(services.database, results.JobChoice(sweep=sweep_id), first=query.rows)
     jobs, following = services.reading.jobs(sweep=sweep_id, limit=MAX_JOBS)
     verdicts: dict[str, int] = {}
     for one in jobs:
@@ -179,22 +181,23 @@ def _sweep(request: Request, services: Services, sweep_id: int, query: ExportQue
         request,
         f"flopwatch-sweep-{sweep_id}.html",
         f"/ui/sweeps/{sweep_id}",
-        title=f"Sweep {sweep_id}" + (f": {found['name']}" if found["name"] else ""),
-        what=", ".join(f"{count} {state}" for state, count in found["counts"].items() if count),
-        sweep=found,
+        title=f"Sweep {sweep_id}" + (f": {sweep['name']}" if sweep["name"] else ""),
+        what=", ".join(f"{count} {state}" for state, count in sweep["counts"].items() if count),
+        sweep=sweep,
         results=_results(sheet),
         view=_plots(services, PlotsQuery(sweep=sweep_id, metric=query.metric)),
         verdicts=verdicts,
         of_jobs=len(jobs) if following is not None else None,
         environment=_facts([one["environment"] for one in jobs]),
-        spec={name: found[name] for name in ("base", "grid", "exclude")},
+        spec={name: sweep[name] for name in ("base", "grid", "exclude")},
     )
 
 
 def _compare(request: Request, services: Services, query: ComparedQuery) -> Response:
-    sheet = query.sheet(services.database, SHOWN_TO_PEOPLE if query.limit is None else query.limit)
-    comparison = compare_page.comparison(sheet, ("baseline", "candidate"))
-    metric = comparison["headline"]
+    comparison = query.comparison(services.database)
+    sheet = results.sheet_of(comparison, SHOWN_TO_PEOPLE if query.limit is None else query.limit)
+    shown = compare_page.shown(comparison, ("baseline", "candidate"))
+    metric = shown["headline"]
     ids = [query.job] if query.job is not None else [*query.baseline, *query.candidate]
     jobs = [services.reading.job(number)[0] for number in ids]
     name = "-".join(str(number) for number in ids[:4])
@@ -203,12 +206,12 @@ def _compare(request: Request, services: Services, query: ComparedQuery) -> Resp
         f"flopwatch-compare-{name}.html",
         "/ui/compare?" + "&".join(f"job={number}" for number in ids),
         title="Comparison of " + ", ".join(f"job {number}" for number in ids[:9]),
-        what=comparison["about"].get("sentence") or "",
+        what=comparison.judgement.sentence,
         jobs=jobs,
         results=_results(sheet),
         metric=metric,
-        distributions=compare_page.distributions(services, [comparison], metric) if metric else None,
-        ratios=compare_page.ratios([comparison]),
+        distributions=compare_page.distributions(services, [shown], metric) if metric else None,
+        ratios=compare_page.ratios([shown]),
         environment=_facts([one["environment"] for one in jobs]),
         spec={f"job {one['id']}": one["spec"] for one in jobs},
     )
@@ -231,25 +234,25 @@ def _plots(services: Services, query: PlotsQuery) -> dict[str, Any]:
 
 def _panels(services: Services, job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the panels of the job's kind that have a plot and are open at first: `panel`, and `plot` or `problem`."""
-    found: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for panel in panels_of(JobResults(job, services.database, services.reading, services.files)):
         if panel.draw is None or panel.folded:
             continue
         try:
-            found.append({"panel": panel, "plot": embedded(panel.draw())})
+            shown.append({"panel": panel, "plot": embedded(panel.draw())})
         except (KeyError, TypeError, ValueError) as error:
-            # A job of another version or of a plug-in may have a table of this name with other columns.
+            # A plug-in or another version may report a table of this name with other columns.
             problem = f"What the job reported is not what this version draws: {error!r}."
-            found.append({"panel": panel, "problem": problem})
-    return found
+            shown.append({"panel": panel, "problem": problem})
+    return shown
 
 
 def _facts(environments: Iterable[Mapping[str, Any] | None]) -> list[tuple[str, list[str]]]:
     """Return the facts of environments by name, each with its values: several where the jobs differ."""
-    found: dict[str, list[str]] = {}
+    facts: dict[str, list[str]] = {}
     for environment in environments:
         for name, value in flat(environment or {}).items():
-            values = found.setdefault(name, [])
+            values = facts.setdefault(name, [])
             if (text := plain(value) or "–") not in values:
                 values.append(text)
-    return list(found.items())
+    return list(facts.items())

@@ -70,14 +70,14 @@ ENVIRONMENT = {
 def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the most important facts of an environment by name; unknown ones are left out."""
     known = flat(environment)
-    found = {}
+    facts = {}
     for title, paths in ENVIRONMENT.items():
         value = next((known[path] for path in paths if known.get(path) not in (None, "")), None)
         if value is not None:
-            found[title] = str(value)
-    if "Git commit" in found and known.get("software.git_dirty"):
-        found["Git commit"] += " with changes"
-    return found
+            facts[title] = str(value)
+    if "Git commit" in facts and known.get("software.git_dirty"):
+        facts["Git commit"] += " with changes"
+    return facts
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class Check:
 
 def checks(validity: Mapping[str, Any]) -> list[Check]:
     """Return the checks of a job, those that failed first; at most MAX_CHECKS."""
-    found = []
+    listed = []
     for check in validity.get("checks") or ():
         severity = str(check.get("severity") or "suspect")
         where = list(dict.fromkeys(str(check[name]) for name in ("unit", "case") if check.get(name)))
-        found.append(
+        listed.append(
             Check(
                 "passed" if check.get("ok") else severity,
                 str(check.get("name") or "check"),
@@ -106,7 +106,7 @@ def checks(validity: Mapping[str, Any]) -> list[Check]:
             )
         )
     order = {"invalid": 0, "suspect": 1, "note": 2, "passed": 3}
-    return sorted(found, key=lambda check: order.get(check.verdict, 1))[:MAX_CHECKS]
+    return sorted(listed, key=lambda check: order.get(check.verdict, 1))[:MAX_CHECKS]
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ def steps(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) ->
         if not starts or starts[-1][0] != title:
             starts.append((title, parsed_time(event["created_at"])))
     starts.append(("", now or datetime.now(UTC)))
-    found = [
+    stretches = [
         Step(title, (end - start).total_seconds(), number == len(starts) - 2)
         for number, ((title, start), (_, end)) in enumerate(itertools.pairwise(starts))
     ]
-    return [step for step in found if step.title][-MAX_STEPS:]
+    return [step for step in stretches if step.title][-MAX_STEPS:]
 
 
 def pace(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) -> str | None:

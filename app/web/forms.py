@@ -141,27 +141,27 @@ def written(field: Field, value: Any) -> tuple[str, ...]:
         return ()
     if field.type == "json":
         # A spec inside of a spec is written as short as people would.
-        told = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
-        return (json.dumps(told, indent=2, ensure_ascii=False),)
+        shown = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
+        return (json.dumps(shown, indent=2, ensure_ascii=False),)
     values = value if isinstance(value, list) else [value]
     return tuple(one if isinstance(one, str) else json.dumps(one) for one in values)
 
 
 def filled(fields: Sequence[Field], spec: Mapping[str, Any]) -> list[Field]:
     """Return the fields with the values of a spec, which may be partial."""
-    found = []
+    filled_fields = []
     for field in fields:
         *parents, last = field.path.split(".")
         inside: Any = spec
         for parent in parents:
             inside = inside.get(parent) if isinstance(inside, Mapping) else None
         if isinstance(inside, Mapping) and last in inside:
-            found.append(replace(field, values=written(field, inside[last])))
+            filled_fields.append(replace(field, values=written(field, inside[last])))
         elif isinstance(inside, Mapping) and parents:
-            found.append(replace(field, values=written(field, field.own_default)))
+            filled_fields.append(replace(field, values=written(field, field.own_default)))
         else:
-            found.append(field)
-    return found
+            filled_fields.append(field)
+    return filled_fields
 
 
 def sent(fields: Sequence[Field], form: Mapping[str, Sequence[str]]) -> list[Field]:
@@ -206,20 +206,20 @@ def _json(text: str) -> Any:
 
 def problems(fields: Sequence[Field], options: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the problems of the texts themselves: invalid JSON, and invalid labels."""
-    found = []
+    wrong_texts = []
     for field in fields:
         for text in field.values if field.type == "json" else ():
             try:
                 _json(text)
             except ValueError as wrong:
-                found.append(
+                wrong_texts.append(
                     {"pointer": f"/spec/{field.path.replace('.', '/')}", "detail": f"This is not JSON: {wrong}"}
                 )
     try:
         separated.pairs(options["labels"])
     except ValueError as wrong:
-        found.append({"pointer": "/labels", "detail": str(wrong)})
-    return found
+        wrong_texts.append({"pointer": "/labels", "detail": str(wrong)})
+    return wrong_texts
 
 
 def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def number_of_jobs(body: Mapping[str, Any]) -> int:
 
 
 def options_of(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options beside the spec that are filled in; labels that `problems` tells about are left out."""
+    """Return the options beside the spec that are filled in; labels that `problems` refuses are left out."""
     options: dict[str, Any] = {}
     if texts["name"]:
         options["name"] = texts["name"]
@@ -313,10 +313,10 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
     """Return the fields that a form shows, and those that it folds, each by the object that they belong to ("")."""
 
     def grouped(own: Sequence[Field]) -> list[tuple[str, list[Field]]]:
-        found: dict[str, list[Field]] = {}
+        groups: dict[str, list[Field]] = {}
         for field in own:
-            found.setdefault(field.path.rpartition(".")[0], []).append(field)
-        return list(found.items())
+            groups.setdefault(field.path.rpartition(".")[0], []).append(field)
+        return list(groups.items())
 
     # Of an object's fields, those that the defaults set come first: a model's size before its single widths.
     first = [

@@ -9,8 +9,8 @@ Figures name no colour of text, grid or ground: the page sets those by its theme
 colours of series, which are written as CSS variables. `table` has the numbers of the figure, for those who cannot see
 it; `empty` says why there is nothing to draw.
 
-A figure has no more points than pixels (see `thinning`), and no more bars than a phone shows apart; its `note` says
-what is left out. What is the same for thousands of points, such as the words of a coordinate, is made once.
+A figure has no more points than pixels (see `thinning`), and no more bars than a phone can show; its `note` says what
+is left out. Texts that thousands of points share, such as the words of a coordinate, are made once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
 from app.web import thinning
+from app.web.values import value_text
 
 Figure = dict[str, Any]
 
@@ -50,29 +51,29 @@ SCALE = "Cividis"
 """Colours of a heat map; readable with any colour vision."""
 
 MAX_SERIES = 24
-"""Most series of one figure; a legend with more is a wall."""
+"""Largest number of series of one figure: a longer legend is unreadable."""
 MAX_BARS = 60
-"""Most bars of one figure: on a phone, where it is 300 pixels wide, more would run together."""
-FEWEST_PLACES = 4
-"""Values along x that have their bars however many series there are."""
+"""Largest number of bars of one figure: on a phone, which is 300 pixels wide, more would run together."""
+MIN_PLACES = 4
+"""Number of values along x whose bars are drawn however many series there are."""
 MAX_TICKS = 12
-"""Most values of an axis that all have a tick of their own."""
+"""Largest number of values of an axis that each have a tick."""
 MAX_TEXTS = 400
-"""Most cells of a heat map whose values are written inside."""
+"""Largest number of cells of a heat map with their values inside."""
 MAX_STRIP = 2000
-"""Most samples of one figure that are drawn one by one."""
-WIDE = 8.0
-"""Ratio of the largest to the smallest coordinate from which on an axis is logarithmic by default."""
-TALL = 20.0
-"""The same ratio for values."""
+"""Largest number of samples of one figure that are drawn as dots."""
+LOG_X_RATIO = 8.0
+"""The x axis is logarithmic by default if the largest coordinate is at least this many times the smallest."""
+LOG_Y_RATIO = 20.0
+"""The same for the values and the y axis."""
 MAX_TABLE = 2000
-"""Most rows of the table of a figure's numbers; /tables has all."""
-NOTHING = "Nothing is measured yet that could be drawn."
+"""Largest number of rows of the table of a figure's numbers; /tables has all."""
+EMPTY = "Nothing is measured yet that could be drawn."
 
 
 @dataclass(slots=True)
 class Point:
-    """One value of one metric, or its outcome. Nobody changes it; frozen, it would take three times as long to make."""
+    """One value of one metric, or its outcome. It is never changed; a frozen one takes three times as long to make."""
 
     place: Mapping[str, Scalar]
     """Coordinates."""
@@ -86,6 +87,11 @@ class Point:
     validity: str | None = None
     url: str | None = None
     """Page of the job that measured it."""
+
+    @property
+    def missing(self) -> str | None:
+        """The outcome of a point without a value: "oom", or "unknown"; None if it was not measured."""
+        return "unknown" if self.outcome == "ok" else self.outcome
 
 
 @dataclass(frozen=True)
@@ -138,12 +144,12 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
     places = [names.index(name) for name in coordinates]
     verdict = names.index("validity") if "validity" in names else None
     job = names.index("job") if "job" in names else None
-    found = []
+    points = []
     for row in sheet.rows:
         cell = row[at]
         if not isinstance(cell, Cell):
             continue
-        found.append(
+        points.append(
             Point(
                 place={name: row[index] for name, index in zip(coordinates, places, strict=True)},
                 value=cell.value,
@@ -154,7 +160,7 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
                 url=None if job is None or row[job] is None else f"/ui/jobs/{row[job]}",
             )
         )
-    return found
+    return points
 
 
 def varying(points: Iterable[Point]) -> dict[str, list[Scalar]]:
@@ -211,13 +217,13 @@ def chart(
     series = _series(points, axes)
     places = values_along(points, axes.x)
     numeric = _is_numeric(places)
-    log_x = _spans(places, WIDE) if log_x is None else log_x and _positive(places)
+    log_x = _is_wide(places, LOG_X_RATIO) if log_x is None else log_x and _positive(places)
     every = list(series.items())[:MAX_SERIES]
     if numeric:
         fitting, shown = len(places), _thinned(every, axes.x, log=log_x)
     else:
-        fitting = _fitting(every, axes.x, places)
-        shown = _at(every, axes.x, places[:fitting])
+        fitting = _number_of_places(every, axes.x, places)
+        shown = _at_places(every, axes.x, places[:fitting])
     notes = [f"{len(shown)} of {len(series)} series"] if len(shown) < len(series) else []
     if fitting < len(places):
         notes.append(f"the first {fitting} of {len(places)} values of {readable(axes.x).lower()}")
@@ -230,14 +236,16 @@ def chart(
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
     ]
     of_shown = [point for _, group in shown for point in group]
-    traces += _marks(of_shown, axes.x, numeric=numeric)
+    traces += _outcome_marks(of_shown, axes.x, numeric=numeric)
     values = [point.value for point in of_shown if point.value is not None]
     layout = {
         "xaxis": _x_axis(axes.x, places, log=log_x),
         "yaxis": {
             "title": {"text": readable(metric, unit)},
             **_y_scale(
-                values, log=_spans(values, TALL) if log_y is None else log_y and _positive(values), bars=not numeric
+                values,
+                log=_is_wide(values, LOG_Y_RATIO) if log_y is None else log_y and _positive(values),
+                bars=not numeric,
             ),
         },
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
@@ -249,7 +257,7 @@ def chart(
     names = (*axes.by, axes.x)
     table = _table(names, [point for _, group in every for point in group])
     note = f"Drawn: {'; '.join(notes)}" if notes else ""
-    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": NOTHING}
+    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": EMPTY}
 
 
 def heat_map(
@@ -272,15 +280,15 @@ def heat_map(
     names = {"x": [_label(value) for value in columns], "y": [_label(value) for value in rows]}
     values = [[None if point is None else point.value for point in row] for row in grid]
     known = [point.value for point in (points if among is None else among) if point.value is not None]
-    log = _spans(known, TALL)
+    log = _is_wide(known, LOG_Y_RATIO)
     ends = [math.log10(end) if log else end for end in (min(known), max(known))] if known else [0, 1]
-    told = _Hover(metric, unit)
+    hover = _Hover(metric, unit)
     measured: dict[str, Any] = {
         "type": "heatmap",
         "name": metric,
         **names,
         "z": [[None if value is None else math.log10(value) if log else value for value in row] for row in values],
-        "customdata": [[told(point) for point in row] for row in grid],
+        "customdata": [[hover(point) for point in row] for row in grid],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
         "hoverongaps": False,
         "colorscale": SCALE,
@@ -291,7 +299,7 @@ def heat_map(
         "ygap": 1,
     }
     if texts:
-        measured |= {"text": [[_written(point) for point in row] for row in grid], "texttemplate": "%{text}"}
+        measured |= {"text": [[_cell_text(point) for point in row] for row in grid], "texttemplate": "%{text}"}
     layout: dict[str, Any] = {
         "xaxis": {"type": "category", "title": {"text": readable(x)}},
         "yaxis": {"type": "category", "title": {"text": readable(y), "standoff": 12}},
@@ -301,7 +309,7 @@ def heat_map(
     left_out = [f"1 in {step} values of {readable(name)}" for name, step in ((x, across), (y, down)) if step > 1]
     note = "Drawn: " + ", ".join(left_out) if left_out else ""
     traces = [measured, *_outcome_cells(grid, names, texts=texts)] if points else []
-    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": NOTHING}
+    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": EMPTY}
 
 
 def distributions(
@@ -345,11 +353,11 @@ FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0
 """Colours of a comparison's findings; all others are grey."""
 
 
-def ratios(found: Sequence[Ratio]) -> Figure:
+def ratios(compared: Sequence[Ratio]) -> Figure:
     """Draw the ratios of candidate to baseline, one per row, with their confidence intervals and a line at 1."""
     traces = []
-    for finding in dict.fromkeys(one.finding for one in found):
-        own = [one for one in found if one.finding == finding]
+    for finding in dict.fromkeys(one.finding for one in compared):
+        own = [one for one in compared if one.finding == finding]
         traces.append(
             {
                 "type": "scatter",
@@ -371,12 +379,12 @@ def ratios(found: Sequence[Ratio]) -> Figure:
             }
         )
     layout = {
-        "height": 140 + 26 * len(found),
+        "height": 140 + 26 * len(compared),
         "xaxis": {"title": {"text": "Candidate / baseline, 95 % interval"}},
         "yaxis": {
             "type": "category",
             "categoryorder": "array",
-            "categoryarray": [escaped(one.label) for one in reversed(found)],
+            "categoryarray": [escaped(one.label) for one in reversed(compared)],
         },
         "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": _LINE_AT_1}],
         "hovermode": "closest",
@@ -385,17 +393,17 @@ def ratios(found: Sequence[Ratio]) -> Figure:
     }
     table = {
         "columns": ["metric and case", "ratio", "low", "high", "finding"],
-        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in found],
+        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in compared],
     }
-    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+    return {"data": traces, "layout": layout, "table": table, "empty": EMPTY}
 
 
 _LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
 
 
 def _interval(one: Ratio) -> str:
-    told = number(one.ratio)
-    return told if one.low is None or one.high is None else f"{told} ({number(one.low)} – {number(one.high)})"
+    ratio = number(one.ratio)
+    return ratio if one.low is None or one.high is None else f"{ratio} ({number(one.low)} – {number(one.high)})"
 
 
 def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
@@ -411,27 +419,29 @@ def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
     }
 
 
-def _fitting(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> int:
+def _number_of_places(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> int:
     """Return how many values along x have room for their bars: at each, every series that is drawn takes some."""
     begin = {key: at for at, key in reversed(list(enumerate(_keys(places))))}
     begins = sorted(min(begin.get(_key(point.place.get(x)), 0) for point in group) for _, group in series)
-    fitting = FEWEST_PLACES
+    fitting = MIN_PLACES
     while fitting < len(places) and bisect.bisect_right(begins, fitting) * (fitting + 1) <= MAX_BARS:
         fitting += 1
     return min(fitting, len(places))
 
 
-def _at(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> list[tuple[str, list[Point]]]:
+def _at_places(
+    series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]
+) -> list[tuple[str, list[Point]]]:
     """Return the series' points with these values along x, without the series that have none there."""
     keys = set(_keys(places))
-    found = [(name, [point for point in group if _key(point.place.get(x)) in keys]) for name, group in series]
-    return [(name, group) for name, group in found if group]
+    cut = [(name, [point for point in group if _key(point.place.get(x)) in keys]) for name, group in series]
+    return [(name, group) for name, group in cut if group]
 
 
 def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) -> list[tuple[str, list[Point]]]:
     """Return series without the points that others hide. Those without a value along x are always drawn."""
     number_of_points = sum(len(group) for _, group in series)
-    found = []
+    thinned = []
     for name, group in series:
         kept = thinning.kept(
             [float(place) if isinstance(place, int | float) else None for place in map(in_use, _along(group, x))],
@@ -442,8 +452,8 @@ def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) ->
             number_of_points=number_of_points,
             log=log,
         )
-        found.append((name, [group[index] for index in kept]))
-    return found
+        thinned.append((name, [group[index] for index in kept]))
+    return thinned
 
 
 def _name(point: Point, by: Sequence[str]) -> str:
@@ -466,17 +476,17 @@ def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]
         return [(index, index // len(PALETTE)) for index in range(len(firsts))]
     dashes = {_key(value): index for index, value in enumerate(last)}
     colours: dict[tuple[str, ...], int] = {}
-    found = []
+    styles = []
     for point in firsts:
         colour = colours.setdefault(tuple(_key(point.place.get(name)) for name in by[:-1]), len(colours))
-        found.append((colour, dashes[_key(point.place.get(by[-1]))]))
-    return found
+        styles.append((colour, dashes[_key(point.place.get(by[-1]))]))
+    return styles
 
 
 def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
     measured = [point for point in points if point.value is not None]
     places = [in_use(point.place.get(x)) for point in measured]
-    told = _Hover()
+    hover = _Hover()
     index, dash = style
     color = PALETTE[index % len(PALETTE)]
     doubtful = [point.validity in VERDICTS[1:] for point in measured]
@@ -484,7 +494,7 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         "name": escaped(name),
         "x": places if lines else [_label(place) for place in places],
         "y": [point.value for point in measured],
-        "customdata": [told(point) for point in measured],
+        "customdata": [hover(point) for point in measured],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
     }
     if not name:  # the only series; the legend is for the marks of cells without a number
@@ -508,15 +518,15 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
 
 
-def _marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, Any]]:
+def _outcome_marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, Any]]:
     """Return a trace for each outcome without a number: crosses along the top of the figure."""
-    found: dict[str, list[Point]] = {}
+    by_outcome: dict[str, list[Point]] = {}
     for point in points:
-        if point.value is None and point.outcome is not None:
-            found.setdefault("unknown" if point.outcome == "ok" else point.outcome, []).append(point)
-    told = _Hover()
+        if point.value is None and point.missing is not None:
+            by_outcome.setdefault(point.missing, []).append(point)
+    hover = _Hover()
     traces = []
-    for index, (outcome, group) in enumerate(found.items()):
+    for index, (outcome, group) in enumerate(by_outcome.items()):
         places = [in_use(point.place.get(x)) for point in group]
         traces.append(
             {
@@ -527,7 +537,7 @@ def _marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, 
                 "x": places if numeric else [_label(place) for place in places],
                 "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
                 "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
-                "customdata": [told(point) for point in group],
+                "customdata": [hover(point) for point in group],
                 "hovertemplate": "%{customdata[0]}<extra></extra>",
                 "cliponaxis": False,
             }
@@ -539,30 +549,24 @@ def _outcome_cells(
     grid: Sequence[Sequence[Point | None]], names: Mapping[str, list[str]], *, texts: bool
 ) -> list[dict[str, Any]]:
     """Return a trace for each outcome without a number, with its cells in its colour."""
-    outcomes = dict.fromkeys(
-        "unknown" if point.outcome == "ok" else point.outcome
-        for row in grid
-        for point in row
-        if point is not None and point.value is None and point.outcome is not None
-    )
+    missing = [[None if point is None or point.value is not None else point.missing for point in row] for row in grid]
     traces = []
-    told = _Hover()
-    for outcome in outcomes:
+    hover = _Hover()
+    for outcome in dict.fromkeys(chain.from_iterable(missing)):
+        if outcome is None:
+            continue
         color = OUTCOMES.get(outcome, OTHER_OUTCOME)
-
-        def is_here(point: Point | None, outcome: str = outcome) -> bool:
-            return (
-                point is not None
-                and point.value is None
-                and (outcome == ("unknown" if point.outcome == "ok" else point.outcome))
-            )
-
+        is_here = [[one == outcome for one in row] for row in missing]
+        hovers = [
+            [hover(point) if here else [] for point, here in zip(row, flags, strict=True)]
+            for row, flags in zip(grid, is_here, strict=True)
+        ]
         trace: dict[str, Any] = {
             "type": "heatmap",
             "name": escaped(outcome),
             **names,
-            "z": [[1 if is_here(point) else None for point in row] for row in grid],
-            "customdata": [[told(point) if is_here(point) else [] for point in row] for row in grid],
+            "z": [[1 if here else None for here in row] for row in is_here],
+            "customdata": hovers,
             "hovertemplate": "%{customdata[0]}<extra></extra>",
             "hoverongaps": False,
             "colorscale": [[0, color], [1, color]],
@@ -572,14 +576,14 @@ def _outcome_cells(
             "ygap": 1,
         }
         if texts:
-            trace |= {"text": [[outcome if is_here(point) else "" for point in row] for row in grid]}
+            trace |= {"text": [[outcome if here else "" for here in row] for row in is_here]}
             trace |= {"texttemplate": "%{text}", "textfont": {"color": "#ffffff"}}
         traces.append(trace)
     return traces
 
 
-KNOWN = 20_000
-"""Values of coordinates whose keys and words are kept: those of the largest sweep and more."""
+MAX_CACHED_VALUES = 20_000
+"""Number of coordinates' values whose keys and words are cached: more than the largest sweep has."""
 _NUMBERS_OF_A_POINT = ("value", "standard deviation", "n", "outcome", "validity")
 
 
@@ -607,29 +611,22 @@ class _Hover:
 
     def _text(self, point: Point) -> str:
         if point.value is None:
-            told = "unknown" if point.outcome == "ok" else point.outcome or "not measured"
+            value = point.missing or "not measured"
         else:
             spread = "" if point.spread is None else f" ± {number(point.spread)}"
-            told = f"{number(point.value)}{spread}{self._unit}"
-            told += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
+            value = f"{number(point.value)}{spread}{self._unit}"
+            value += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
         place = ", ".join(filter(None, [_words(name, value) for name, value in point.place.items()]))
         doubt = f"<br>{point.validity}" if point.validity in VERDICTS[1:] else ""
-        return f"{place}{'<br>' if place else ''}{self._lead}{told}{doubt}"
+        return f"{place}{'<br>' if place else ''}{self._lead}{value}{doubt}"
 
 
+@functools.lru_cache(maxsize=MAX_CACHED_VALUES, typed=True)
 def _words(name: str, value: Scalar) -> str:
-    try:
-        return _known_words(name, value)
-    except TypeError:  # a broken case may have a list
-        return escaped(case_text({name: value}))
-
-
-@functools.lru_cache(maxsize=KNOWN, typed=True)
-def _known_words(name: str, value: Scalar) -> str:
     return escaped(case_text({name: in_use(value)}))
 
 
-def _written(point: Point | None) -> str:
+def _cell_text(point: Point | None) -> str:
     return "" if point is None or point.value is None else number(point.value)
 
 
@@ -678,10 +675,7 @@ def escaped(text: object) -> str:
 
 
 def _label(value: Scalar) -> str:
-    value = in_use(value)
-    if value is None:
-        return "none"
-    return escaped("true" if value is True else str(value))
+    return escaped(value_text(in_use(value)))
 
 
 def _along(points: Iterable[Point], name: str) -> list[Scalar]:
@@ -699,31 +693,24 @@ def _distinct(values: Sequence[Scalar]) -> Collection[Scalar]:
     return dict(zip(_keys(values), map(in_use, values), strict=True)).values()
 
 
-def _keys(values: Sequence[Scalar]) -> list[str]:
-    try:
-        return list(map(_known_key, values))
-    except TypeError:  # a broken case may have a list
-        return [repr(in_use(value)) for value in values]
+def _keys(values: Iterable[Scalar]) -> list[str]:
+    return list(map(_key, values))
 
 
+@functools.lru_cache(maxsize=MAX_CACHED_VALUES, typed=True)
 def _key(value: Scalar) -> str:
-    return _keys([value])[0]
-
-
-@functools.lru_cache(maxsize=KNOWN, typed=True)
-def _known_key(value: Scalar) -> str:
     # In Python 1 equals True.
     return repr(in_use(value))
 
 
 def _ordered(values: Iterable[Scalar]) -> list[Scalar]:
     """Return numbers in ascending order, and texts in their original order: `tiny` comes before `small`."""
-    found = list(values)
-    numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
-    others = [value for value in found if value is not None]
+    listed = list(values)
+    numbers = [value for value in listed if isinstance(value, int | float) and not isinstance(value, bool)]
+    others = [value for value in listed if value is not None]
     if len(numbers) != len(others):
-        return found
-    return [*([None] * (len(found) - len(numbers))), *sorted(numbers)]
+        return listed
+    return [*([None] * (len(listed) - len(numbers))), *sorted(numbers)]
 
 
 def _is_numeric(values: Collection[Scalar]) -> bool:
@@ -734,6 +721,6 @@ def _positive(values: Collection[Any]) -> bool:
     return _is_numeric(values) and min(values) > 0
 
 
-def _spans(values: Collection[Any], ratio: float) -> bool:
+def _is_wide(values: Collection[Any], ratio: float) -> bool:
     """Return True if the values are positive and span so wide a range that a logarithmic axis shows them better."""
     return _positive(values) and max(values) >= ratio * min(values)

@@ -77,8 +77,8 @@ def _line(samples: Sequence[float], phase: str, colour: str, number_of_points: i
 def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
     """Return the names of lines by metric and phase: the phase, if only one metric has it."""
     phases = Counter(phase for _, phase in measured)
-    found = {}
+    names = {}
     for metric, phase in measured:
         name = readable(metric).partition(" (")[0].lower()
-        found[metric, phase] = name if phase is None else phase if phases[phase] == 1 else f"{phase}: {name}"
-    return found
+        names[metric, phase] = name if phase is None else phase if phases[phase] == 1 else f"{phase}: {name}"
+    return names

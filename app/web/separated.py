@@ -26,27 +26,27 @@ def joined(texts: Iterable[str]) -> str:
 
 def pairs(text: str) -> list[tuple[str, str]]:
     """Return key and value of each `key=value`. Raises ValueError, with a cure, for another text or a key twice."""
-    found = []
+    named = []
     for part, is_exact in _parts(text):
         key, equals, value = part.partition("=")
         if not equals:
             raise ValueError(f"{part!r} must be written key=value")
-        found.append((key.strip(), value if is_exact else value.strip()))
-    if twice := _repeated([key for key, _ in found]):
+        named.append((key.strip(), value if is_exact else value.strip()))
+    if twice := _repeated([key for key, _ in named]):
         raise ValueError(f"the key {twice[0]!r} is there twice: leave one of them out")
-    return found
+    return named
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the texts, and whether each stood in quotes."""
     at = 0
     while at < len(text):
-        found = _PART.match(text, at)
-        assert found is not None, "a part without quotes takes all up to the next comma"
-        at = found.end()
-        part = found[2].strip() if found[1] is None else found[1].replace('""', '"')
+        match = _PART.match(text, at)
+        assert match is not None, "a part without quotes takes all up to the next comma"
+        at = match.end()
+        part = match[2].strip() if match[1] is None else match[1].replace('""', '"')
         if part:
-            yield part, found[1] is not None
+            yield part, match[1] is not None
 
 
 def _repeated(texts: Sequence[str]) -> list[str]:

@@ -8,13 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-LEAST_SHARE = 0.0005
+MIN_SHARE = 0.0005
 """Frames with a smaller share of the time are left out."""
-MOST_FRAMES = 20_000
-"""Most frames that a browser is sent, those with the most time."""
-MOST_BYTES = 64 << 20
+MAX_FRAMES = 20_000
+"""Largest number of frames that a browser gets: those with the most time."""
+MAX_BYTES = 64 << 20
 """Largest number of bytes read of a file; the runner's own limit is lower."""
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """Largest depth of a frame; deeper frames are counted as part of it."""
 
 
@@ -34,14 +34,14 @@ def tree(path: Path) -> list[Any]:
     """
     root = Frame("all")
     with path.open("rb") as file:
-        text = file.read(MOST_BYTES).decode(errors="replace")
+        text = file.read(MAX_BYTES).decode(errors="replace")
     for line in text.splitlines():
         frames, _, time = line.rpartition(" ")
         if not frames or not (time.isascii() and time.isdigit()):
             continue
         root.time_us += int(time)
         at = root
-        for name in frames.split(";")[:MOST_DEPTH]:
+        for name in frames.split(";")[:MAX_DEPTH]:
             at = at.callees.setdefault(name, Frame(name))
             at.time_us += int(time)
     return largest(root)
@@ -49,10 +49,10 @@ def tree(path: Path) -> list[Any]:
 
 def largest(root: Frame) -> list[Any]:
     """Return the frames with the most time. No callee takes longer than its caller, so callers come before callees."""
-    found: list[Any] = [root.name, root.time_us, []]
+    kept: list[Any] = [root.name, root.time_us, []]
     order = count()  # frames of the same time are not compared
-    waiting = [(-root.time_us, next(order), root, found)]
-    for _ in range(MOST_FRAMES):
+    waiting = [(-root.time_us, next(order), root, kept)]
+    for _ in range(MAX_FRAMES):
         if not waiting:
             break
         _, _, frame, shown = heapq.heappop(waiting)
@@ -61,6 +61,6 @@ def largest(root: Frame) -> list[Any]:
             shown[2].append(own)
             shown = own
         for callee in frame.callees.values():
-            if callee.time_us >= LEAST_SHARE * root.time_us:
+            if callee.time_us >= MIN_SHARE * root.time_us:
                 heapq.heappush(waiting, (-callee.time_us, next(order), callee, shown))
-    return found
+    return kept

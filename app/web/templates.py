@@ -59,7 +59,7 @@ def _templates() -> Jinja2Templates:
         "pretty": pretty,
         "plain": plain,
         "commands": commands,
-        "head": readable,
+        "readable": readable,
         "kind": kind_title,
     }
     templates.env.globals["formats_of_tables"] = FORMATS

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 MAX_POINTS = 4000
 """Largest number of points of a figure that are all drawn: some three for each pixel of its width."""
-LEAST_COLUMNS = 50
+MIN_COLUMNS = 50
 """Smallest number of columns of a line, however many lines share the figure."""
 MAX_CELLS = 12_000
 """Largest number of cells of a heat map that are all drawn."""
@@ -43,7 +43,7 @@ def kept(
     if number_of_points <= MAX_POINTS or not known:
         return list(range(len(places)))
     low, high = (math.log(end) if log else end for end in (min(known), max(known)))
-    columns = max(LEAST_COLUMNS, int(share * MAX_POINTS / 2))
+    columns = max(MIN_COLUMNS, int(share * MAX_POINTS / 2))
     scale = (columns - 1) / (high - low) if high > low else 0.0
     chosen: dict[Hashable, int] = {"first": 0, "last": len(places) - 1}
     for index, (place, value) in enumerate(zip(places, values, strict=True)):

@@ -4,22 +4,37 @@ Shapes are (batch, heads, sequence, head_dim), or (batch, sequence, head_dim) wi
 1/sqrt(head_dim). The causal mask is aligned top-left, as in torch's scaled_dot_product_attention: query i sees keys
 0 … i, also where there are more keys than queries.
 
-`TiledFlashAttention2` and `TritonFlashAttention2` are autograd functions: `.apply(q, k, v, is_causal=False)`.
+`flash_attention` is the Triton implementation. `TiledFlashAttention2` and `TritonFlashAttention2` are autograd
+functions: `.apply(q, k, v, is_causal=False)`. `cpu` has the implementations in C++. All are imported on first use, so
+that importing this package imports neither torch nor Triton.
 """
 
-from typing import Any
+from __future__ import annotations
 
-__all__ = ["TiledFlashAttention2", "TritonFlashAttention2"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels.attention import cpu
+    from kernels.attention.flash_triton import TritonFlashAttention2, flash_attention
+    from kernels.attention.tiled import TiledFlashAttention2
+
+__all__ = ["TiledFlashAttention2", "TritonFlashAttention2", "cpu", "flash_attention"]
+
+_HOMES = {
+    "TiledFlashAttention2": "kernels.attention.tiled",
+    "TritonFlashAttention2": "kernels.attention.flash_triton",
+    "flash_attention": "kernels.attention.flash_triton",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, so that importing this package imports neither torch nor Triton.
-    if name == "TiledFlashAttention2":
-        from kernels.attention.tiled import TiledFlashAttention2
-
-        return TiledFlashAttention2
-    if name == "TritonFlashAttention2":
-        from kernels.attention.flash_triton import TritonFlashAttention2
-
-        return TritonFlashAttention2
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -279,10 +279,11 @@ torch.library.register_fake(
 torch.library.register_autograd("flopwatch::flash_attention", _differentiate, setup_context=_save, lib=_library)
 _forward_operation = torch.ops.flopwatch.flash_attention.default
 _backward_operation = torch.ops.flopwatch.flash_attention_backward.default
+native.begin(differentiate)
 
 
 def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None]) -> str:
-    from kernels.attention.triton.tune import tune  # which imports this module, and is used on request only
+    from kernels.attention.triton.tune import tune  # used on request only
 
     return tune(q, k, v, is_causal, backward=backward, tell=tell)
 

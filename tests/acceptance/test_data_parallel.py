@@ -91,7 +91,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_runs(site: Site) ->
     assert not ranks_alive(site.folder)
 
 
-def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stopped_one(
+def test_ranks_of_a_killed_worker_are_gone(
     start_beside: Callable[..., Site],
 ) -> None:
     """The job's first worker is killed while four ranks measure. Its second attempt runs on the same devices, and ends

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flopwatch.client import Flopwatch
+from flopwatch import Flopwatch
 from tools.service import wait_for_job
 
 SOURCE = """
@@ -89,9 +89,7 @@ def run(flopwatch: Flopwatch, named: str, **options: Any) -> tuple[dict[str, Any
     return job, {row["implementation"].partition("@")[0]: row for row in rows if row["metric"] == "forward_ms"}
 
 
-def test_right_code_is_measured_beside_the_others_and_its_source_stays(
-    flopwatch: Flopwatch, site: Any, mine: str
-) -> None:
+def test_right_code_is_measured_beside_the_others(flopwatch: Flopwatch, site: Any, mine: str) -> None:
     job, found = run(flopwatch, f"{mine}:right")
     assert job["state"] == "succeeded"
     assert {name: row["outcome"] for name, row in found.items()} == {"eager": "ok", "right": "ok"}

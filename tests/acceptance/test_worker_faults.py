@@ -242,7 +242,7 @@ orders = pytest.mark.parametrize("winner_ends_first", [False, True], ids=["amid 
 
 
 @orders
-def test_what_a_stopped_worker_finishes_after_its_lease_counts_for_nothing(
+def test_results_after_the_lease_do_not_count(
     service: Service, misbehave_folder: Path, winner_ends_first: bool
 ) -> None:
     stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=winner_ends_first)

@@ -73,7 +73,7 @@ def test_each_service_is_a_stage_that_starts_it(compose: dict[str, Any], dockerf
     assert definition["init"] is True
 
 
-def test_the_server_has_no_torch_and_torchs_layer_does_not_know_our_sources(dockerfile: str) -> None:
+def test_image_layers(dockerfile: str) -> None:
     parts = stages(dockerfile)
     assert "TORCH" not in parts["base"] + parts["server"]
     worker = parts["worker"]

@@ -16,7 +16,13 @@ RUNNERS = sorted(f"workers.jobs.{path.stem}" for path in (Path(__file__).parents
 FORBIDDEN_IMPORTS = {
     "the service imports neither torch nor what runs on GPU hosts": ("app/settings.py", "import torch"),
     "the service is built in layers": ("app/presets.py", "import app.store.database.engine"),
+    "the client needs little beside the standard library": (
+        "flopwatch/connection.py",
+        "import pydantic",
+    ),
+    "only the command line is built on the client": ("app/web/forms.py", "import flopwatch.own_code"),
     "only the store talks to the database": ("workers/agent/agent.py", "import sqlalchemy"),
+    "results hold no SQL": ("app/results/sides.py", "import sqlalchemy"),
     "kernels knows nothing of the others": ("kernels/__init__.py", "import parallel"),
     "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
     "the model and the measuring import nothing of the service": ("workers/model/__init__.py", "import app.presets"),

@@ -31,7 +31,7 @@ def test_comparisons_find_the_planted_difference_and_little_else() -> None:
     assert rows[-1][1]["turns"] == "80"
 
 
-def test_processes_are_those_of_all_jobs_in_the_order_in_which_they_ran() -> None:
+def test_processes_of_all_jobs_stand_in_order() -> None:
     class Server:
         def list_jobs(self, **_: Any) -> list[dict[str, int]]:
             return [{"id": 7}, {"id": 3}]

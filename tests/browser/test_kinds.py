@@ -81,7 +81,7 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
     frames = flames.locator("g.flame")
     expect(frames.filter(has_text="forward").first).to_be_visible()
     flames.get_by_label("Highlight").fill("backward")
-    expect(flames.locator(".flame-found").first).to_be_visible()
+    expect(flames.locator(".flame-match").first).to_be_visible()
     flames.locator(".flames-field").press("ArrowDown")
     flames.locator(".flames-field").press("Enter")
     expect(flames.get_by_role("status")).to_contain_text(re.compile("(forward|backward|optimizer): "))

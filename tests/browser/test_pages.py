@@ -110,7 +110,7 @@ def test_the_list_keeps_what_a_reader_did_while_it_refreshes(site: Site, page: P
     assert site.client.get(f"/jobs/{newer}").json()["state"] != "cancelled"
 
 
-def test_a_form_tells_its_problems_its_commands_and_submits(site: Site, page: Page, watch: Watch) -> None:
+def test_a_form_shows_problems_and_commands_and_submits(site: Site, page: Page, watch: Watch) -> None:
     page.goto("/ui/new")
     assert_readable(page)
     page.locator("#field-model-size").get_by_text("tiny").click()

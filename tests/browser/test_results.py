@@ -238,7 +238,7 @@ def test_exported_files_draw_their_figures_without_server_and_network(
         expect(page.locator(".plot-data td").first).to_have_text("process 1")
 
 
-def test_tables_are_chosen_laid_out_and_told_as_commands(site: PlayedSite, page: Page, watch: Watch) -> None:
+def test_tables_are_chosen_laid_out_and_shown_as_commands(site: PlayedSite, page: Page, watch: Watch) -> None:
     sweep = submit_sweep(site)
     for _ in range(6):
         finish(site)
@@ -261,7 +261,7 @@ def test_tables_are_chosen_laid_out_and_told_as_commands(site: PlayedSite, page:
     expect(page.locator("main")).to_contain_text("since")
 
 
-def test_workers_with_their_devices_and_what_waits(site: PlayedSite, page: Page) -> None:
+def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Page) -> None:
     services = site.services
     cpu = {"type": "cpu", "count": 8, "memory_mib": 65_536}
     for worker, host in (("here", "gpu-host"), ("gone", "old-host")):

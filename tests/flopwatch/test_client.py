@@ -23,8 +23,18 @@ import pandas as pd
 import pytest
 
 from app.store.records import StoredArtifact
-from flopwatch import address, client, connection
-from flopwatch.client import ClientError, DownloadFailed, Flopwatch, JobFailed, Refused, Unreachable, WaitTimeout
+from flopwatch import (
+    ClientError,
+    DownloadFailed,
+    Flopwatch,
+    JobFailed,
+    Refused,
+    Unreachable,
+    WaitTimeout,
+    address,
+    client,
+    connection,
+)
 
 ROOT = Path(__file__).parents[2]
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}

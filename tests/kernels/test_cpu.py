@@ -85,7 +85,7 @@ def test_blocked_takes_any_block(block: int, assert_close: AssertClose) -> None:
     assert_close(cpu.blocked(*tensors, True, block=block), attention(*[tensor.double() for tensor in tensors], True))
 
 
-def test_flash_gives_the_same_bits_with_any_number_of_threads_and_any_strides() -> None:
+def test_flash_is_reproducible_bit_for_bit() -> None:
     q, k, v = (tensor.requires_grad_() for tensor in drawn(150, 150, 32, seed=2))
     strided = [tensor.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in (q, k, v)]
     assert not strided[0].is_contiguous()
@@ -144,9 +144,7 @@ def test_scores_of_minus_infinity_weigh_nothing_also_in_whole_tiles(
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_nan_and_infinity_come_out_where_they_come_out_of_the_reference(
-    function: Callable[..., Tensor], bad: float
-) -> None:
+def test_nan_and_infinity_are_the_references(function: Callable[..., Tensor], bad: float) -> None:
     for at in range(3):
         q, k, v = drawn(70, 70, 16, seed=6)
         q[..., 0] = 1

@@ -121,9 +121,7 @@ def test_the_launcher_gets_what_triton_would_hand_it(encoded: list[Any]) -> None
     assert 2 * BASE + 2 * 256 in direct
 
 
-def test_addresses_that_return_are_not_encoded_again_and_others_are_forgotten(
-    encoded: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_returning_addresses_are_encoded_once(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     remember(4, monkeypatch)
     kernel = Kernel([META])
     launch = a_launch(kernel)

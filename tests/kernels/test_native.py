@@ -269,9 +269,7 @@ def test_operations_launch_what_is_known(calls: Any, fake: ctypes.CDLL, asked_of
     assert asked_of_python == ["forward"]
 
 
-def test_operations_below_autograd_launch_for_inputs_that_need_gradients(
-    calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]
-) -> None:
+def test_operations_launch_below_autograd(calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]) -> None:
     teach(calls, fake)
     q, k, v = draw()
     with torch._C._AutoDispatchBelowAutograd():
@@ -377,7 +375,7 @@ def test_profilers_see_the_calls_by_name(calls: Any, fake: ctypes.CDLL) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_trace_of_torch_jit_is_not_given_memory_instead_of_operations(calls: Any, fake: ctypes.CDLL) -> None:
+def test_torch_jit_traces_operations(calls: Any, fake: ctypes.CDLL) -> None:
     teach(calls, fake)
     q, k, v = (one.detach() for one in draw())
     asked: list[object] = []
@@ -548,7 +546,7 @@ def test_a_thread_does_not_wait_while_another_one_builds(monkeypatch: pytest.Mon
     assert not native._failed
 
 
-def test_a_host_that_cannot_build_it_is_told_once_and_goes_the_longer_way(
+def test_a_host_that_cannot_build_it_warns_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "LIBRARY", replace(native.LIBRARY, name="flopwatch_never_built"))

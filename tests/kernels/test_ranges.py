@@ -55,7 +55,7 @@ def test_an_outside_profiler_listens_from_the_start() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
-def test_a_compiled_function_has_no_ranges_and_is_not_compiled_anew_for_a_listener() -> None:
+def test_a_compiled_function_has_no_ranges() -> None:
     graphs = []
 
     def backend(graph, _inputs):

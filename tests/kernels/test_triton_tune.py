@@ -115,7 +115,7 @@ def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tenso
 
 @interpreted
 @on_a_small_table
-def test_the_choice_holds_for_its_dtype_width_and_precision_and_forward_alone_leaves_the_rest(
+def test_the_choice_holds_for_its_dtype_width_and_precision(
     inputs: list[Tensor],
 ) -> None:
     tune(*inputs, timer=clock(keys={UPRIGHT: 1.0}), among=[UPRIGHT])
@@ -224,9 +224,7 @@ def test_other_errors_are_not_swallowed_and_change_nothing(
 
 @interpreted
 @on_a_small_table
-def test_where_nothing_runs_the_reason_is_told_but_one_pass_leaves_two(
-    inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_is_given_if_nothing_runs(inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     too_large = OutOfResources(300_000, 100_000, "shared memory")
     flat = Tilings(FLAT, FLAT, FLAT, FLAT)
     monkeypatch.setattr(tilings, "from_tables", lambda *_: flat)

@@ -27,7 +27,7 @@ def three_ranks() -> Iterator[Pool]:
 
 @pytest.fixture
 def ranks(three_ranks: Pool) -> Pool:
-    """Three ranks: nothing divided by three is exact, or even. With two, tests/workers/jobs/test_ddp.py trains."""
+    """Three ranks: nothing divided by three is exact, or even. With two, tests/workers/jobs/ddp trains."""
     return three_ranks
 
 

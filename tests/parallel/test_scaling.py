@@ -91,7 +91,7 @@ class TestMemory:
         alone = {value(formula, X=1, Y=1) for formula in STRATEGIES.values()}
         assert alone == {3_517_578_215_424 + 17_968_398_336}
 
-    def test_sharding_half_of_the_activations_saves_what_the_strategies_differ_by(self) -> None:
+    def test_activations_cancel_in_what_sharding_saves(self) -> None:
         saved = value(scaling.SAVED_BY_SHARDING)
         assert saved == value(scaling.FULLY_SHARDED) - value(scaling.SHARDED_ACTIVATIONS)
         assert saved == 17_968_398_336 / 2 * 15 / 16

@@ -3,8 +3,8 @@
     profilers.py nsys|ncu MODE ARGUMENT…
 
 `install` puts an executable of the tool's name into a folder, for PATH. A report holds the CSV that the tool would make
-of it: for ncu what an H200 has told of attention's kernels (tests/workers/jobs/recorded). MODE is "works", or how it
-fails.
+of it: for ncu what an H200 has told of attention's kernels (tests/workers/jobs/profile/recorded). MODE is "works",
+or how it fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-RECORDED = Path(__file__).resolve().parents[1] / "workers/jobs/recorded/ncu_raw.csv"
+RECORDED = Path(__file__).resolve().parents[1] / "workers/jobs/profile/recorded/ncu_raw.csv"
 NO_PERMISSION = (
     "ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target"
     " device 0."

@@ -67,7 +67,7 @@ def test_a_failed_import_is_tried_again_and_fails_again(put: Put) -> None:
             uploaded.load(code)
 
 
-def test_a_file_that_is_not_there_or_was_changed_is_no_fault_of_the_code(put: Put, tmp_path: Path) -> None:
+def test_a_missing_or_changed_file_is_not_the_codes_fault(put: Put, tmp_path: Path) -> None:
     code = put("def attention():\n    pass\n")
     with pytest.raises(InvalidEnvironment, match="its file is not here"):
         uploaded.load(CodeSpec(sha256="0" * 64, function="attention"))

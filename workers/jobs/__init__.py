@@ -1,6 +1,7 @@
-"""The runners, one per kind, in a file named like that of its spec. Importing this package imports no torch.
+"""The runners, one per kind, in a file or a folder named like the file of its spec. Importing this package imports no
+torch.
 
-Modules whose names begin with an underscore are shared by runners.
+Files and folders whose names begin with an underscore are shared by kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _walk() -> dict[str, Runner]:
             continue
         runner: Runner = importlib.import_module(f"{__name__}.{module_info.name}").RUNNER
         if runner.kind != module_info.name:
-            raise RuntimeError(f"workers/jobs/{module_info.name}.py runs kind {runner.kind!r}: name the file after it")
+            raise RuntimeError(f"{module_info.name} in workers/jobs runs kind {runner.kind!r}: name the file after it")
         runners[runner.kind] = runner
     return runners
 

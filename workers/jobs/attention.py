@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.attention import AttentionCell, AttentionSpec
 from workers import uploaded
-from workers.jobs._cells import CellsContext, CellsRunner
 from workers.jobs._grid import Trial
-from workers.jobs._judging import Problem
+from workers.jobs._grid.judging import Problem
+from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.torch_host import load
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from workers.measure.operations import Operation
 
 
-class AttentionRunner(CellsRunner):
+class AttentionRunner(OperationRunner):
     """The runner of kind `attention`."""
 
     kind = "attention"
@@ -111,7 +111,7 @@ class AttentionRunner(CellsRunner):
         spec: AttentionSpec,
         cell: AttentionCell,
         milliseconds: Mapping[str | None, float],
-        context: CellsContext,
+        context: OperationContext,
         values: Values,
     ) -> None:
         """Set the TFLOP/s of useful work, and their share of the measured rate of this device's matrix products."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from app.specs.ceiling import CeilingCell, CeilingSpec
 from workers.jobs._base import Reporter
-from workers.jobs._cells import GPU_ONLY, check_timing
 from workers.jobs._grid import Context, GridRunner, Trial
+from workers.jobs._grid.operations import GPU_ONLY, check_timing
 from workers.jobs._values import Metric
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.collective import CollectiveCell, CollectiveSpec
 from workers.jobs._base import Reporter, Unit
-from workers.jobs._cells import GPU_ONLY
 from workers.jobs._grid import Context, GridRunner, Trial
+from workers.jobs._grid.operations import GPU_ONLY
 from workers.jobs._ranks import RanksBeside, check_cores, job_failure
 from workers.jobs._values import Metric
 from workers.measure.check import Check
@@ -190,9 +190,12 @@ def launch_ranks(
     spec: CollectiveSpec, cells: Sequence[CollectiveCell], first: int, context: CollectiveContext
 ) -> RanksBeside:
     """Start ranks that measure the cells from the first one on."""
-    from workers.measure.collectives import Cell, time_cells
+    from workers.measure.collective_timing import TimedCollective, time_cells
 
-    rest = [asdict(Cell(at, cell.operation, cell.dtype, cell.size_mb)) for at, cell in enumerate(cells[first:], first)]
+    rest = [
+        asdict(TimedCollective(at, cell.operation, cell.dtype, cell.size_mb))
+        for at, cell in enumerate(cells[first:], first)
+    ]
     context.waiting.clear()
     context.launches += 1
     # Every rank makes, sends and checks a tensor of this size between two heartbeats.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelCell, KernelSpec
-from workers.jobs._cells import CellsContext, CellsRunner
-from workers.jobs._judging import Problem
+from workers.jobs._grid.judging import Problem
+from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Values
 from workers.outcome import Unsupported
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from workers.measure.operations import Operation
 
 
-class KernelRunner(CellsRunner):
+class KernelRunner(OperationRunner):
     """The runner of kind `kernel`."""
 
     kind = "kernel"
@@ -72,7 +72,7 @@ class KernelRunner(CellsRunner):
         spec: KernelSpec,
         cell: KernelCell,
         milliseconds: Mapping[str | None, float],
-        context: CellsContext,
+        context: OperationContext,
         values: Values,
     ) -> None:
         """Set the GB/s of the tensors that each pass has to read and write."""

@@ -133,7 +133,7 @@ def record(
     spec: MemorySpec, device: torch.device, build_model: Callable[[], torch.nn.Module], report: Reporter
 ) -> Session:
     """Record initialisation and steps, and save the snapshots."""
-    from workers.measure.allocations.recording import make_recording
+    from workers.measure.allocations import make_recording
     from workers.measure.memory import OutOfMemory
     from workers.measure.timing import Where
 

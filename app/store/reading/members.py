@@ -262,7 +262,8 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
         known = ", ".join([*OF_JOBS, *sweep["grid"], *searched(sweep)])
         detail = f"{sort!r} is nothing that these jobs can be sorted by: {known}, or a metric that they measured."
         raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
-    return type_coerce(_job.metrics, JSON)[sort].as_float()
+    value: ColumnElement[float] = type_coerce(_job.metrics, JSON)[sort].as_float()
+    return value
 
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:

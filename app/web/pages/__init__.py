@@ -20,15 +20,15 @@ PREFIX = "/ui"
 
 
 def _walk() -> list[ModuleType]:
-    found = []
+    modules = []
     for module_info in pkgutil.iter_modules(__path__):
         if module_info.name.startswith("_"):
             continue
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         if getattr(module, "router", None) is None:
             raise RuntimeError(f"{module.__name__} must define `router`, an APIRouter")
-        found.append(module)
-    return found
+        modules.append(module)
+    return modules
 
 
 MODULES = _walk()

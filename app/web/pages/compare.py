@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
@@ -21,20 +21,20 @@ from app.errors import Conflict, FieldError, InvalidRequest
 from app.specs import KINDS
 from app.table_options import FORMATS
 from app.web import plots
+from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, embedded, render, table
 
 router = APIRouter()
 NAVIGATION = Entry("Compare", "/ui/compare", order=50)
 
 MAX_JOBS = 9
-"""Most jobs of one page: a baseline and its candidates."""
+"""Largest number of jobs on one page: a baseline and its candidates."""
 SHOWN_ROWS = 200
 """Rows of a comparison that the page shows; a link leads to all of them."""
 SHOWN_OF_PROFILES = 20
-"""Rows of each table and phase of a profile, those that changed most."""
+"""Number of rows shown of each table and phase of a profile: those that changed most."""
 ENOUGH_PROCESSES = 4
-"""Smallest number of processes of a side whose medians are drawn as a distribution; for fewer, every sample is
-drawn."""
+"""Smallest number of processes per side for a plot of their medians; with fewer, every sample is drawn."""
 DRAWN_CASES = 24
 """Largest number of cases whose distributions are drawn, and of rows whose ratios are."""
 
@@ -43,10 +43,10 @@ class CompareQuery(StrictQuery):
     """The jobs, and the metric whose distributions are drawn."""
 
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
-    metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
+    metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     back: Annotated[str, Field(max_length=2000)] = ""
-    """The query of the list of jobs in which they were picked; the list has the newest first, and a baseline is older
-    than its candidates."""
+    """The query of the list in which the jobs were picked. If it is given, the oldest job is the baseline: the list has
+    the newest first."""
 
     def ids(self) -> list[int]:
         """Return the jobs, the baseline first."""
@@ -73,7 +73,7 @@ def add(query: Annotated[AddQuery, Query()]) -> Response:
 @router.get("/compare")
 def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
     ids = query.ids()
-    jobs = [_about(services, job_id) for job_id in ids]
+    jobs = [_job(services, job_id) for job_id in ids]
     comparisons = _comparisons(services, jobs) if jobs else []
     metrics = list(dict.fromkeys(name for one in comparisons for name in one["metrics"]))
     metric = (
@@ -98,7 +98,7 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
     )
 
 
-def _about(services: Services, job_id: int) -> dict[str, Any]:
+def _job(services: Services, job_id: int) -> dict[str, Any]:
     job, _version = services.reading.job(job_id)
     holds_both = job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
     return {**job, "case": case_text(job.get("summary") or {}), "holds_both": holds_both}
@@ -115,8 +115,8 @@ def _address(ids: Sequence[int]) -> str:
 
 
 def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparison of each candidate with the baseline; for a job that measured both sides in turns, that of
-    its sides."""
+    """Return the comparison of each candidate with the baseline; of a single job of kind `compare`, that of its
+    sides."""
     first, *others = jobs
     if first["holds_both"] and not others:
         return [_compared(services, first, None)]
@@ -125,14 +125,13 @@ def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[
 
 def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return one comparison, or the problem if these two cannot be compared."""
-    question = results.Question(limit=SHOWN_OF_PROFILES)
     if candidate is None:
         pair = {"job": baseline["id"]}
         sides = ("baseline", "candidate")
     else:
         pair = {"baseline": baseline["id"], "candidate": candidate["id"]}
         sides = (f"job {baseline['id']} (baseline)", f"job {candidate['id']}")
-    found: dict[str, Any] = {
+    page: dict[str, Any] = {
         "candidate": candidate,
         "exports": [(name, f"/compare?{urlencode({**pair, 'format': name})}") for name in FORMATS],
         "file": f"/compare/export?{urlencode(pair)}",
@@ -140,64 +139,56 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     }
     try:
         if candidate is None:
-            sheet = results.compare_sides(services.database, baseline["id"], question)
+            comparison = results.compare_sides(services.database, baseline["id"])
         else:
-            sheet = results.compare(services.database, baseline["id"], candidate["id"], question)
+            comparison = results.compare(services.database, [baseline["id"]], [candidate["id"]])
     except (InvalidRequest, Conflict) as problem:
-        return {
-            **found,
-            "sides": sides,
-            "problem": str(problem),
-            "about": {},
-            "metrics": [],
-            "headline": None,
-            "rows": [],
-        }
-    return {**found, **comparison(sheet, sides)}
+        return {**page, **NOT_COMPARED, "sides": sides, "problem": str(problem)}
+    return {**page, **shown(comparison, sides)}
 
 
-def comparison(sheet: results.Sheet, sides: tuple[str, str]) -> dict[str, Any]:
+NOT_COMPARED: dict[str, Any] = {"comparison": None, "headline": None, "metrics": [], "rows": []}
+
+
+def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, Any]:
     """Return what pages show of a comparison. `sides`: the names of baseline and candidate in the plots' legends.
 
     A profile's comparison has a `table`, and every other one has `rows`.
     """
-    about: Mapping[str, Any] = sheet.about or {}
-    names = sheet.names()
-    is_judged = "finding" in names
-    rows = [dict(zip(names, row, strict=True)) for row in sheet.rows] if is_judged else []
-    coordinates = sheet.names("coordinate")
-    for row in rows:
-        row["case"] = case_text({name: row[name] for name in coordinates if row[name] is not None})
-    distributions = about.get("distributions", ()) if is_judged else ()
+    is_judged = comparison.profiles is None
+    sheet = results.sheet_of(comparison, SHOWN_OF_PROFILES)
+    rows = [{**row.values(), "case": case_text(row.place)} for row in comparison.rows] if is_judged else []
     return {
         "sides": sides,
-        "about": about,
-        "coordinates": coordinates,
-        "headline": about.get("headline") if is_judged else None,
-        "metrics": list(dict.fromkeys(rows[one["row"]]["metric"] for one in distributions)),
-        "all_rows": rows,
+        "comparison": comparison,
+        "judgement": comparison.judgement,
+        "notes": sheet.notes,
+        "headline": comparison.judgement.headline if is_judged else None,
+        "metrics": list(dict.fromkeys(row.judged.metric for row in comparison.distributions())) if is_judged else [],
         "rows": rows[:SHOWN_ROWS],
-        "number": len(sheet.rows),
+        "number": len(rows),
         "table": "" if is_judged else table(sheet),
         "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }
 
 
 def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
-    """Return a figure of the processes of all sides, case by case, or of their samples where a side has few processes;
-    None if nobody measured this metric.
+    """Return a figure of the processes' medians on each side, case by case; of all samples if a side has few processes;
+    None if there are neither.
     """
     groups: dict[tuple[str, str], plots.Samples] = {}
     unit = None
     for one in comparisons:
-        for of_row in one["about"].get("distributions", ()):
-            row = one["all_rows"][of_row["row"]]
-            if row["metric"] != metric:
+        comparison: results.Comparison | None = one["comparison"]
+        if comparison is None or comparison.profiles is not None:  # it cannot be compared: the page says why
+            continue
+        for row in comparison.distributions():
+            if row.judged.metric != metric:
                 continue
-            unit = row["unit"]
-            for side, name in zip(("baseline", "candidate"), one["sides"], strict=True):
-                case = row["case"] or "the case"
-                groups.setdefault((name, case), plots.Samples(name, case, (), processes=of_row[side]))
+            unit = row.judged.unit
+            case = case_text(row.place) or "the case"
+            for name, processes in zip(one["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
+                groups.setdefault((name, case), plots.Samples(name, case, (), processes=processes))
     cases = list(dict.fromkeys(case for _, case in groups))[:DRAWN_CASES]
     chosen = [group for (_, case), group in groups.items() if case in cases]
     few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
@@ -210,15 +201,15 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
 
 def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
     """Return the groups with the short names of their cases: long ones along x would leave no room above."""
-    names = _telling(cases)
+    names = short_names(cases)
     return [replace(group, case=names[group.case]) for group in groups]
 
 
-def _telling(cases: Sequence[str]) -> Mapping[str, str]:
-    """Return what tells each case from the others, by its name in full."""
+def short_names(cases: Sequence[str]) -> Mapping[str, str]:
+    """Return for each case's name the parts that the others lack."""
     parts = {case: case.split(", ") for case in cases}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
-    names = {case: ", ".join(part for part in found if part not in shared) or case for case, found in parts.items()}
+    names = {case: ", ".join(part for part in words if part not in shared) or case for case, words in parts.items()}
     # A word that all have may stand for one coordinate here, and another there.
     return names if len(set(names.values())) == len(names) else {case: case for case in cases}
 
@@ -227,24 +218,26 @@ def _samples(
     services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
 ) -> list[plots.Samples]:
     """Return the samples of these cases on each side, those of several jobs together."""
-    found: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
+    by_side: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
     for one in comparisons:
-        if not one["about"]:  # it cannot be compared: the page says why
+        comparison: results.Comparison | None = one["comparison"]
+        if comparison is None:
             continue
-        baseline, candidate = (one["about"][side]["jobs"] for side in ("baseline", "candidate"))
+        baseline, candidate = ([job.id for job in side.jobs] for side in (comparison.baseline, comparison.candidate))
         jobs = list(dict.fromkeys([*baseline, *candidate]))
-        for samples in results.samples_of(services.database, jobs, metric, one["coordinates"]):
+        coordinates = list(comparison.rows[0].place) if comparison.rows else []
+        for samples in results.samples_of(services.database, jobs, metric, coordinates):
             is_candidate = samples.side != "baseline" if samples.side else samples.job not in baseline
             name, case = one["sides"][is_candidate], samples.case or "the case"
             if case in cases:
-                found.setdefault((name, case), {})[samples.job] = samples.values
-    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in found.items()]
+                by_side.setdefault((name, case), {})[samples.job] = samples.values
+    return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in by_side.items()]
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a figure of every ratio with its confidence interval."""
-    found = []
-    names = _telling([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
+    drawn = []
+    names = short_names([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
     for one in comparisons:
         several = len({row["case"] for row in one["rows"]}) > 1
         for row in one["rows"]:
@@ -256,5 +249,5 @@ def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
                 one["sides"][1] if len(comparisons) > 1 else "",
             ]
             label = ", ".join(word for word in words if word)
-            found.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
-    return embedded(plots.ratios(found[:DRAWN_CASES])) if found else None
+            drawn.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
+    return embedded(plots.ratios(drawn[:DRAWN_CASES])) if drawn else None

@@ -49,53 +49,57 @@ CELLS_PER_PAGE = 100
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
 def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     version = services.reading.job_page_version(job_id)
-    found, _version = services.reading.job(job_id)
-    place = services.reading.places([job_id]).get(job_id) if found["state"] == "queued" else None
-    tag = page_tag(version, found["waiting"], str(place))
+    job, _version = services.reading.job(job_id)
+    place = services.reading.places([job_id]).get(job_id) if job["state"] == "queued" else None
+    tag = page_tag(version, job["waiting"], str(place))
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
     log, last_event = services.reading.log_so_far(job_id)
-    progress = services.reading.progress(job_id) if found["state"] == "running" else []
-    spec = found["spec"] if found["broken"] is None else {}
-    again = body_of(found, services.settings.default_timeout_s)
+    progress = services.reading.progress(job_id) if job["state"] == "running" else []
+    spec = job["spec"] if job["broken"] is None else {}
+    again = body_of(job, services.settings.default_timeout_s)
     return tagged(
         tag,
         request,
         "job.html",
         plots=True,
-        job=found,
-        case=case_text(found["summary"] or {}),
-        finished=found["state"] in FINISHED_STATES,
-        retried=found["state"] in RETRIED_STATES,
-        compared=found["state"] == "succeeded" and found["kind"] in KINDS and KINDS[found["kind"]].holds_specs,
+        job=job,
+        case=case_text(job["summary"] or {}),
+        finished=job["state"] in FINISHED_STATES,
+        retried=job["state"] in RETRIED_STATES,
+        compared=job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
         place=place,
         pace=facts.pace(progress),
         steps=facts.steps(progress),
         differences=facts.differences(spec),
-        environment=facts.environment_facts(found["environment"] or {}),
-        checks=facts.checks(found["validity"] or {}),
+        environment=facts.environment_facts(job["environment"] or {}),
+        checks=facts.checks(job["validity"] or {}),
         shown_checks=SHOWN_CHECKS,
         command=command(again),
         curl=curl(again, str(request.base_url)),
         log=log[-SHOWN_LOG_CHARACTERS:],
         log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
         last_event=last_event,
-        **_results(services, found),
+        **_results(services, job),
     )
 
 
-def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
+def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the measurements, tables, files and attempts of a job that its page shows."""
-    job_id = found["id"]
+    job_id = job["id"]
     measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
-    sheet = results.table(services.database, jobs=[job_id], first=SHOWN_CASES) if measurements["rows"] else None
+    sheet = (
+        results.table(services.database, results.JobChoice(jobs=[job_id]), first=SHOWN_CASES)
+        if measurements["rows"]
+        else None
+    )
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
     artifacts = services.reading.artifacts(job_id)
     attempts = services.reading.attempts(job_id)
     columns = varying_columns(measurements)
     return {
-        "table": table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
+        "table": table(sheet) if sheet is not None and job["state"] == "succeeded" else "",
         "sheet": sheet,
         "missing": [] if sheet is None else sheet.missing,
         "measurements": measurements,
@@ -114,10 +118,8 @@ def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, str]:
-    """Return the cases whose times were sampled repeatedly, by their keys, each with the words that distinguish it.
-
-    None of a job with a single case.
-    """
+    """Return the names of the cases with several samples of a time, by case key; a name has the coordinates that
+    differ."""
     apart = [name for name in columns if name not in ("unit_title", "device_key")]
     return {
         row["case_key"]: case_text({name: row[name] for name in apart}) or "the case"
@@ -132,14 +134,14 @@ def first_rows(services: Services, job_id: int, name: str, limit: int) -> Markup
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
-def body_of(found: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
+def body_of(job: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
     """Return the body of `POST /jobs` that submits the job once more; defaults are left out."""
-    body: dict[str, Any] = {"spec": facts.changed_only(found["spec"])}
+    body: dict[str, Any] = {"spec": facts.changed_only(job["spec"])}
     for name, default in (("name", None), ("labels", {}), ("priority", 0), ("max_attempts", 2)):
-        if found[name] not in (None, default):
-            body[name] = found[name]
-    if found["timeout_s"] != default_timeout_s:
-        body["timeout_s"] = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
+        if job[name] not in (None, default):
+            body[name] = job[name]
+    if job["timeout_s"] != default_timeout_s:
+        body["timeout_s"] = NO_TIMEOUT if job["timeout_s"] is None else job["timeout_s"]
     return body
 
 
@@ -158,8 +160,8 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id}/rerun", dependencies=[NO_QUERY])
 async def rerun(services: CurrentServices, job_id: JobId) -> Response:
     """Submit a new job with the same spec and options, and show it."""
-    found, _version = await run_in_threadpool(services.reading.job, job_id)
-    raw = to_json({**body_of(found, services.settings.default_timeout_s), "spec": found["spec"]})
+    job, _version = await run_in_threadpool(services.reading.job, job_id)
+    raw = to_json({**body_of(job, services.settings.default_timeout_s), "spec": job["spec"]})
     submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)
     return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
 
@@ -187,7 +189,7 @@ class CellsQuery(StrictQuery):
     """The order and choice of a job's cells."""
 
     sort: Text | None = None
-    """A metric; a minus before it: the greatest first."""
+    """A metric; with "-" before it, descending."""
     text: Text | None = None
     """Part of the case."""
     page: int = Field(default=1, ge=1, le=10_000)
@@ -198,7 +200,7 @@ def cells(
     request: Request, services: CurrentServices, job_id: JobId, query: Annotated[CellsQuery, Query()]
 ) -> Response:
     """Return a page of a job's cells, sorted and filtered."""
-    found, _version = services.reading.job(job_id)
+    job, _version = services.reading.job(job_id)
     sort = query.sort.removeprefix("-") if query.sort else None
     page = services.reading.cells(
         job_id,
@@ -224,8 +226,8 @@ def cells(
     return render(
         request,
         "cells.html",
-        job=found,
-        case=case_text(found["summary"] or {}),
+        job=job,
+        case=case_text(job["summary"] or {}),
         query=query,
         page_of=page,
         metrics=known,

@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BeforeValidator
 from starlette.concurrency import run_in_threadpool
 
 from app.api.bodies import read_limited
@@ -26,6 +25,7 @@ from app.specs import KINDS
 from app.states import JOB_STATES, JobState
 from app.store.queue.registration import ALIVE
 from app.web.live import by_content
+from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render
 
 router = APIRouter()
@@ -33,9 +33,6 @@ NAVIGATION = Entry("Jobs", "/ui", order=10)
 
 JOBS_PER_PAGE = 50
 MAX_PICKED = 500
-
-# A form sends every field, the empty ones too.
-NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
 
 class Filters(StrictQuery):
@@ -80,7 +77,7 @@ class Group:
 def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters, Query()]) -> Response:
     chosen = {name: value for name, value in request.query_params.items() if value}
     labels: Any = [] if filters.label is None else [filters.label]
-    found, following = services.reading.jobs(
+    listed, following = services.reading.jobs(
         state=filters.state,
         kind=filters.kind,
         labels=labels,
@@ -91,14 +88,14 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
         since=filters.since,  # type: ignore[arg-type]  # a time, once validated
         until=filters.until,  # type: ignore[arg-type]
     )
-    metrics = {name for job in found if job["kind"] in KINDS for name in KINDS[job["kind"]].table_columns}
-    values = services.reading.first_values([job["id"] for job in found if job["started_at"]], metrics)
+    metrics = {name for job in listed if job["kind"] in KINDS for name in KINDS[job["kind"]].table_columns}
+    values = services.reading.first_values([job["id"] for job in listed if job["started_at"]], metrics)
     counts = services.reading.counts()
     is_first_visit = not any(counts.values())
     page = render(
         request,
         "jobs.html",
-        groups=grouped(found, services.reading.sweep_heads({job["sweep_id"] for job in found} - {None}), values),
+        groups=grouped(listed, services.reading.sweep_heads({job["sweep_id"] for job in listed} - {None}), values),
         older=f"/ui?{urlencode({**chosen, 'after': following})}" if following is not None else None,
         newest="/ui?" + urlencode({name: value for name, value in chosen.items() if name != "after"}),
         chosen=chosen,
@@ -114,13 +111,13 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
 
 
 def grouped(
-    found: Sequence[Mapping[str, Any]],
+    jobs: Sequence[Mapping[str, Any]],
     heads: Mapping[int, tuple[str | None, Sequence[str]]],
     values: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> list[Group]:
     """Group consecutive jobs of a sweep, and name each job by the coordinates that differ within the sweep."""
     groups = []
-    for sweep, members in itertools.groupby(found, key=lambda job: job["sweep_id"]):
+    for sweep, members in itertools.groupby(jobs, key=lambda job: job["sweep_id"]):
         name, own = heads.get(sweep, (None, ()))
         shown = [_shown(job, own, values.get(job["id"], ())) for job in members]
         groups.append(Group(sweep, name, " × ".join(own), shown))

@@ -35,7 +35,7 @@ CHECKED_POINTS = 20
 """Number of a sweep's jobs that are validated while somebody types."""
 UNPROCESSABLE = 422
 MAX_VALUES = 10_000
-"""Most values of a form."""
+"""Largest number of values in a form."""
 
 
 class NewQuery(StrictQuery):
@@ -51,8 +51,8 @@ def new(request: Request, services: CurrentServices, query: Annotated[NewQuery, 
     kind, options = query.kind, {}
     under: Mapping[str, Any] = {}
     if query.job is not None:
-        found, _version = services.reading.job(query.job)
-        kind, under, options = found["kind"], found["spec"], body_of(found, services.settings.default_timeout_s)
+        job, _version = services.reading.job(query.job)
+        kind, under, options = job["kind"], job["spec"], body_of(job, services.settings.default_timeout_s)
     described = _described(services, kind)
     if query.preset is not None:
         if query.preset not in described["presets"]:
@@ -125,8 +125,8 @@ async def submit(request: Request, services: CurrentServices) -> Response:
     described, fields, form = await run_in_threadpool(_sent, services, raw.decode(errors="replace"))
     texts = forms.sent_options(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
-    if found := await run_in_threadpool(problems_of, services, fields, texts, body):
-        return _form(request, described, fields, texts, found, preset=None, cloned=None)
+    if problems := await run_in_threadpool(problems_of, services, fields, texts, body):
+        return _form(request, described, fields, texts, problems, preset=None, cloned=None)
     try:
         if "grid" in body:
             submitted = await submit_sweep(services, parse(to_json(body), SweepBody).model)
@@ -143,17 +143,21 @@ def preview(request: Request, services: CurrentServices) -> Response:
     described, fields, form = _sent(services, request.url.query)
     texts = forms.sent_options(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
-    found = problems_of(services, fields, texts, body) or check(services, body)
-    return render(request, "preview.html", **_preview(request, body, found))
+    problems = problems_of(services, fields, texts, body) or check(services, body)
+    return render(request, "preview.html", **_preview(request, body, problems))
 
 
 def problems_of(
     services: Services, fields: Sequence[Field], texts: Mapping[str, str], body: Mapping[str, Any]
 ) -> list[dict[str, str]]:
     """Return the problems of a form's texts; if there are any, also those of the other fields."""
-    found = forms.problems(fields, texts)
-    told = {problem["pointer"] for problem in found}
-    return [*found, *(problem for problem in check(services, body) if problem["pointer"] not in told)] if found else []
+    problems = forms.problems(fields, texts)
+    pointers = {problem["pointer"] for problem in problems}
+    return (
+        [*problems, *(problem for problem in check(services, body) if problem["pointer"] not in pointers)]
+        if problems
+        else []
+    )
 
 
 def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -172,5 +176,5 @@ def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def errors_of(invalid: InvalidRequest) -> list[dict[str, str]]:
     """Return the field errors of a request, or its message if it has none."""
-    found = [{"pointer": field.pointer, "detail": field.detail} for field in invalid.errors]
-    return found or [{"pointer": "", "detail": str(invalid)}]
+    errors = [{"pointer": field.pointer, "detail": field.detail} for field in invalid.errors]
+    return errors or [{"pointer": "", "detail": str(invalid)}]

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from app.api.parameters import NO_QUERY, JobId, Json
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, NotFound
-from app.web.explorer import View, explored
+from app.web.explorer import View, table_page
 from app.web.live import REVALIDATED, page_tag, unchanged
 from app.web.panels import JobResults, panels_of
 from app.web.panels.profile import STACKS
@@ -36,7 +36,7 @@ def results_of(services: Services, job_id: int) -> JobResults:
     return JobResults(job, services.database, services.reading, services.files)
 
 
-async def made_once(request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]) -> Response:
+async def json_of(request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]) -> Response:
     """Answer with JSON made from a job's results, or with 304 while the job has not changed."""
 
     def answer() -> Response:
@@ -47,7 +47,7 @@ async def made_once(request: Request, services: Services, job_id: int, make: Cal
         try:
             content = make(results)
         except (KeyError, TypeError, ValueError) as error:
-            # A job of another version or of a plug-in may have a table of this name with other columns.
+            # A plug-in or another version may report a table of this name with other columns.
             raise Conflict(f"What job {job_id} reported is not what this version draws: {error!r}.") from error
         response = Json(content)
         response.headers.update({"ETag": str(tag), **REVALIDATED})
@@ -75,12 +75,12 @@ async def plot(request: Request, services: CurrentServices, job_id: JobId, name:
             raise NotFound(f"Job {job_id} has no plot {name!r}; it has: {', '.join(plots) or 'none'}.")
         return plots[name]()
 
-    return await made_once(request, services, job_id, draw)
+    return await json_of(request, services, job_id, draw)
 
 
 @router.get("/stacks", dependencies=[NO_QUERY])
 async def stacks(request: Request, services: CurrentServices, job_id: JobId) -> Response:
-    return await made_once(request, services, job_id, lambda results: tree(results.path(STACKS)))
+    return await json_of(request, services, job_id, lambda results: tree(results.path(STACKS)))
 
 
 @router.get("/explore")
@@ -89,6 +89,6 @@ async def explore(
 ) -> Response:
     def answer() -> Response:
         results = results_of(services, job_id)
-        return render(request, "explore.html", job=results.job, explored=explored(services.database, results, view))
+        return render(request, "explore.html", job=results.job, table=table_page(services.database, results, view))
 
     return await run_sync(answer, limiter=services.tables)

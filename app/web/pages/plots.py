@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from app import results
@@ -22,24 +22,23 @@ from app.specs import Scalar
 from app.store.reading import members
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
-from app.web.pages.sweeps import told
+from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import embedded
+from app.web.values import value_text
 
 router = APIRouter()
 
 MAX_MAPS = 4
 """Largest number of heat maps: there is one for each combination of the coordinates that they do not show."""
 MANY_POINTS = 500
-"""Number of jobs of a sweep from which on its cases are taken from its grid."""
+"""The cases of a sweep with more jobs than this are taken from its grid."""
 MAX_VALUES = 100
-"""Values of a coordinate that a reader can choose from."""
+"""Largest number of values of a coordinate that a filter offers."""
 MAX_FILTERS = 20
-"""Coordinates of which a reader can choose a value."""
-
-NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
+"""Largest number of coordinates that have a filter."""
 
 
-def _only(value: str) -> str:
+def _check_only(value: str) -> str:
     name, colon, _ = value.partition(":")
     if value and not (name and colon):
         raise PydanticCustomError("only", "must be written coordinate:value")
@@ -58,7 +57,7 @@ class PlotsQuery(StrictQuery):
     x: Annotated[Text | None, NONE_IF_EMPTY] = None
     y: Annotated[Text | None, NONE_IF_EMPTY] = None
     """The coordinate of the heat map's rows."""
-    only: list[Annotated[Text, AfterValidator(_only)]] = Field(default=[], max_length=MAX_FILTERS)
+    only: list[Annotated[Text, AfterValidator(_check_only)]] = Field(default=[], max_length=MAX_FILTERS)
     """`coordinate:value`; only these cases. A value on `x` is left out."""
 
 
@@ -87,25 +86,24 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
 
 @functools.lru_cache(maxsize=8)
 def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
-    """Return the content of the panel. It is cached until something changes, since thousands of points take some tenths
-    of a second.
-    """
+    """Return the content of the panel. It is cached until results change: thousands of points take tenths of a
+    second."""
     del version  # a part of the key
     query = PlotsQuery.model_validate_json(query_json)
     sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
     units = members.metrics(services.database, query.sweep, query.job)
     metric = query.metric or headline(list(units))
     if metric is None:
-        return NOTHING
+        return NO_PLOTS
     if metric not in units:
         detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
         raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
     points = read_points(services, sweep, query, metric)
     titles = {name: readable(name, unit) for name, unit in units.items()}
-    return {**NOTHING, "metrics": titles, "metric": metric, **figures(points, metric, units[metric], query)}
+    return {**NO_PLOTS, "metrics": titles, "metric": metric, **figures(points, metric, units[metric], query)}
 
 
-NOTHING: dict[str, Any] = {
+NO_PLOTS: dict[str, Any] = {
     "metrics": {},
     "metric": None,
     "chart": None,
@@ -123,7 +121,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def versions(services: Services, query: PlotsQuery) -> str:
-    """Return a text that changes with what is measured."""
+    """Return a text that changes whenever the results of the jobs change."""
     parts = [services.reading.job_page_version(job_id) for job_id in query.job]
     if query.sweep is not None:
         parts.append(services.reading.sweep_page_version(query.sweep))
@@ -136,51 +134,54 @@ def read_points(
     """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
     is_large = sweep is not None and sum(sweep["counts"].values()) > MANY_POINTS
     if sweep is not None and is_large and not query.job and members.has_one_case_each(sweep):
-        return [_point(one) for one in members.measured(services.database, sweep, metric)]
-    sheet = results.metric_table(services.database, [metric], sweep=query.sweep, jobs=query.job)
+        return [_point(one) for one in results.sweep_points(services.database, sweep, metric)]
+    choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
+    sheet = results.metric_table(services.database, choice, [metric])
     return plots.points_of(sheet, metric)
 
 
-def _point(one: members.Measured) -> plots.Point:
-    place = {path: told(value) if isinstance(value, dict | list) else value for path, value in one.values.items()}
+def _point(one: results.SweepPoint) -> plots.Point:
+    place = {path: value_text(value) if isinstance(value, dict | list) else value for path, value in one.values.items()}
     return plots.Point(place, one.value, one.spread, one.n, one.outcome, one.validity, f"/ui/jobs/{one.job}")
 
 
-def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
+def figures(all_points: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
     """Return the figures of a metric, and the choices that the panel offers."""
-    values: Mapping[str, Sequence[Scalar]] = plots.varying(every)
+    values: Mapping[str, Sequence[Scalar]] = plots.varying(all_points)
     if query.of not in (None, metric):
-        query = carried_over(query, values)
+        query = without_others(query, values)
     only = chosen_values(query)
     for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
             raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
-    points, left = every, values
+    points, left = all_points, values
     if only:
-        points = [one for one in every if all(written(one.place.get(name)) == text for name, text in only.items())]
+        points = [
+            one for one in all_points if all(address_text(one.place.get(name)) == text for name, text in only.items())
+        ]
         left = plots.varying(points)
     axes = plots.axes_of(points, query.x if query.x in left else None, left)
     y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(left[name]), default=None)
-    groups = {} if y is None else apart(points, [name for name in axes.by if name != y])
+    groups = {} if y is None else grouped(points, [name for name in axes.by if name != y])
     return {
         "chart": embedded(plots.chart(points, axes, metric, unit)) if points else None,
         "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
-        "filters": filters({name: found for name, found in values.items() if name != axes.x}, only),
+        "filters": filters({name: choices for name, choices in values.items() if name != axes.x}, only),
         "x": axes.x,
         "y": y,
         "left_out": max(0, len(groups) - MAX_MAPS),
     }
 
 
-def carried_over(query: PlotsQuery, values: Mapping[str, Sequence[Scalar]]) -> PlotsQuery:
+def without_others(query: PlotsQuery, values: Mapping[str, Sequence[Scalar]]) -> PlotsQuery:
     """Return the query without coordinates and values other than these, since it was made for another metric."""
     x, y = (name if name in values else None for name in (query.x, query.y))
     only = [
         f"{name}:{text}"
         for name, text in chosen_values(query).items()
-        if text in [written(value) for value in values.get(name, ())]
+        if text in [address_text(value) for value in values.get(name, ())]
     ]
     return query.model_copy(update={"x": x, "y": y, "only": only})
 
@@ -196,7 +197,7 @@ def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> 
     others."""
     offered = sorted(values, key=lambda name: name not in only)[:MAX_FILTERS]
     return [
-        (name, [written(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
+        (name, [address_text(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
         for name, choices in values.items()
         if name in offered
     ]
@@ -211,24 +212,23 @@ def maps(
     unit: str | None,
 ) -> list[dict[str, Any]]:
     """Return a heat map for each of the first groups of points. `points`: those of all groups."""
-    found = []
+    heat_maps = []
     for place, group in list(groups.items())[:MAX_MAPS]:
-        found.append({"of": place, **embedded(plots.heat_map(group, x, y, metric, unit, points))})
-    return found
+        heat_maps.append({"of": place, **embedded(plots.heat_map(group, x, y, metric, unit, points))})
+    return heat_maps
 
 
-def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, Sequence[plots.Point]]:
+def grouped(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, Sequence[plots.Point]]:
     """Return the points of each heat map, by the coordinates that no map shows."""
     if not others:
         return {"": points}
     groups: dict[str, list[plots.Point]] = {}
     for point in points:
-        told = case_text({name: value for name in others if (value := in_use(point.place.get(name))) is not None})
-        groups.setdefault(told, []).append(point)
+        place = case_text({name: value for name in others if (value := in_use(point.place.get(name))) is not None})
+        groups.setdefault(place, []).append(point)
     return groups
 
 
-def written(value: Scalar) -> str:
+def address_text(value: Scalar) -> str:
     """Write a coordinate's value as it stands in an address."""
-    value = in_use(value)
-    return "none" if value is None else "true" if value is True else str(value)
+    return value_text(in_use(value))

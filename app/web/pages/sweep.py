@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from app import results
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
@@ -25,16 +25,17 @@ from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store.reading import members
 from app.times import duration, parsed_time
 from app.web.live import page_tag, tagged, unchanged
-from app.web.pages.sweeps import told, varies
+from app.web.pages.sweeps import varies
+from app.web.parameters import NONE_IF_EMPTY
+from app.web.values import value_text
 
 router = APIRouter()
 
 JOBS_PER_PAGE = 50
 MAX_METRICS = 4
-"""Metrics beside each job; the table below has all."""
+"""Largest number of metrics in the list of jobs; the table below has all."""
 MAX_CHOICES = 200
-"""Values of a path that a reader can choose from."""
-NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
+"""Largest number of values of a path that a filter offers."""
 
 
 class SweepQuery(StrictQuery):
@@ -45,12 +46,12 @@ class SweepQuery(StrictQuery):
     at: list[Text] = Field(default=[], max_length=32)
     """`path:index`; the jobs that have this value of the grid."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """A path, a metric, job, state, verdict or duration; from the greatest down with "-" before it."""
+    """A path, a metric, job, state, verdict or duration; with "-" before it, descending."""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
-    def choice(self) -> members.Choice:
+    def choice(self) -> members.MemberQuery:
         sort = self.sort or "job"
-        return members.Choice(
+        return members.MemberQuery(
             state=self.state,
             verdict=self.verdict,
             at=dict(_index(text) for text in self.at if text),
@@ -59,13 +60,13 @@ class SweepQuery(StrictQuery):
         )
 
 
-MOST_DIGITS = 9
-"""Of an index into a list of the grid."""
+MAX_DIGITS = 9
+"""Largest number of digits of an index into a list of the grid."""
 
 
 def _index(text: str) -> tuple[str, int]:
     path, colon, index = text.rpartition(":")
-    if not colon or not index.isdecimal() or len(index) > MOST_DIGITS:
+    if not colon or not index.isdecimal() or len(index) > MAX_DIGITS:
         detail = "must be written path:index, such as context_length:0"
         raise InvalidRequest(f"Query parameter 'at': {detail}", errors=(FieldError("/at", detail),))
     return path, int(index)
@@ -78,43 +79,43 @@ def sweep(
     tag = page_tag(services.reading.sweep_page_version(sweep_id), str(request.query_params))
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
-    found = services.reading.sweep(sweep_id)
-    progress = members.progress(services.database, found, datetime.now(UTC))
+    sweep = services.reading.sweep(sweep_id)
+    progress = members.progress(services.database, sweep, datetime.now(UTC))
     choice = query.choice()
     jobs, number = members.page(
-        services.database, found, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
+        services.database, sweep, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
     )
-    values = headline_values(services, found, jobs)
+    values = headline_values(services, sweep, jobs)
     return tagged(
         tag,
         request,
         "sweep.html",
         plots=True,
-        sweep=found,
+        sweep=sweep,
         progress=progress,
-        finished=not found["counts"]["queued"] and not found["counts"]["running"],
-        resumable=is_resumable(found),
+        finished=not sweep["counts"]["queued"] and not sweep["counts"]["running"],
+        resumable=is_resumable(sweep),
         took=took(progress),
-        varies=varies(found),
-        searched_at=list(found["grid"]),
+        varies=varies(sweep),
+        searched_at=list(sweep["grid"]),
         jobs=[
             {**job, "cells": values["jobs"].get(job["id"], {}), "case": case_text(job.get("summary") or {})}
             for job in jobs
         ],
-        one_case_each=members.has_one_case_each(found),
+        one_case_each=members.has_one_case_each(sweep),
         metrics=values["metrics"],
         number=number,
-        paths=[path for path, options in found["grid"].items() if len(options) > 1] + members.searched(found)
-        or list(found["grid"]),
+        paths=[path for path, options in sweep["grid"].items() if len(options) > 1] + members.searched(sweep)
+        or list(sweep["grid"]),
         choices=[
-            (path, [told(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
-            for path, options in found["grid"].items()
+            (path, [value_text(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
+            for path, options in sweep["grid"].items()
             if len(options) > 1
         ],
         chosen=query,
         sort=choice.sort,
         descending=choice.descending,
-        told=told,
+        value_text=value_text,
         states=JOB_STATES,
         verdicts=VERDICTS,
         address=lambda **changes: address(request, sweep_id, changes),
@@ -124,7 +125,7 @@ def sweep(
 
 
 def is_resumable(sweep: Mapping[str, Any]) -> bool:
-    """Return True if resuming would submit a job: if points failed, were cancelled or have lost their jobs."""
+    """Return True if resuming would submit a job: if points of the grid failed, were cancelled or have no job."""
     counts = sweep["counts"]
     if sweep["broken"]:
         return False
@@ -150,14 +151,14 @@ def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence
     shown = sorted(first, key=lambda name: name != most_telling)[:MAX_METRICS]
     if not shown:
         return {"metrics": {}, "jobs": {}}
-    sheet = results.metric_table(services.database, shown, jobs=ended)
-    found: dict[int, dict[str, Any]] = {job_id: {} for job_id in sheet.column("job")}
+    sheet = results.metric_table(services.database, results.JobChoice(jobs=ended), shown)
+    cells_of_jobs: dict[int, dict[str, Any]] = {job_id: {} for job_id in sheet.column("job")}
     for column in sheet.columns:
         if column.name in shown:
             cells = sheet.column(column.name)
-            for job_id, text, cell in zip(found, column_texts(cells, column), cells, strict=True):
-                found[job_id][column.name] = {"text": text, "outcome": cell.outcome}
-    return {"metrics": {name: units[name] for name in shown}, "jobs": found}
+            for job_id, text, cell in zip(cells_of_jobs, column_texts(cells, column), cells, strict=True):
+                cells_of_jobs[job_id][column.name] = {"text": text, "outcome": cell.outcome}
+    return {"metrics": {name: units[name] for name in shown}, "jobs": cells_of_jobs}
 
 
 def took(progress: members.Progress) -> str | None:

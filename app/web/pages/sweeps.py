@@ -7,11 +7,12 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator
 
 from app.api.parameters import Cursor, StrictQuery
 from app.api.services import CurrentServices
+from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render
+from app.web.values import value_text
 
 router = APIRouter()
 NAVIGATION = Entry("Sweeps", "/ui/sweeps", order=30)
@@ -22,16 +23,16 @@ MAX_SHOWN_VALUES = 8
 
 
 class SweepsQuery(StrictQuery):
-    after: Annotated[Cursor | None, BeforeValidator(lambda value: value or None)] = None
+    after: Annotated[Cursor | None, NONE_IF_EMPTY] = None
 
 
 @router.get("/sweeps")
 def sweeps(request: Request, services: CurrentServices, query: Annotated[SweepsQuery, Query()]) -> Response:
-    found, following = services.reading.sweeps(limit=SWEEPS_PER_PAGE, after=query.after)
+    sweeps, following = services.reading.sweeps(limit=SWEEPS_PER_PAGE, after=query.after)
     return render(
         request,
         "sweeps.html",
-        sweeps=[{**sweep, "varies": varies(sweep), "total": sum(sweep["counts"].values())} for sweep in found],
+        sweeps=[{**sweep, "varies": varies(sweep), "total": sum(sweep["counts"].values())} for sweep in sweeps],
         older=None if following is None else f"/ui/sweeps?{urlencode({'after': following})}",
         newest=query.after is not None,
         this="/ui/sweeps" + (f"?{urlencode({'after': query.after})}" if query.after else ""),
@@ -46,16 +47,7 @@ def varies(sweep: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def listed(values: list[Any]) -> str:
-    texts = [told(value) for value in values]
+    texts = [value_text(value) for value in values]
     if len(texts) <= MAX_SHOWN_VALUES:
         return ", ".join(texts)
     return f"{texts[0]}, {texts[1]} … {texts[-1]} ({len(texts)} values)"
-
-
-def told(value: Any) -> str:
-    """Write a value of the grid: objects by their values, as {"size": "tiny"} is "tiny"."""
-    if isinstance(value, dict | list):
-        return "/".join(map(told, value.values() if isinstance(value, dict) else value))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else str(value)

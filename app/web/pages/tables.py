@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import urlencode
 
@@ -23,42 +24,43 @@ from app.store.reading import members
 from app.table_options import FORMATS, Statistic
 from app.web import separated
 from app.web.templates import Entry, render, table
+from app.web.values import value_text
 
 router = APIRouter()
 NAVIGATION = Entry("Tables", "/ui/tables", order=40)
 
 ROWS_PER_PAGE = 100
 SUGGESTED = 5
-"""Sweeps that a page without a choice suggests, the newest."""
+"""Number of sweeps, the newest, that the page suggests before jobs are chosen."""
 MAX_JOBS_FOR_METRICS = 50
-"""Jobs whose metrics the form offers."""
-CHOOSING = ("kind", "sweep", "job", "label", "since", "until")
+"""Largest number of jobs whose metrics the form offers."""
+JOB_PARAMETERS = ("kind", "sweep", "job", "label", "since", "until")
 """Parameters that choose jobs; the others lay the table out."""
-SEPARATED = ("kind", "sweep", "job", "label", "rows", "columns", "relative_to")
+LISTS = ("kind", "sweep", "job", "label", "rows", "columns", "relative_to")
 """Parameters that take several values; the form takes them in one field, separated by commas or spaces."""
 LABELS = "labels"
 """The form's field for several comma-separated labels; addresses have one `label` for each."""
-OWN = ("panel", "after")
-"""Parameters of the page that exports and commands leave out."""
+PAGE_PARAMETERS = ("panel", "after")
+"""Parameters of the page itself, which exports and commands leave out."""
 
 
-_SENT: dict[str, Any] = {
-    name: (list[str], []) if name in SEPARATED else (str | None, None)
+_FORM_FIELDS: dict[str, Any] = {
+    name: (list[str], []) if name in LISTS else (str | None, None)
     for name in (*TableQuery.model_fields, LABELS, "panel")
     if name != "format"
 }
-SentQuery: Any = create_model("SentQuery", __base__=StrictQuery, **_SENT)
+FormQuery: Any = create_model("FormQuery", __base__=StrictQuery, **_FORM_FIELDS)
 """The parameters of `GET /tables` as a form sends them: also empty, and several values in one."""
 
 
 @router.get("/tables")
-def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQuery, Query()]) -> Response:
+def tables(request: Request, services: CurrentServices, _form: Annotated[FormQuery, Query()]) -> Response:
     given = given_parameters(request)
     panel = given.pop("panel", None) is not None
     query = read_query(given)
-    chosen = any(given.get(name) for name in CHOOSING)
-    found = read_table(services, query) if chosen else {}
-    layout = [(name, value) for name, value in pairs(given) if name not in OWN]
+    chosen = any(given.get(name) for name in JOB_PARAMETERS)
+    content = read_table(services, query) if chosen else {}
+    layout = [(name, value) for name, value in pairs(given) if name not in PAGE_PARAMETERS]
     return render(
         request,
         "table_panel.html" if panel else "tables.html",
@@ -68,7 +70,7 @@ def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQue
         labels=separated.joined(given.get("label", ())),
         query=query,
         chosen=chosen,
-        choosing=[(name, value) for name, value in layout if name in CHOOSING],
+        choosing=[(name, value) for name, value in layout if name in JOB_PARAMETERS],
         suggested=[] if chosen else services.reading.sweeps(limit=SUGGESTED)[0],
         exports=[(name, "/tables?" + urlencode([*layout, ("format", name)])) for name in FORMATS],
         curl=f"curl '{str(request.base_url).rstrip('/')}/tables?{urlencode([*layout, ('format', 'markdown')])}'",
@@ -76,11 +78,11 @@ def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQue
         panel=panel,
         this="/ui/tables?" + urlencode(layout),
         page_address=lambda after: "/ui/tables?" + urlencode([*layout, *([("after", after)] if after else [])]),
-        **{**NOTHING, **found},
+        **{**NO_TABLE, **content},
     )
 
 
-NOTHING: dict[str, Any] = {
+NO_TABLE: dict[str, Any] = {
     "table": "",
     "sheet": None,
     "problem": None,
@@ -92,21 +94,19 @@ NOTHING: dict[str, Any] = {
 
 
 def given_parameters(request: Request) -> dict[str, Any]:
-    """Return the parameters of the request that are not empty; a form sends every field. Those that take several values
-    are lists.
-    """
-    found: dict[str, Any] = {}
+    """Return the parameters of the request that are not empty, those that take several values as lists."""
+    given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if not value.strip():
             continue
         if name == LABELS:
-            found.setdefault("label", []).extend(separated.split(value))
-        elif name in SEPARATED:
+            given.setdefault("label", []).extend(separated.split(value))
+        elif name in LISTS:
             parts = [value] if name in ("label", "relative_to") else re.split(r"[\s,]+", value.strip())
-            found.setdefault(name, []).extend(part for part in parts if part)
+            given.setdefault(name, []).extend(part for part in parts if part)
         else:
-            found[name] = value.strip()
-    return found
+            given[name] = value.strip()
+    return given
 
 
 def read_query(given: Mapping[str, Any]) -> TableQuery:
@@ -122,21 +122,12 @@ def read_query(given: Mapping[str, Any]) -> TableQuery:
 def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
     """Return a page of the table or, if there is no table of these jobs, the problem, so that the form stays."""
     after = int(query.after or 0)
-    layout: dict[str, Any] = {
-        "rows": query.rows or None,
-        "columns": query.columns or None,
-        "statistic": query.statistic,
-        "pivot": query.pivot,
-        "relative_to": dict(_references(query)),
-        "best": query.best,
-        "links": True,
-        "sort": query.sort,
-    }
     # Without an order of its own, the table's beginning is that of the first jobs, so that only those are read.
     simple = not (query.pivot or query.relative_to or query.best or query.sort or after)
     extent: dict[str, Any] = {"first": ROWS_PER_PAGE} if simple else {"limit": ROWS_PER_PAGE, "after": after}
+    layout = replace(query.layout(), links=True)
     try:
-        sheet = results.table(services.database, **query.chosen(), **layout, **extent)
+        sheet = results.table(services.database, query.choice(), layout, sort=query.sort, **extent)
     except InvalidRequest as problem:
         return {"problem": problem}
     following = str(ROWS_PER_PAGE) if simple and sheet.is_cut else sheet.next
@@ -153,22 +144,18 @@ def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
 def offered_coordinates(sheet: results.Sheet, query: TableQuery) -> dict[str, list[str]]:
     """Return the coordinates that could be pivoted, or related to, with their values."""
     names = [name for name in sheet.names("coordinate") if name != "job"]
-    found = {name: list(dict.fromkeys(text_of(value) for value in sheet.column(name))) for name in names}
+    values = {name: list(dict.fromkeys(value_text(value) for value in sheet.column(name))) for name in names}
     for name in filter(None, (query.pivot, *(name for name, _ in _references(query)))):
-        found.setdefault(name, [])
+        values.setdefault(name, [])
     for name, value in _references(query):
-        if value not in found[name]:
-            found[name].append(value)
-    return found
+        if value not in values[name]:
+            values[name].append(value)
+    return values
 
 
 def _references(query: TableQuery) -> Iterable[tuple[str, str]]:
     # The validator has turned them into pairs.
     return query.relative_to  # type: ignore[return-value]
-
-
-def text_of(value: Any) -> str:
-    return "true" if value is True else "false" if value is False else "none" if value is None else str(value)
 
 
 def pairs(given: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -19,9 +19,9 @@ NAVIGATION = Entry("Workers", "/ui/workers", order=60)
 
 LIVING: tuple[LivingState, ...] = ("active", "draining")
 SHOWN_GONE = 50
-"""Stopped and lost workers that the page shows when asked to, the newest."""
+"""Largest number of stopped and lost workers that `gone` shows, the newest."""
 SHOWN_GROUPS = 50
-"""Groups of waiting jobs."""
+"""Largest number of groups of waiting jobs."""
 
 
 class WorkersQuery(StrictQuery):
@@ -31,7 +31,7 @@ class WorkersQuery(StrictQuery):
 
 @router.get("/workers")
 def workers(request: Request, services: CurrentServices, query: Annotated[WorkersQuery, Query()]) -> Response:
-    found = services.reading.workers(gone=SHOWN_GONE if query.gone else 0)
+    workers = services.reading.workers(gone=SHOWN_GONE if query.gone else 0)
     counts = services.reading.worker_counts()
     running = {job["id"]: job for job in services.reading.jobs(state="running", limit=200)[0]}
     waiting = services.reading.waiting()
@@ -45,7 +45,7 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
                 "read_at": (worker["readings"] or {}).get("read_at"),
                 "jobs": [(job_id, running.get(job_id)) for job_id in worker["job_ids"]],
             }
-            for worker in sorted(found, key=lambda worker: (worker["state"] not in LIVING, worker["hostname"]))
+            for worker in sorted(workers, key=lambda worker: (worker["state"] not in LIVING, worker["hostname"]))
         ],
         cases={job_id: case_text(job.get("summary") or {}) for job_id, job in running.items()},
         waiting=waiting[:SHOWN_GROUPS],
@@ -62,14 +62,14 @@ def devices_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each device of a public worker, with its readings at the last heartbeat and the fraction of its memory in
     use.
     """
-    told: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
-    readings = {(one.get("type"), one.get("uuid")): one for one in told if isinstance(one, dict)}
-    found = []
+    reported: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
+    readings = {(one.get("type"), one.get("uuid")): one for one in reported if isinstance(one, dict)}
+    devices = []
     for device in worker["devices"]:
         if not isinstance(device, dict):
             continue
         present = readings.get((device.get("type"), device.get("uuid")), {})
         total, used = device.get("memory_mib"), present.get("memory_used_mib")
         share = 100 * used / total if total and used is not None else None
-        found.append({**device, **present, "memory_percent": share})
-    return found
+        devices.append({**device, **present, "memory_percent": share})
+    return devices

@@ -28,7 +28,7 @@ TRACE = "trace"
 
 
 def _walk() -> Mapping[str, Callable[[JobResults], list[Panel]]]:
-    found = {}
+    by_kind = {}
     for module_info in pkgutil.iter_modules(__path__):
         name = module_info.name
         if name.startswith("_") or name == SHARED:
@@ -38,20 +38,20 @@ def _walk() -> Mapping[str, Callable[[JobResults], list[Panel]]]:
             raise RuntimeError(f"{module.__name__} is named after no job kind: {', '.join(sorted(KINDS))}")
         if getattr(module, "panels", None) is None:
             raise RuntimeError(f"{module.__name__} must define `panels`")
-        found[name] = module.panels
-    return found
+        by_kind[name] = module.panels
+    return by_kind
 
 
 _PANELS = _walk()
 
 
 def panels_of(results: JobResults) -> list[Panel]:
-    """Return the panels of a job, in the order in which its page shows them. Any kind may have kept a trace."""
+    """Return the panels of a job, in the order in which its page shows them. A job of any kind may have a trace."""
     kind = results.job["kind"]
     try:
         own = _PANELS.get(kind, cells.panels)(results)
     except (KeyError, TypeError, ValueError):
-        # A job of another version or of a plug-in may have a table of a known name with other columns.
+        # A plug-in or another version may report a table of a known name with other columns.
         logger.warning(
             "job %s of kind %s has tables that its panels do not know", results.job["id"], kind, exc_info=True
         )
@@ -61,5 +61,5 @@ def panels_of(results: JobResults) -> list[Panel]:
 
 def traces(results: JobResults) -> list[Panel]:
     """Return a panel for the first Chrome trace of a job."""
-    found = [artifact for artifact in results.artifacts.values() if artifact["kind"] == TRACE]
-    return [Panel("trace", "Trace", template="trace.html", values={"trace": found[0]}) for _ in found[:1]]
+    artifacts = [artifact for artifact in results.artifacts.values() if artifact["kind"] == TRACE]
+    return [Panel("trace", "Trace", template="trace.html", values={"trace": artifacts[0]}) for _ in artifacts[:1]]

@@ -12,10 +12,9 @@ BAR = 34
 LINE = 18
 """Height of a line of a bar's name."""
 LONG = 24
-"""Longest name of a bar in characters that is not broken at its commas: on a phone the bar would have no room beside
-it."""
+"""A bar's name with more characters is broken at its commas: on a phone it would leave no room for the bar."""
 AROUND = 120
-"""Height of what is above and below the bars."""
+"""Height of legend and axis, above and below the bars, in pixels."""
 
 
 def bars_of(

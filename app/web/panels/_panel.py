@@ -16,7 +16,7 @@ class Panel:
     name: str
     """Last part of the plot's address, unique in the job: "timeline"."""
     title: str
-    """Name of the plot; also what a screen reader says of it."""
+    """Heading of the panel, and accessible name of its plot."""
     text: str = ""
     """A text that explains how to read it; texts in `backticks` become code."""
     draw: Callable[[], Figure] | None = None

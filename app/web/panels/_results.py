@@ -1,4 +1,4 @@
-"""The results of one job as panels read them: each part is read once, when it is first asked for."""
+"""The results of one job as panels read them: each part is read once, on first use."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from app import results
-from app.results.sheet import Sheet
+from app.results import JobChoice, Layout, Sheet
 from app.specs import KINDS, Scalar
 from app.store.database.engine import Database
 from app.store.files.artifacts import ArtifactFiles
 from app.store.reading.queries import Reading
 
-MOST_ROWS = 50_000
-"""Most rows of a table that one plot reads; a unit's table has no more."""
-MOST_CASES = 2000
-"""Most cases of a job that its plots show."""
+MAX_ROWS = 50_000
+"""Largest number of rows that a plot reads of a table; a unit's table has no more."""
+MAX_CASES = 2000
+"""Largest number of cases of a job in its plots."""
 
 Row = Mapping[str, Scalar]
 
@@ -51,12 +51,14 @@ class JobResults:
 
     @cached_property
     def sheet(self) -> Sheet:
-        """The job's first cases with every metric, at most `MOST_CASES`; `is_cut` if there are more."""
-        return results.table(self._database, jobs=[self.id], columns=["all"], first=MOST_CASES)
+        """The job's first cases with every metric, at most `MAX_CASES`; `is_cut` if there are more."""
+        return results.table(self._database, JobChoice(jobs=[self.id]), Layout(columns=["all"]), first=MAX_CASES)
 
     def metric(self, name: str) -> Sheet:
         """Return all cases of the job with one metric, which the sheet has."""
-        return results.metric_table(self._database, [name], jobs=[self.id]) if self.sheet.is_cut else self.sheet
+        if not self.sheet.is_cut:
+            return self.sheet
+        return results.metric_table(self._database, JobChoice(jobs=[self.id]), [name])
 
     @property
     def grid(self) -> Mapping[str, Sequence[Scalar]]:
@@ -68,8 +70,8 @@ class JobResults:
     @cached_property
     def measurements(self) -> Sequence[Mapping[str, Any]]:
         """The job's first measurements, in the shape of the API's rows."""
-        found: Sequence[Mapping[str, Any]] = self._reading.measurements(self.id, limit=MOST_ROWS)["rows"]
-        return found
+        rows: Sequence[Mapping[str, Any]] = self._reading.measurements(self.id, limit=MAX_ROWS)["rows"]
+        return rows
 
     @property
     def table_columns(self) -> Sequence[str]:
@@ -89,7 +91,7 @@ class JobResults:
         if table not in self.tables:
             return []
         unit = min(self.tables[table]["units"])
-        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MOST_ROWS, columns=["all"])
+        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MAX_ROWS, columns=["all"])
         names = sheet.names()
         return [dict(zip(names, row, strict=True)) for row in sheet.rows]
 
@@ -97,16 +99,14 @@ class JobResults:
         """Return the finished cases of the job's sweep; None if it belongs to none."""
         if self.job["sweep_id"] is None:
             return None
-        return results.table(
-            self._database, sweep=self.job["sweep_id"], kind=self.job["kind"], columns=columns, rows=rows,
-            first=MOST_CASES,
-        )  # fmt: skip
+        choice = JobChoice(sweep=self.job["sweep_id"], kind=self.job["kind"])
+        return results.table(self._database, choice, Layout(columns=columns, rows=rows), first=MAX_CASES)
 
-    def path(self, artifact: str) -> Path:
+    def path(self, name: str) -> Path:
         """Return the path of a file.
 
         Raises:
             NotFound: the job has no such file, or it is gone.
         """
-        found = self._reading.artifact(self.id, artifact)
-        return self._files.open_path(found["sha256"])
+        artifact = self._reading.artifact(self.id, name)
+        return self._files.open_path(artifact["sha256"])

@@ -18,13 +18,13 @@ ERRORS = {"output_error": "Relative error of the output", "gradient_error": "Rel
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the charts of a job's cells."""
-    found: list[Panel] = []
+    panels: list[Panel] = []
     for metric, words in TIMES.items():
-        text = "" if found else f"Time of one call, with its standard deviation. {OUTCOMES}"
-        found += charts(results, LINES, metric, words, text, folded=bool(found))
+        text = "" if panels else f"Time of one call, with its standard deviation. {OUTCOMES}"
+        panels += charts(results, LINES, metric, words, text, folded=bool(panels))
     rate = "Useful FLOPs divided by the median time; of causal attention half of the square counts."
-    found += charts(results, LINES, "tflops", "Rate", rate)
-    found += charts(results, LINES, "peak_memory_mib", "Peak memory", "Inputs included.", folded=True)
+    panels += charts(results, LINES, "tflops", "Rate", rate)
+    panels += charts(results, LINES, "peak_memory_mib", "Peak memory", "Inputs included.", folded=True)
     for metric, words in ERRORS.items():
-        found += charts(results, LINES, metric, words, "Against the oracle in float64.", folded=True)
-    return found
+        panels += charts(results, LINES, metric, words, "Against the oracle in float64.", folded=True)
+    return panels

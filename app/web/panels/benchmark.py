@@ -13,8 +13,8 @@ from app.web.plots import Figure
 
 PHASES = ("forward", "backward", "optimizer", "prefill")
 REST, DECODING = "rest of the step", "decoding"
-MOST_PROCESSES = 64
-"""Most processes that are drawn; replicates beyond them are in the table."""
+MAX_PROCESSES = 64
+"""Largest number of processes that are drawn; the table has all of them."""
 MEMORY = {"peak_memory_mib": "allocated, peak", "memory_reserved_mib": "reserved by the allocator, peak"}
 
 Measurement = Mapping[str, Any]
@@ -25,9 +25,9 @@ def panels(results: JobResults) -> list[Panel]:
     processes = by_process(results.measurements)
     every = len({row["unit_index"] for row in results.measurements})
     cut = f" Drawn: the first {len(processes)} of {every} processes." if len(processes) < every else ""
-    found = []
+    panels = []
     if any(medians(rows) for rows in processes.values()):
-        found.append(
+        panels.append(
             Panel(
                 "phases",
                 "Where a step's time goes (ms)",
@@ -38,8 +38,8 @@ def panels(results: JobResults) -> list[Panel]:
         )
     if any(row["metric"] in MEMORY and row["outcome"] == "ok" for row in results.measurements):
         text = f"Peaks over the measured steps.{cut}"
-        found.append(Panel("memory", "Memory (MiB)", text, partial(draw_memory, processes)))
-    return found
+        panels.append(Panel("memory", "Memory (MiB)", text, partial(draw_memory, processes)))
+    return panels
 
 
 def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
@@ -49,7 +49,7 @@ def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
         units.setdefault(row["unit_index"], []).append(row)
     if len(units) == 1:
         return dict(zip(["one process"], units.values(), strict=True))
-    return {f"process {index + 1}": rows for index, rows in list(units.items())[:MOST_PROCESSES]}
+    return {f"process {index + 1}": rows for index, rows in list(units.items())[:MAX_PROCESSES]}
 
 
 def medians(rows: Sequence[Measurement]) -> dict[str, float]:
@@ -59,16 +59,16 @@ def medians(rows: Sequence[Measurement]) -> dict[str, float]:
         for row in rows
         if row["outcome"] == "ok" and row["metric"] == f"{row['phase']}_ms" and row["median"] is not None
     }
-    found = {phase: times[phase] for phase in PHASES if phase in times}
-    if "step" in times and found and (rest := times["step"] - sum(found.values())) > 0:
-        found[DECODING if "prefill" in found else REST] = rest
-    return found
+    parts = {phase: times[phase] for phase in PHASES if phase in times}
+    if "step" in times and parts and (rest := times["step"] - sum(parts.values())) > 0:
+        parts[DECODING if "prefill" in parts else REST] = rest
+    return parts
 
 
 def draw_phases(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
     """Draw a stacked bar for each process: ms of each phase."""
     times = {name: medians(rows) for name, rows in processes.items()}
-    phases = [phase for phase in (*PHASES, DECODING, REST) if any(phase in found for found in times.values())]
+    phases = [phase for phase in (*PHASES, DECODING, REST) if any(phase in parts for parts in times.values())]
     return bars_of(phases, times, "Median time (ms)", "ms")
 
 
@@ -78,5 +78,5 @@ def draw_memory(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
         name: {MEMORY[row["metric"]]: row["median"] for row in rows if row["metric"] in MEMORY and row["median"]}
         for name, rows in processes.items()
     }
-    kinds = [kind for kind in MEMORY.values() if any(kind in found for found in peaks.values())]
+    kinds = [kind for kind in MEMORY.values() if any(kind in values for values in peaks.values())]
     return bars_of(kinds, peaks, "Memory (MiB)", "MiB", mode="group")

@@ -17,10 +17,10 @@ TEXTS = {
 
 def panels(results: JobResults) -> list[Panel]:
     """Return bars of the rates by data type."""
-    sheet, found = results.sheet, []
+    sheet, panels = results.sheet, []
     for metric, text in TEXTS.items():
         points = measured(sheet, metric)
         if known(points):
             axes = Axes(x="dtype" if metric == "tflops" else "operation")
-            found.append(Panel(metric, title(sheet, metric), text, partial(draw, sheet, metric, points, axes)))
-    return found
+            panels.append(Panel(metric, title(sheet, metric), text, partial(draw, sheet, metric, points, axes)))
+    return panels

@@ -22,24 +22,24 @@ from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of
 
 Place = Mapping[str, Scalar]
 
-MOST_METRICS = 4
-"""Metrics that a kind without panels of its own has charts of."""
-MOST_CHARTS = 24
-"""Most charts of one metric."""
+MAX_METRICS = 4
+"""Largest number of charts for a kind without panels of its own."""
+MAX_CHARTS = 24
+"""Largest number of charts of one metric."""
 
 
 def panels(results: JobResults) -> list[Panel]:
     """Return a chart for each of the first metrics of the kind's default table that have several cases."""
     sheet = results.sheet
     metrics = [name for name in results.table_columns if any(known(measured(sheet, name)))]
-    found = []
-    for metric in metrics[:MOST_METRICS]:
+    panels = []
+    for metric in metrics[:MAX_METRICS]:
         points = measured(sheet, metric)
         if len(points) > 1:
-            found.append(
+            panels.append(
                 Panel(metric, title(sheet, metric), draw=partial(draw, sheet, metric, points, axes_of(points)))
             )
-    return found
+    return panels
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def charts(
     places = [dict(zip(splits, values, strict=True)) for values in product(*(grid[name] for name in splits))]
     heading = f"{words} ({unit_of(sheet, metric)})"
     axes, titles = Axes(x=lines.x, by=by), (lines.x_title, heading)
-    found = [
+    panels = [
         Panel(
             metric if number == 0 else f"{metric}-{number + 1}",
             f"{heading}: {split_name(place)}" if place else heading,
@@ -93,11 +93,11 @@ def charts(
             log="x y",
             folded=folded or number > 0,
         )
-        for number, place in enumerate(places[:MOST_CHARTS])
+        for number, place in enumerate(places[:MAX_CHARTS])
     ]
-    if len(places) > len(found):
-        text = f"{text} The first {len(found)} of {len(places)} charts; the table has all cells.".strip()
-    return [replace(found[0], text=text, more=found[1:])]
+    if len(places) > len(panels):
+        text = f"{text} The first {len(panels)} of {len(places)} charts; the table has all cells.".strip()
+    return [replace(panels[0], text=text, more=panels[1:])]
 
 
 def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figure:

@@ -21,10 +21,10 @@ COLOURS = {"compute": "var(--plot-1)", "communication": "var(--plot-3)", "expose
 ROW = 16
 """Height of a stream, in pixels."""
 AROUND = 140
-MOST_SPANS = 3000
-"""Most blocks of one timeline; close neighbours are drawn as one, and the table counts them all."""
-MOST_RANKS = 16
-"""Ranks that a timeline shows; the table has all of them."""
+MAX_SPANS = 3000
+"""Largest number of blocks of one timeline; more are merged with their neighbours, and the table counts all."""
+MAX_RANKS = 16
+"""Largest number of ranks of a timeline; the table has all of them."""
 COMPUTATION, EXPOSED = "computation", "exposed communication"
 STEP, EXPOSED_MS = "step_ms", "exposed_communication_ms"
 OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer")
@@ -32,12 +32,12 @@ OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer")
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and its sweep allow."""
-    found = []
+    panels = []
     if results.has("timeline"):
         rows = results.rows("timeline")
-        found += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
+        panels += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
     if results.has("operations"):
-        found.append(
+        panels.append(
             Panel(
                 "operations",
                 "Operations between ranks, in a step without a profiler",
@@ -52,7 +52,7 @@ def panels(results: JobResults) -> list[Panel]:
     if siblings is not None and len(compared := parts_of_steps(siblings)) > 1:
         strategies, of = compared, f"sweep {results.job['sweep_id']}"
     if strategies:
-        found.append(
+        panels.append(
             Panel(
                 "exposed",
                 f"Exposed communication by strategy: {of}",
@@ -61,7 +61,7 @@ def panels(results: JobResults) -> list[Panel]:
                 partial(draw_exposed, strategies),
             )
         )
-    return found
+    return panels
 
 
 def timeline(rows: Sequence[Row], step: int) -> Panel:
@@ -86,7 +86,7 @@ def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
     """
     if not {STEP, EXPOSED_MS} <= set(sheet.names("metric")):
         return {}
-    names, found = sheet.names(), dict[str, dict[str, float]]()
+    names, parts = sheet.names(), dict[str, dict[str, float]]()
     coordinates = [name for name in sheet.names("coordinate") if name != "job"]
     for row in sheet.rows:
         step, exposed = (cell_value(row[names.index(name)]) for name in (STEP, EXPOSED_MS))
@@ -94,8 +94,8 @@ def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
             continue
         place = {name: in_use(row[names.index(name)]) for name in coordinates}
         hidden = max(0.0, min(exposed, step))
-        found[unused(case_text(place) or "case", found)] = {COMPUTATION: step - hidden, EXPOSED: hidden}
-    return found
+        parts[unique_name(case_text(place) or "case", parts)] = {COMPUTATION: step - hidden, EXPOSED: hidden}
+    return parts
 
 
 def cell_value(cell: Any) -> float | None:
@@ -103,12 +103,12 @@ def cell_value(cell: Any) -> float | None:
     return cell.value if isinstance(cell, Cell) else None
 
 
-def unused(name: str, taken: Mapping[str, Any]) -> str:
+def unique_name(name: str, taken: Mapping[str, Any]) -> str:
     """Return a variant of the name that is not taken, since two jobs may have measured the same case."""
-    number, found = 2, name
-    while found in taken:
-        number, found = number + 1, f"{name} ({number})"
-    return found
+    number, variant = 2, name
+    while variant in taken:
+        number, variant = number + 1, f"{name} ({number})"
+    return variant
 
 
 def draw_exposed(strategies: Mapping[str, Mapping[str, float]]) -> Figure:
@@ -129,7 +129,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         rows: Rows of the table `timeline` of one step.
     """
     ranks = sorted({int(row["rank"] or 0) for row in rows})
-    shown = ranks[:MOST_RANKS]
+    shown = ranks[:MAX_RANKS]
     streams = [stream for stream in STREAMS if any(row["stream"] == stream for row in rows)]
     lines = [(rank, stream) for rank in shown for stream in streams]
     traces = []
@@ -138,33 +138,33 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         for rank in shown:
             own = [row for row in rows if row["rank"] == rank and row["stream"] == stream]
             times = [(float(row["start_ms"] or 0), float(row["end_ms"] or 0)) for row in own]
-            spans += [(lines.index((rank, stream)), *span) for span in joined(times, MOST_SPANS // len(lines))]
+            spans += [(lines.index((rank, stream)), *span) for span in merged_spans(times, MAX_SPANS // len(lines))]
         traces.append(blocks(STREAMS[stream], COLOURS[stream], spans))
     names = [f"rank {rank}, {STREAMS[stream].removesuffix(' communication')}" for rank, stream in lines]
     figure = rows_of_time(traces, names, "Time in the step (ms)")
     figure["table"] = {
         "columns": ["rank", "stream", "busy (ms)", "spans"],
-        "rows": [[rank, STREAMS[stream], *busy(rows, rank, stream)] for rank, stream in lines],
+        "rows": [[rank, STREAMS[stream], *busy_time(rows, rank, stream)] for rank, stream in lines],
     }
     if len(ranks) > len(shown):
         figure["note"] = f"The first {len(shown)} of {len(ranks)} ranks"
     return figure
 
 
-def joined(spans: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def merged_spans(spans: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
     """Return at most `most` of these spans, which are in order: those with the least gaps between them become one."""
     gaps = sorted(after[0] - before[1] for before, after in pairwise(spans))
     widest = gaps[len(spans) - most - 1] if len(spans) > most else None
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for begin, end in spans:
-        if found and widest is not None and begin - found[-1][1] <= widest:
-            found[-1] = (found[-1][0], end)
+        if merged and widest is not None and begin - merged[-1][1] <= widest:
+            merged[-1] = (merged[-1][0], end)
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
-def busy(rows: Sequence[Row], rank: int, stream: str) -> tuple[float, int]:
+def busy_time(rows: Sequence[Row], rank: int, stream: str) -> tuple[float, int]:
     """Return the ms that a rank's stream was at work, and the number of its spans."""
     spans = [row for row in rows if row["rank"] == rank and row["stream"] == stream]
     return sum(float(row["end_ms"] or 0) - float(row["start_ms"] or 0) for row in spans), len(spans)
@@ -219,7 +219,7 @@ def draw_operations(rows: Sequence[Row]) -> Figure:
     Args:
         rows: The table `operations`.
     """
-    ranks = sorted({int(row["rank"] or 0) for row in rows})[:MOST_RANKS]
+    ranks = sorted({int(row["rank"] or 0) for row in rows})[:MAX_RANKS]
     kinds = list(dict.fromkeys(str(row["operation"]) for row in rows))
     first = min((float(row["start_ms"] or 0) for row in rows), default=0.0)
     traces = []
@@ -230,8 +230,8 @@ def draw_operations(rows: Sequence[Row]) -> Figure:
             for row in of_kind
         ]
         trace = blocks(escaped(kind), f"var(--plot-{index % 8 + 1})", spans)
-        told = [f"{escaped(kind)}, {int(row['size'] or 0):,} bytes" for row in of_kind]
-        trace["customdata"] = [text for text in told for _ in range(6)]
+        texts = [f"{escaped(kind)}, {int(row['size'] or 0):,} bytes" for row in of_kind]
+        trace["customdata"] = [text for text in texts for _ in range(6)]
         trace["hovertemplate"] = "%{customdata}<br>%{x:.4g} ms<extra></extra>"
         traces.append(trace)
     figure = rows_of_time(traces, [f"rank {rank}" for rank in ranks], "Time (ms)")

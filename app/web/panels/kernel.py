@@ -20,7 +20,7 @@ SIZES = ("rows", "columns")
 
 def panels(results: JobResults) -> list[Panel]:
     """Return a chart of each metric: over sizes if they vary, else bars by implementation."""
-    sheet, found = results.sheet, []
+    sheet, panels = results.sheet, []
     for metric, text in METRICS.items():
         points = measured(sheet, metric)
         if not known(points):
@@ -30,5 +30,5 @@ def panels(results: JobResults) -> list[Panel]:
         axes = Axes(x=x, by=tuple(name for name in differing if name != x))
         folded = metric in ("forward_ms", "backward_ms")
         shown = partial(draw, sheet, metric, points, axes)
-        found.append(Panel(metric, title(sheet, metric), text, shown, log="x y", folded=folded))
-    return found
+        panels.append(Panel(metric, title(sheet, metric), text, shown, log="x y", folded=folded))
+    return panels

@@ -23,16 +23,18 @@ CATEGORIES = {
 }
 """Categories from the bottom of the stacked areas to the top, with their colours: the longest-lived lowest."""
 HEAD = "categories-"
-LEAST_NAMED = 0.06
+MIN_NAMED_SHARE = 0.06
 """Share of the history that a phase must have for its name to be written above it."""
+CAUSE = ("change_mib", "category", "name", "stack")
+"""Columns of what an entry allocated or released."""
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and snapshots allow."""
-    found = []
+    panels = []
     if results.has("timeline"):
-        found.append(
+        panels.append(
             Panel(
                 "timeline",
                 "Memory over the recorded steps, by category (MiB)",
@@ -43,7 +45,7 @@ def panels(results: JobResults) -> list[Panel]:
         )
     phases = [name.removeprefix(HEAD) for name in results.tables if name.startswith(HEAD)]
     if phases:
-        found.append(
+        panels.append(
             Panel(
                 "peaks",
                 "What fills the peak of each phase (MiB)",
@@ -53,7 +55,7 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if results.has("allocations"):
-        found.append(
+        panels.append(
             Panel(
                 "allocations",
                 "Largest allocations",
@@ -63,7 +65,7 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if results.has("snapshots"):
-        found.append(
+        panels.append(
             Panel(
                 "snapshots",
                 "Snapshots",
@@ -71,7 +73,7 @@ def panels(results: JobResults) -> list[Panel]:
                 values={"viewer": MEMORY_VIZ, "snapshots": snapshots(results.rows("snapshots"), results.artifacts)},
             )
         )
-    return found
+    return panels
 
 
 def snapshots(rows: Sequence[Row], artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -83,7 +85,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
     """Draw the use of memory by category as stacked areas, over the number of the history's entry.
 
     Args:
-        rows: The table `timeline`. Jobs of earlier versions lack what each entry made or released.
+        rows: The table `timeline`.
     """
     entries = [row["entry"] for row in rows]
     shown = [name for name in CATEGORIES if any(row[f"{name}_mib"] for row in rows)]
@@ -110,7 +112,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
                 "x": entries,
                 "y": [row["total_mib"] for row in rows],
                 "line": {"width": 1.2, "color": "var(--text)", "shape": "hv"},
-                "customdata": [told(row) for row in rows],
+                "customdata": [entry_text(row) for row in rows],
                 "hovertemplate": "%{y:.4g} MiB<br>%{customdata}<extra>total</extra>",
             }
         )
@@ -118,8 +120,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         (key, [row["entry"] for row in group])
         for key, group in groupby(rows, key=lambda row: (row["step"], row["phase"]))
     ]
-    columns = ["entry", "step", "phase", "total_mib", *(f"{name}_mib" for name in shown)]
-    columns += [name for name in ("change_mib", "category", "name", "stack") if rows and name in rows[0]]
+    columns = ["entry", "step", "phase", "total_mib", *(f"{name}_mib" for name in shown), *CAUSE]
     return {
         "data": traces,
         "layout": {
@@ -127,8 +128,8 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             "hovermode": "x unified",
             "xaxis": {"title": {"text": "Entry of the history"}, "showgrid": False},
             "yaxis": {"title": {"text": "Memory (MiB)"}, "rangemode": "tozero"},
-            "shapes": [boundary(found[0]) for _, found in stretches[1:]],
-            "annotations": [label(phase, found[0]) for (_, phase), found in stretches if is_wide(found, entries)],
+            "shapes": [boundary(stretch[0]) for _, stretch in stretches[1:]],
+            "annotations": [label(phase, stretch[0]) for (_, phase), stretch in stretches if is_wide(stretch, entries)],
             "margin": {"l": 56, "r": 16, "t": 34, "b": 44},
             "legend": {"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         },
@@ -145,7 +146,7 @@ def boundary(entry: Any) -> dict[str, Any]:
 
 def is_wide(stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
     """Return True if a stretch of the history has room for its name."""
-    return bool(stretch[-1] - stretch[0] > LEAST_NAMED * (entries[-1] - entries[0]))
+    return bool(stretch[-1] - stretch[0] > MIN_NAMED_SHARE * (entries[-1] - entries[0]))
 
 
 def label(phase: Any, entry: Any) -> dict[str, Any]:
@@ -154,14 +155,14 @@ def label(phase: Any, entry: Any) -> dict[str, Any]:
     return {**place, "text": escaped(phase), "showarrow": False, "font": {"size": 11, "color": "var(--quiet)"}}
 
 
-def told(row: Row) -> str:
-    """Return what an entry made or released, and the lines of code that made it, the innermost first."""
-    change = row.get("change_mib")
+def entry_text(row: Row) -> str:
+    """Return what an entry allocated or released, and by which lines of code, the innermost first."""
+    change = row["change_mib"]
     if change is None:
         return escaped(row["phase"])
     what = f"{'+' if float(change) >= 0 else '−'}{abs(float(change)):.4g} MiB {row['category']}".replace("_", " ")
-    name = row.get("name")
-    stack = str(row["stack"]).split(" < ") if row.get("stack") else ["no line of code outside torch"]
+    name = row["name"]
+    stack = str(row["stack"]).split(" < ") if row["stack"] else ["no line of code outside torch"]
     lines = [f"{row['phase']}: {what}" + (f", {name}" if name else ""), *stack]
     return "<br>".join(map(escaped, lines))
 

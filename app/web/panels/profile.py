@@ -31,17 +31,17 @@ SCOPES: Mapping[str, tuple[str, str | None]] = {
 }
 """The scopes of the table `classes`, with the phase that each adds to the scope before it."""
 STACKS, FLAME_GRAPH = "stacks.txt", "flamegraph.svg"
-MOST_PRODUCTS = 300
+MAX_PRODUCTS = 300
 """Most points of the roofline: the products that take the most time."""
-LEAST, MOST = 6.0, 30.0
+MIN_SIZE, MAX_SIZE = 6.0, 30.0
 """Sizes of the roofline's points, in pixels."""
 
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and files allow."""
-    found = []
+    panels = []
     if results.has("classes"):
-        found.append(
+        panels.append(
             Panel(
                 "classes",
                 "Where the time of a profiled step goes, by class (ms)",
@@ -51,7 +51,7 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if results.has("products") or results.has("attention"):
-        found.append(
+        panels.append(
             Panel(
                 "roofline",
                 "Roofline: what limits matrix products and the parts of attention",
@@ -62,11 +62,11 @@ def panels(results: JobResults) -> list[Panel]:
         )
     kernels = next((name for name in results.tables if name.startswith("kernels-") and results.has(name)), None)
     if kernels is not None:
-        found.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
+        panels.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
     if STACKS in results.artifacts:
         values = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
-        found.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
-    return found
+        panels.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
+    return panels
 
 
 def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -75,19 +75,19 @@ def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     scopes: dict[str, dict[str, float]] = {}
     for row in rows:
         scopes.setdefault(str(row["scope"]), {})[str(row["class"])] = float(row["total_ms"] or 0.0)
-    found: dict[str, dict[str, float]] = {}
+    phases: dict[str, dict[str, float]] = {}
     known: dict[str, float] = {}
     for scope, times in scopes.items():
         if scope == "step" and scopes.keys() <= {"step"}:
-            found["step"] = times
+            phases["step"] = times
         elif scope == "step" and "prefill" in scopes:
             continue  # its phases are there
         else:
             phase, _ = SCOPES.get(scope, ("optimizer" if scope == "step" else scope, None))
             before = known if phase in ("backward", "optimizer") else {}
-            found[phase] = {name: max(0.0, time - before.get(name, 0.0)) for name, time in times.items()}
+            phases[phase] = {name: max(0.0, time - before.get(name, 0.0)) for name, time in times.items()}
             known = times
-    return found
+    return phases
 
 
 def draw_classes(rows: Sequence[Row]) -> Figure:
@@ -130,7 +130,7 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
     points = [("products", row, escaped(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
     points += [("attention", row, escaped(row["part"])) for row in attention]
     points = [point for point in points if point[1]["tflops"] and point[1]["intensity"]]
-    points = sorted(points, key=lambda point: -float(point[1]["total_ms"] or 0.0))[:MOST_PRODUCTS]
+    points = sorted(points, key=lambda point: -float(point[1]["total_ms"] or 0.0))[:MAX_PRODUCTS]
     longest = max((float(row["total_ms"] or 0.0) for _, row, _ in points), default=0.0)
     traces: list[dict[str, Any]] = []
     phases = list(dict.fromkeys(str(row["phase"]) for _, row, _ in points))
@@ -168,7 +168,8 @@ def cloud(
 ) -> dict[str, Any]:
     """Return the trace of some points of the roofline; the area of a point grows with its time."""
     sizes = [
-        LEAST + (MOST - LEAST) * math.sqrt(float(row["total_ms"] or 0.0) / (longest_ms or 1.0)) for row, _ in points
+        MIN_SIZE + (MAX_SIZE - MIN_SIZE) * math.sqrt(float(row["total_ms"] or 0.0) / (longest_ms or 1.0))
+        for row, _ in points
     ]
     return {
         "type": "scatter",

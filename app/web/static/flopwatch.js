@@ -8,7 +8,7 @@
 //   <form data-picked="job">                   enables its buttons that act on picked rows, counts those, and names the
 //                                              oldest, with which the others are compared
 
-import { drawPlots, forgetPlots } from "./plots.js";
+import { drawPlots, clearPlot } from "./plots.js";
 import "./panels.js";
 
 // A refresh must not undo what a reader did: what is open stays open, what is drawn stays drawn.
@@ -17,7 +17,7 @@ htmx.registerExtension("flopwatch", {
   htmx_before_morph_node: (element, { oldNode, newNode }) => {
     if (!oldNode.matches?.("figure[data-plot]")) return true;
     if (oldNode.dataset.plot === newNode.dataset?.plot) return false;
-    forgetPlots(oldNode);
+    clearPlot(oldNode);
     return true;
   },
 });
@@ -88,7 +88,7 @@ document.addEventListener("change", (event) => {
   const choice = event.target.closest?.("select[data-plot-choice]");
   if (!choice) return;
   const figure = document.querySelector(choice.dataset.plotChoice);
-  forgetPlots(figure);
+  clearPlot(figure);
   figure.dataset.plot = choice.value;
   drawPlots(document);
 });

@@ -4,9 +4,9 @@
 //   <button data-perfetto="https://…" data-trace="/…">  opens Perfetto and hands it the trace
 
 const ROW = 18;
-const LEAST_WIDTH = 0.5;
+const MIN_WIDTH = 0.5;
 const CHARACTER = 6.7;
-const MOST_ROWS = 100;
+const MAX_ROWS = 100;
 
 const nearby = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
@@ -62,17 +62,17 @@ class Flames {
     this.picture = svg("svg", { role: "img", "aria-label": figure.getAttribute("aria-label") ?? "Flame graph" });
     this.field = node("div", { class: "flames-field", tabindex: "0", role: "group", "aria-label": "Frames: walk with the arrow keys" });
     this.field.append(this.picture);
-    this.told = node("p", { class: "flames-told", role: "status" });
+    this.status = node("p", { class: "flames-status", role: "status" });
     const search = node("input", { type: "search", placeholder: "matmul", "aria-label": "Highlight frames with" });
     this.all = node("button", { type: "button", class: "plain" }, "Show all");
     const bar = node("div", { class: "filters" }, node("label", {}, "Highlight ", search), this.all);
-    figure.replaceChildren(bar, this.told, this.field, numbers(this.root));
+    figure.replaceChildren(bar, this.status, this.field, numbers(this.root));
     search.addEventListener("input", () => { this.words = search.value.trim().toLowerCase(); this.draw(); });
     this.all.addEventListener("click", () => this.widen(this.root));
     this.field.addEventListener("keydown", (event) => this.walk(event));
     this.picture.addEventListener("click", (event) => this.at(event, (one) => this.widen(one)));
-    this.picture.addEventListener("pointermove", (event) => this.at(event, (one) => this.say(one)));
-    this.picture.addEventListener("pointerleave", () => this.say(this.chosen));
+    this.picture.addEventListener("pointermove", (event) => this.at(event, (one) => this.describe(one)));
+    this.picture.addEventListener("pointerleave", () => this.describe(this.chosen));
     new ResizeObserver(() => { if (this.picture.parentNode.clientWidth !== this.width) this.draw(); }).observe(this.field);
     this.draw();
   }
@@ -106,9 +106,9 @@ class Flames {
     event.preventDefault();
   }
 
-  say(one) {
+  describe(one) {
     const share = (100 * one.time) / (this.root.time || 1);
-    this.told.textContent = `${one.name}: ${milliseconds(one.time)}, ${share.toFixed(1)} % of all`
+    this.status.textContent = `${one.name}: ${milliseconds(one.time)}, ${share.toFixed(1)} % of all`
       + (this.words ? `; “${this.words}”: ${this.matching.toFixed(1)} % of all` : "");
   }
 
@@ -126,7 +126,7 @@ class Flames {
       let at = left;
       for (const callee of one.callees) {
         const wide = (width * callee.time) / (one.time || 1);
-        if (wide >= LEAST_WIDTH) waiting.push([callee, at, wide]);
+        if (wide >= MIN_WIDTH) waiting.push([callee, at, wide]);
         at += wide;
       }
     }
@@ -141,13 +141,13 @@ class Flames {
     }
     this.all.disabled = this.focus === this.root;
     this.matching = this.words ? (100 * matching(this.root, this.words)) / (this.root.time || 1) : 0;
-    this.say(this.chosen);
+    this.describe(this.chosen);
   }
 
   box(one, left, width) {
-    const found = this.words && one.name.toLowerCase().includes(this.words);
+    const matches = this.words && one.name.toLowerCase().includes(this.words);
     const group = svg("g", {
-      class: ["flame", `flame-${kind(one.name)}`, found ? "flame-found" : "", one === this.chosen ? "flame-chosen" : ""].join(" "),
+      class: ["flame", `flame-${kind(one.name)}`, matches ? "flame-match" : "", one === this.chosen ? "flame-chosen" : ""].join(" "),
     });
     const y = one.depth * ROW;
     group.append(svg("rect", { x: left, y, width: Math.max(width - 0.5, 0.3), height: ROW - 1, rx: 1 }));
@@ -192,7 +192,7 @@ function numbers(root) {
       times.set(one.name, (times.get(one.name) ?? 0) + own);
       waiting.push(...one.callees);
     }
-    const ranked = [...times].sort((left, right) => right[1] - left[1]).filter(([, own]) => own > 0).slice(0, MOST_ROWS);
+    const ranked = [...times].sort((left, right) => right[1] - left[1]).filter(([, own]) => own > 0).slice(0, MAX_ROWS);
     const body = node("tbody", {}, ...ranked.map(([name, own]) => node("tr", {},
       node("td", { class: "long" }, name),
       node("td", { class: "number" }, milliseconds(own)),
@@ -212,13 +212,13 @@ const PATIENCE_MS = 60_000;
 document.addEventListener("click", async (event) => {
   const button = event.target.closest?.("[data-perfetto]");
   if (!button) return;
-  const say = (text) => { button.parentElement.querySelector("output").textContent = text; };
+  const report = (text) => { button.parentElement.querySelector("output").textContent = text; };
   const viewer = window.open(button.dataset.perfetto, "_blank");
   if (!viewer) {
-    say("The browser did not open the tab: let this page open pop-ups.");
+    report("The browser did not open the tab: let this page open pop-ups.");
     return;
   }
-  say("Handing the trace to Perfetto …");
+  report("Handing the trace to Perfetto …");
   try {
     const answered = pong(viewer, new URL(button.dataset.perfetto).origin);
     const response = await fetch(button.dataset.trace);
@@ -227,9 +227,9 @@ document.addEventListener("click", async (event) => {
     const origin = await answered;
     const fileName = button.dataset.trace.split("/").pop();
     viewer.postMessage({ perfetto: { buffer, title: button.dataset.title, fileName } }, origin);
-    say("Perfetto has the trace.");
+    report("Perfetto has the trace.");
   } catch (error) {
-    say(`${error.message}. Download the trace, and open it there.`);
+    report(`${error.message}. Download the trace, and open it there.`);
   }
 });
 

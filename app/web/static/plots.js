@@ -11,7 +11,7 @@ const COLOURS = 8;
 const NARROW = 520;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia(`(width < ${NARROW}px)`);
-const LEAST_CELL = 5; // pixels of a cell that has gaps around it
+const MIN_CELL = 5; // pixels of a cell that has gaps around it
 const LETTER = 8; // pixels of a letter in a cell of a heat map, and between two cells' texts
 let library;
 
@@ -32,19 +32,19 @@ const nearby = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
     nearby.unobserve(target);
-    drawOrSayWhyNot(target);
+    drawOrExplain(target);
   }
 }, { rootMargin: "400px" });
 
-function drawOrSayWhyNot(figure) {
-  draw(figure).catch((error) => say(figure, `This plot could not be drawn: ${error.message}.`));
+function drawOrExplain(figure) {
+  draw(figure).catch((error) => showMessage(figure, `This plot could not be drawn: ${error.message}.`));
 }
 
 export function drawPlots(root) {
   for (const figure of root.querySelectorAll("figure[data-plot]:not([data-drawn])")) {
     figure.dataset.drawn = "waiting";
     // The plots of an exported file are drawn at once, so that all of it can be printed.
-    if (IS_EXPORTED) drawOrSayWhyNot(figure);
+    if (IS_EXPORTED) drawOrExplain(figure);
     else nearby.observe(figure);
   }
 }
@@ -52,7 +52,7 @@ export function drawPlots(root) {
 // Figures whose numbers a reader has opened: they are open again when the figure is drawn anew.
 const opened = new WeakSet();
 
-export function forgetPlots(figure) {
+export function clearPlot(figure) {
   nearby.unobserve(figure);
   if (figure.querySelector(".plot-data[open]")) opened.add(figure);
   const picture = figure.querySelector(".plot");
@@ -63,7 +63,7 @@ export function forgetPlots(figure) {
 
 for (const query of [dark, narrow]) {
   query.addEventListener("change", () => {
-    for (const figure of document.querySelectorAll("figure[data-drawn]")) forgetPlots(figure);
+    for (const figure of document.querySelectorAll("figure[data-drawn]")) clearPlot(figure);
     drawPlots(document);
   });
 }
@@ -79,7 +79,7 @@ async function load(source) {
 async function draw(figure) {
   const [content, Plotly] = await Promise.all([load(figure.dataset.plot), plotly()]);
   if (!content.data.length) {
-    say(figure, content.empty ?? "There is nothing to draw.");
+    showMessage(figure, content.empty ?? "There is nothing to draw.");
     figure.dataset.drawn = "empty";
     return;
   }
@@ -124,8 +124,8 @@ function fitHeatMap(data, layout, width) {
   for (const trace of maps) {
     const longest = Math.max(0, ...(trace.text ?? []).flat().map((text) => text.length));
     if ((longest + 1) * LETTER > room) delete trace.texttemplate;
-    if (room < LEAST_CELL) trace.xgap = 0;
-    if (layout.height / 2 / Math.max(trace.y.length, 1) < LEAST_CELL) trace.ygap = 0;
+    if (room < MIN_CELL) trace.xgap = 0;
+    if (layout.height / 2 / Math.max(trace.y.length, 1) < MIN_CELL) trace.ygap = 0;
     if (isNarrow && trace.colorbar) {
       const title = { ...trace.colorbar.title, side: "bottom" };
       Object.assign(trace.colorbar, { orientation: "h", yref: "container", y: 0, yanchor: "bottom", title });
@@ -133,7 +133,7 @@ function fitHeatMap(data, layout, width) {
   }
 }
 
-function say(figure, text) {
+function showMessage(figure, text) {
   figure.prepend(note(text));
   figure.dataset.drawn = "failed";
 }
@@ -183,7 +183,7 @@ function themed(content) {
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))])) {
     layout[name] = { ...axis, ...given[name] };
-    // Plotly writes the ticks between powers of ten as "2" and "5" unless it is told how.
+    // Plotly writes the ticks between powers of ten as "2" and "5" unless a format is set.
     if (layout[name].type === "log" && layout[name].dtick === "D2") layout[name].tickformat ??= ",~r";
     if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
   }
@@ -222,7 +222,7 @@ function numbers(content, picture) {
   return details;
 }
 
-const MOST_ROWS = 2000;
+const MAX_ROWS = 2000;
 
 function table(content, name) {
   const { columns, rows, number = rows.length } = content.table ?? tabulated(content);
@@ -240,7 +240,7 @@ function table(content, name) {
     head.append(cell);
   }
   const body = element.createTBody();
-  for (const row of rows.slice(0, MOST_ROWS)) {
+  for (const row of rows.slice(0, MAX_ROWS)) {
     const line = body.insertRow();
     for (const value of row) {
       const cell = line.insertCell();
@@ -249,10 +249,10 @@ function table(content, name) {
     }
   }
   region.append(element);
-  if (number > Math.min(rows.length, MOST_ROWS)) {
+  if (number > Math.min(rows.length, MAX_ROWS)) {
     const note = document.createElement("p");
     note.className = "quiet";
-    note.textContent = `The first ${Math.min(rows.length, MOST_ROWS)} of ${number} rows.`;
+    note.textContent = `The first ${Math.min(rows.length, MAX_ROWS)} of ${number} rows.`;
     region.append(note);
   }
   return region;

@@ -8,7 +8,6 @@ sequences. A call that is not known yet, and every call where the library cannot
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -40,6 +39,20 @@ _loaded: Any | None = None
 """The library; None until a call has taught it."""
 _failed = False
 """True if this process does without it."""
+_differentiate_in_python: Callable[..., tuple[Tensor | None, ...]] | None = None
+"""Computes the gradients of a call that the library does not know; None until `begin` was called."""
+
+
+def begin(differentiate: Callable[..., tuple[Tensor | None, ...]]) -> None:
+    """Let calls be taught to the library from now on. The module that defines torch's operations must call this after
+    it has defined them, since the library implements them.
+
+    Args:
+        differentiate: `differentiate(out_gradient, q, k, v, out, logsumexp, is_causal, tf32, needed)` returns the
+            gradients of q, k and v that are needed.
+    """
+    global _differentiate_in_python
+    _differentiate_in_python = differentiate
 
 
 def _library() -> Any | None:
@@ -80,7 +93,6 @@ def implement(library: Any, device: str) -> None:
     Compiled functions call these. Python's implementation, and its function at autograd's key before it, take the host
     longer than the rest of such a call. They get what the library does not know.
     """
-    importlib.import_module("kernels.attention.flash_triton")  # which defines the operations, and imports this module
     library.implement(device)
 
 
@@ -142,7 +154,7 @@ def _teach(
 ) -> None:
     """Describe the launches to the library. A call never fails because later ones could not be made faster."""
     global _failed
-    if _failed or hooks_are_set():
+    if _failed or _differentiate_in_python is None or hooks_are_set():
         return
     try:
         kernels = _described(launches)
@@ -167,7 +179,6 @@ def _described(launches: Sequence[tuple[Launch, Sequence[int]]]) -> list[dict[st
 @once_differentiable
 def _differentiate(_context: None, *inputs: Any) -> tuple[Tensor | None, ...]:
     """Return the gradients that are needed, of a call that the library does not know; it gives what it was given."""
-    from kernels.attention.flash_triton import differentiate  # which imports this module
-
+    assert _differentiate_in_python is not None
     out_gradient, q, k, v, out, logsumexp, is_causal, needed = inputs
-    return differentiate(out_gradient, q, k, v, out, logsumexp, is_causal, False, tuple(needed))
+    return _differentiate_in_python(out_gradient, q, k, v, out, logsumexp, is_causal, False, tuple(needed))

@@ -152,7 +152,7 @@ def test_a_value_that_the_spec_does_not_take_stops_the_search(fresh_site: Any, m
     assert "Resume" not in page(fresh_site, f"/ui/sweeps/{sweep['id']}").text
 
 
-def test_results_that_do_not_tell_stop_the_search_and_resuming_does_not_help(fresh_site: Any, measured: Any) -> None:
+def test_unclear_results_stop_the_search(fresh_site: Any, measured: Any) -> None:
     sweep = submit(fresh_site)
     claim = fresh_site.worker.claim()
     fresh_site.worker.finish(claim, measurements=[measured("step_ms", None, "unsupported")])

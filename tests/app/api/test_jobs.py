@@ -223,25 +223,6 @@ def test_bad_idempotency_key(site: Any, key: str) -> None:
     assert "Idempotency-Key" in response.json()["detail"]
 
 
-def test_twenty_threads_with_one_key(fresh_site: Any) -> None:
-    ids: list[int] = []
-    start = threading.Barrier(20)
-
-    def submit() -> None:
-        start.wait()
-        response = fresh_site.http.post("/jobs", json={"spec": TINY}, headers={"Idempotency-Key": "same"})
-        ids.append(response.json()["id"])
-
-    threads = [threading.Thread(target=submit) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ids) == 20
-    assert len(set(ids)) == 1
-    assert fresh_site.rows()["job"] == 1
-
-
 def test_wait_until_done(site: Any) -> None:
     answers: list[Any] = []
     started = time.monotonic()

@@ -103,7 +103,7 @@ def test_marked_fields_inside_other_specs_list_the_names_too(fresh_site: Any) ->
     assert definitions["ModelSpec"]["properties"]["name"]["enum"] == ["transformer_lm"]
 
 
-def test_a_tool_that_no_worker_has_is_refused_where_the_spec_asks_for_it(fresh_site: Any) -> None:
+def test_a_tool_that_no_worker_has_is_refused(fresh_site: Any) -> None:
     site = fresh_site
     profile = {**TINY, "kind": "profile", "device": "cuda"}
     asks = {"nsys": True, "ncu": {"kernels": "flash"}}

@@ -124,23 +124,6 @@ def test_control_of_the_readiness_write(serve: Any, ext4: Path, monkeypatch: pyt
     assert found.startswith("GET /readyz: 200"), "reads come from memory"
 
 
-def test_a_full_disk(serve: Any, tmp_path: Path) -> None:
-    with (
-        mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m,mode=0700", "flopwatch-test") as disk,
-        serve(disk) as site,
-    ):
-        site.submit()
-        assert site.http.get("/readyz").status_code == 200
-        filler = disk / "filler"
-        with filler.open("wb") as file:
-            free = os.statvfs(disk)
-            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
-        answer = site.http.get("/readyz")
-        assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
-        filler.unlink()
-        assert site.http.get("/readyz").status_code == 200
-
-
 def test_a_readiness_check_changes_nothing_and_waits_for_nobody(serve: Any, tmp_path: Path) -> None:
     with serve(tmp_path, busy_timeout_s=600) as site:  # far longer than the client waits for an answer
         before = site.rows()

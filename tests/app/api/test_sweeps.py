@@ -77,21 +77,6 @@ def test_resume(fresh_site: Any) -> None:
     assert site.http.post(f"{path}?x=1").status_code == 422
 
 
-def test_resume_after_a_job_was_deleted(fresh_site: Any) -> None:
-    site = fresh_site
-    sweep = site.http.post("/sweeps", json={"base": BASE, "grid": GRID, "labels": {"run": "d"}}).json()
-    jobs = site.http.get(f"/jobs?sweep={sweep['id']}").json()["data"]
-    assert site.http.post(f"/jobs/{jobs[0]['id']}/cancel").status_code == 202
-    assert site.http.delete(f"/jobs/{jobs[0]['id']}").status_code == 204
-    assert site.http.get(f"/sweeps/{sweep['id']}").json()["counts"]["queued"] == 5
-    response = site.http.post(f"/sweeps/{sweep['id']}/resume")
-    assert response.status_code == 202, response.text
-    assert response.json()["counts"] == {"queued": 6, "running": 0, "succeeded": 0, "failed": 0, "cancelled": 0}
-    newest = site.http.get(f"/jobs?sweep={sweep['id']}").json()["data"][0]
-    assert newest["id"] > jobs[0]["id"]
-    assert {name: newest[name] for name in ("spec", "labels")} == {name: jobs[0][name] for name in ("spec", "labels")}
-
-
 def test_idempotency_key(site: Any) -> None:
     body = {"base": BASE, "grid": GRID}
     answers = [site.http.post("/sweeps", json=body, headers={"Idempotency-Key": "s"}) for _ in range(2)]

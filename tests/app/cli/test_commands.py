@@ -116,7 +116,7 @@ def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> Non
     assert shown.endswith("\n\ncontext_length=16/32 (2 cells): oom: out of memory\n")
 
 
-def test_what_a_failed_job_measured_is_in_the_table_that_succeeded_ones_have(site: Any, flopwatch: Any) -> None:
+def test_a_failed_job_has_a_table(site: Any, flopwatch: Any) -> None:
     job_id = submitted(flopwatch, "--priority", "50")
     rows = [MEASURED("forward_ms", 1.25, context_length=8), MEASURED("step_ms", None, "oom", context_length=16)]
     site.worker.finish(site.worker.claim_job(job_id), "failed", measurements=rows)
@@ -390,9 +390,7 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["jobs", "cancel", "delete"])
-def test_a_kind_that_no_job_can_have_is_refused_and_the_known_ones_are_named(
-    site: Any, flopwatch: Any, command: str
-) -> None:
+def test_an_unknown_kind_is_refused(site: Any, flopwatch: Any, command: str) -> None:
     error = ended(flopwatch(command, "--kind", "benchmak"), 1)
     assert error == f"error: --kind benchmak: no job is of this kind; known kinds: {', '.join(sorted(KINDS))}\n"
     ended(flopwatch(command, "--kind", "benchmark", "--label", "nobody=has"))
@@ -436,9 +434,7 @@ def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: A
     ended(flopwatch("cancel", *map(str, waiting), stuck))
 
 
-def test_the_first_of_the_queue_is_said_to_wait_for_free_devices_as_on_its_page(
-    fresh_site: Any, flopwatch: Any
-) -> None:
+def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -> None:
     first, second = (fresh_site.submit()["id"] for _ in range(2))
 
     def shown(job_id: int) -> str:

@@ -310,7 +310,7 @@ def modes_below(folder: Path) -> dict[Path, int]:
     return found
 
 
-def test_a_job_under_up_never_sees_the_token_and_a_second_signal_hurries_up(start: Any, tmp_path: Path) -> None:
+def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path: Path) -> None:
     environment = {
         "PYTHONPATH": os.pathsep.join([str(PLUGINS / "plain_kind"), str(PROJECT), str(PLUGINS)]),
         "MISBEHAVE_FOLDER": tmp_path,

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from app import results
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.results import Question, Sheet, compare, compare_sides, compare_with_baseline, render
+from app.results import Question, Sheet, render, sheet_of
+from app.results.comparing import PLAIN
 from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
@@ -25,6 +27,29 @@ KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "
 OPERATORS = {"name": "string", "class": "string", "device_ms": "number", "host_ms": "number", "calls": "number"}
 SUCCEEDED = Finish("succeeded")
 CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
+
+
+def compare(
+    database: Database,
+    baseline: int | Sequence[int],
+    candidate: int | Sequence[int],
+    question: Question = PLAIN,
+    limit: int | None = None,
+) -> Sheet:
+    """Compare jobs, and return the comparison as a sheet."""
+    sides = ([side] if isinstance(side, int) else side for side in (baseline, candidate))
+    return sheet_of(results.compare(database, *sides, question), limit)
+
+
+def compare_with_baseline(
+    database: Database, name: str, candidate: int | Sequence[int], question: Question = PLAIN
+) -> Sheet:
+    jobs = [candidate] if isinstance(candidate, int) else candidate
+    return sheet_of(results.compare_with_baseline(database, name, jobs, question))
+
+
+def compare_sides(database: Database, job_id: int) -> Sheet:
+    return sheet_of(results.compare_sides(database, job_id))
 
 
 def rows(sheet: Sheet) -> list[dict[str, Any]]:
@@ -300,7 +325,7 @@ class TestWithABaseline:
         sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
         assert about(sheet, "conclusion") == "no_difference"
 
-    def test_a_job_that_measured_nothing_lacks_the_device_that_no_other_has(
+    def test_a_job_without_measurements_lacks_a_device(
         self, database: Database, run: Callable[..., int], keep: Callable[..., None]
     ) -> None:
         keep(run("cpu 0"), run("gpu 0"))
@@ -424,9 +449,7 @@ class TestProfiles:
             ("operators", "forward", "aten::mm", 6.0),
         ]
 
-    def test_a_class_that_one_side_could_not_tell_was_neither_gained_nor_lost(
-        self, database: Database, profile: Callable[..., int]
-    ) -> None:
+    def test_a_class_unknown_to_one_side_is_no_change(self, database: Database, profile: Callable[..., int]) -> None:
         eager = [["step", "matmul", 9.0, 10.0], ["step", "normalisation", 2.0, 50.0]]
         graph = [["step", "matmul", 8.0, 10.0]]
         sheet = compare(database, profile(("classes", eager, CLASSES)), profile(("classes", graph, CLASSES)))
@@ -459,7 +482,7 @@ class TestProfiles:
             return ("kernels-forward", [[f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)], KERNELS)
 
         jobs = [profile(kernels(0.0)), profile(kernels(1.0))]
-        sheet = compare(database, *jobs, Question(limit=2))
+        sheet = compare(database, *jobs, limit=2)
         assert [row["name"] for row in rows(sheet)] == ["all kernels", "k4", "k3"]
         assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
         assert "Shown are the 2 that changed most of 5 kernels (forward)." in sheet.notes

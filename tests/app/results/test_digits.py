@@ -29,7 +29,7 @@ def test_no_more_decimals_than_deviations_justify() -> None:
     assert texts((231.4, 138.2), (95.2, 40.0)) == ["231 ± 138", "95 ± 40"]
 
 
-def test_numbers_of_very_different_size_have_the_decimals_that_suit_them() -> None:
+def test_decimals_suit_numbers_of_any_size() -> None:
     assert texts(0.01234, 1234.5) == ["0.01234", "1234"]
 
 

@@ -152,7 +152,7 @@ class TestNotAlternated:
         _, whole = judged(row(STEADY, times(1.2)), alternated=False)
         assert whole.sentence.endswith("8 processes each; not alternated, so changes of the host count as well")
 
-    def test_a_difference_no_larger_than_one_sides_own_drift_counts_for_nothing(self) -> None:
+    def test_a_difference_within_the_drift_does_not_count(self) -> None:
         drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
         above = [1.065, 1.068, 1.070, 1.072, 1.066, 1.069, 1.071, 1.073]
         (in_turns,), _ = judged(row(drifting, above))
@@ -204,7 +204,7 @@ class TestManyRows:
         _, mixed = judged(*rows, row(STEADY, times(2.0), case="length=5"))
         assert mixed.conclusion == "mixed"
 
-    def test_cases_without_a_value_are_told_beside_a_single_one_that_has_some(self) -> None:
+    def test_cases_without_a_value_are_counted(self) -> None:
         lengths = [row(STEADY, times(0.8), case="length=1"), *(row(STEADY, (), case=f"length={n}") for n in (2, 3))]
         _, whole = judged(*lengths)
         assert whole.sentence.startswith("step_ms, length=1: candidate is 1.25× faster")

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.results import Cell, Sheet, column_name, local_table, render, table
+from app.metrics import column_name
+from app.results import Cell, Sheet, local_table, render
 from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.kernel import KernelSpec
 from app.store.database.engine import Database
 from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, UnitRecord
+from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
 TIMEOUT = Finish("failed", error=job_problem("timeout", "longer than 1 s"))
@@ -171,9 +173,7 @@ class TestColumns:
         (row,) = json_rows(table(database, columns=["step_ms", "backward_ms"]))
         assert (row["step_ms"], row["backward_ms"], row["backward_ms_outcome"]) == (128.0, None, None)
 
-    def test_a_metric_of_several_phases_has_a_column_of_each_whatever_else_was_measured(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_each_phase_of_a_metric_has_a_column(self, database: Database, measure: Measure) -> None:
         measure(("tflops", {"phase": "forward"}), ("tflops", {"phase": "backward"}), ("tflops", {}))
         measure(("tflops", {"phase": "forward", "mean": 7.0}), spec={"context_length": 512})
         sheet = table(database, columns=["forward_tflops", "backward_tflops", "tflops"])

@@ -119,7 +119,7 @@ class TestLatex:
     def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
         assert f"{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
 
-    def test_notes_stand_below_and_heads_of_several_metrics_span_their_columns(self) -> None:
+    def test_notes_below_and_heads_over_columns(self) -> None:
         columns = [
             Column("model", "string", role="coordinate"),
             *(

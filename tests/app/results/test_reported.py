@@ -13,9 +13,9 @@ import pytest
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.results import list_tables, render, result_table
-from app.results import reported as reported_tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
+from app.store.reading import unit_tables
 from app.store.records import Claim, Finish
 
 KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
@@ -106,7 +106,7 @@ def test_a_page_reads_only_the_parts_that_it_shows(
         read.append(stored)
         return zlib.decompress(stored)
 
-    monkeypatch.setattr(reported_tables, "zlib", SimpleNamespace(decompress=decompress))
+    monkeypatch.setattr(unit_tables, "zlib", SimpleNamespace(decompress=decompress))
     for limit in (1, 3, 4, 5, 36, 37, None):
         for after in (0, 3, 4, 7, 33, 35, 36, 40):
             read.clear()
@@ -147,9 +147,7 @@ def test_a_column_of_the_reporters_own_named_as_ours(
     assert (sheet.names(), sheet.rows) == (["unit_index", "table.unit_index"], [[2, 5]])
 
 
-def test_tables_of_a_failed_job_are_partial_and_of_its_last_recorded_attempt(
-    database: Database, shop: Any, queue: Queue, reported: Any
-) -> None:
+def test_tables_of_a_failed_job_are_partial(database: Database, shop: Any, queue: Queue, reported: Any) -> None:
     error = job_problem("failed", "it broke")
     queue.finish(shop.running_job(), Finish("failed", error=error, tables=[reported("first", [[1]], a="integer")]))
     with database.write() as connection:

@@ -17,7 +17,7 @@ def spec(**fields: Any) -> AttentionSpec:
     return AttentionSpec.model_validate_json(json.dumps(fields))
 
 
-def test_cells_are_the_whole_grid_and_those_with_one_oracle_follow_each_other() -> None:
+def test_cells_with_one_oracle_follow_each_other() -> None:
     lists = {
         "implementations": ["eager", "triton"],
         "head_dims": [16, 32],

@@ -56,7 +56,7 @@ def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, object
     assert field in str((error["loc"], error.get("ctx"))), error
 
 
-def test_warmup_goes_on_until_times_are_steady_unless_a_number_is_given() -> None:
+def test_warmup_lasts_until_times_are_steady() -> None:
     assert BenchmarkSpec().warmup_steps is None
     assert BenchmarkSpec(warmup_steps=0).warmup_steps == 0
 

@@ -12,7 +12,7 @@ from app.specs._base import MAX_CELLS
 from app.specs.kernel import KernelSpec
 
 
-def test_cells_are_the_whole_grid_and_those_with_one_oracle_follow_each_other() -> None:
+def test_cells_with_one_oracle_follow_each_other() -> None:
     spec = KernelSpec(rows=[64, 32], columns=[8, 7], dtypes=["fp32", "bf16"])
     cells = spec.cells()
     assert len(cells) == len(set(cells)) == 2**4

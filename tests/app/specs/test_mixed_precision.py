@@ -13,7 +13,7 @@ from app.specs.mixed_precision import MixedPrecisionSpec
 SIZES = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}
 
 
-def test_the_default_is_four_sums_and_two_audits_under_three_autocasts() -> None:
+def test_the_default_cells() -> None:
     spec = MixedPrecisionSpec()
     assert [cell.title for cell in spec.cells()][::5] == ["accumulation fp32", "audit of the toy, autocast fp16"]
     assert spec.number_of_cells() == 10

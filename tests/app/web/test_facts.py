@@ -16,7 +16,7 @@ def event(seconds: float, done: int, total: int, message: str) -> dict[str, Any]
     return {"data": {"done": done, "total": total, "message": message}, "created_at": at}
 
 
-def test_only_what_differs_from_the_defaults_is_told() -> None:
+def test_only_changed_fields_are_listed() -> None:
     spec = KINDS["benchmark"].model_validate({"model": {"size": "tiny"}, "context_length": 64})
     stored = spec.model_dump(mode="json")
     assert [(one.field, one.value, one.default) for one in facts.differences(stored)] == [
@@ -28,7 +28,7 @@ def test_only_what_differs_from_the_defaults_is_told() -> None:
     assert KINDS["benchmark"].model_validate(changed) == spec
 
 
-def test_a_spec_of_a_kind_that_is_gone_is_told_whole() -> None:
+def test_a_spec_of_an_unknown_kind_is_listed_whole() -> None:
     assert [one.field for one in facts.differences({"kind": "gone", "x": {"y": 1}})] == ["kind", "x.y"]
     assert facts.differences({}) == []
 
@@ -47,7 +47,7 @@ def test_checks_that_failed_come_first() -> None:
     assert found[1].where == "a"
 
 
-def test_the_pace_and_what_is_left() -> None:
+def test_the_pace_and_the_time_left() -> None:
     progress = [event(0, 0, 2, "unit"), event(10, 0, 80, "making"), event(12, 10, 80, "measuring")]
     assert facts.pace(progress, START + timedelta(seconds=12)) == "200 ms each, about 14 s left"
     assert facts.pace(progress, START + timedelta(seconds=40)) == "200 ms each"

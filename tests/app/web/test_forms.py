@@ -58,7 +58,7 @@ def test_values_have_the_types_of_the_schema() -> None:
     }
 
 
-def test_a_list_field_takes_several_values_and_another_one_makes_a_sweep() -> None:
+def test_a_list_field_takes_several_values() -> None:
     lists = body("attention", sequence_lengths="64, 128", causal=["true", "false"], implementations=["eager"])
     assert lists["spec"]["sequence_lengths"] == [64, 128]
     assert "grid" not in lists
@@ -71,18 +71,18 @@ def test_a_list_field_takes_several_values_and_another_one_makes_a_sweep() -> No
     assert command(sweep) == "flopwatch sweep benchmark context_length=64,128 precision=fp32,bf16 model.size=tiny"
 
 
-def test_an_object_that_is_given_keeps_what_its_own_defaults_lack() -> None:
+def test_a_given_object_uses_its_own_defaults() -> None:
     """`model` defaults to size small; a model with another width still is of that size unless somebody unticks it."""
     assert body("benchmark", model__d_model="512")["spec"]["model"] == {"size": "small", "d_model": 512}
     assert body("benchmark", model__d_model="512", model__size=[])["spec"]["model"] == {"d_model": 512}
 
 
-def test_a_field_that_is_emptied_is_null_where_null_says_something_and_left_out_elsewhere() -> None:
+def test_an_emptied_field_is_null_or_left_out() -> None:
     assert body("benchmark", batch_size="", compile=[]) == {"spec": {"kind": "benchmark"}}
     assert body("benchmark", warmup_steps="") == {"spec": {"kind": "benchmark"}}, "null is the default"
 
 
-def test_what_is_no_number_is_sent_as_it_is() -> None:
+def test_a_text_that_is_no_number_is_sent_unchanged() -> None:
     assert body("benchmark", context_length="abc")["spec"]["context_length"] == "abc"
     assert body("benchmark", context_length="NaN")["spec"]["context_length"] == "NaN"
     assert body("compare", baseline="{")["spec"]["baseline"] == "{"
@@ -155,7 +155,7 @@ def test_a_clone_has_the_labels_of_the_job(labels: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"), [("a=b, c", "'c' must be written key=value"), ("a=b, a=c", "the key 'a' is there twice")]
 )
-def test_labels_that_are_none_are_told(text: str, words: str) -> None:
+def test_invalid_labels_are_reported(text: str, words: str) -> None:
     [problem] = forms.problems([], forms.option_texts({}) | {"labels": text})
     assert (problem["pointer"], words in problem["detail"]) == ("/labels", True)
 
@@ -170,7 +170,7 @@ def test_labels_that_are_none_are_told(text: str, words: str) -> None:
     ids=["lone surrogate", "cut", "deep"],
 )
 @pytest.mark.parametrize("route", ["new", "new/preview"])
-def test_what_is_no_json_is_told_at_its_field(site: Any, text: str, words: str, route: str) -> None:
+def test_invalid_json_is_reported_at_its_field(site: Any, text: str, words: str, route: str) -> None:
     fields = {"kind": "benchmark", "spec.code": text, "spec.batch_size": "0"}
     if route == "new":
         answer = site.http.post("/ui/new", data=fields, headers={"Sec-Fetch-Site": "same-origin"})
@@ -185,6 +185,6 @@ def test_what_is_no_json_is_told_at_its_field(site: Any, text: str, words: str, 
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "[" * 20_000])
-def test_what_no_field_takes_is_told_at_the_field(site: Any, text: str) -> None:
+def test_a_wrong_value_is_reported_at_its_field(site: Any, text: str) -> None:
     answer = site.http.get("/ui/new/preview", params={"kind": "benchmark", "spec.batch_size": text})
     assert answer.status_code == 200, answer.text

@@ -34,7 +34,7 @@ def test_a_queued_job_has_a_place(fresh_site: Any) -> None:
     assert "Place 2 in the queue" in again.text, "its place changed though the job did not"
 
 
-def test_a_running_job_tells_its_steps_and_follows_its_log(fresh_site: Any) -> None:
+def test_a_running_job_lists_its_steps_and_follows_its_log(fresh_site: Any) -> None:
     job_id = fresh_site.submit()["id"]
     claim = fresh_site.worker.claim_job(job_id)
     fresh_site.worker.report(claim, "progress", done=0, total=2, message="eager, length 8")
@@ -78,7 +78,7 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
 @pytest.mark.parametrize(
     ("processes", "drawn", "note"), [(20, 20, ""), (70, 64, "Drawn: the first 64 of 70 processes")]
 )
-def test_samples_of_many_processes_are_drawn_or_said_to_be_left_out(
+def test_left_out_processes_of_samples_are_reported(
     fresh_site: Any, measured: Any, processes: int, drawn: int, note: str
 ) -> None:
     phases = ("forward", "backward", "optimizer", "step")
@@ -178,7 +178,7 @@ def test_the_form_submits_a_job_or_a_sweep(fresh_site: Any) -> None:
     assert "flopwatch submit benchmark model.size=tiny context_length=64" in cloned
 
 
-def test_what_is_wrong_in_a_form_stands_at_its_fields(fresh_site: Any) -> None:
+def test_errors_stand_at_their_fields(fresh_site: Any) -> None:
     fields = {"kind": "benchmark", "spec.context_length": "abc", "spec.batch_size": "0", "option.priority": "5000"}
     before = fresh_site.rows()
     answer = fresh_site.http.post("/ui/new", data=fields, headers=OWN)
@@ -196,7 +196,7 @@ def test_what_is_wrong_in_a_form_stands_at_its_fields(fresh_site: Any) -> None:
 
 
 @pytest.mark.parametrize("query", ["kind=none", "kind=attention&preset=none", "job=999999"])
-def test_there_is_no_form_of_what_does_not_exist(fresh_site: Any, query: str) -> None:
+def test_unknown_kinds_presets_and_jobs_have_no_form(fresh_site: Any, query: str) -> None:
     assert "All jobs" in page(fresh_site, f"/ui/new?{query}", 404).text
 
 

@@ -23,7 +23,7 @@ def shown(site: Any, query: str) -> list[int]:
     return [int(number) for number in re.findall(r'<tr id="job-(\d+)"', text)]
 
 
-def test_a_first_visit_offers_the_demo_and_says_whether_a_worker_is_there(fresh_site: Any) -> None:
+def test_a_first_visit_offers_the_demo(fresh_site: Any) -> None:
     assert "No worker is connected" in page(fresh_site, "/ui").text
     fresh_site.worker.register()
     text = page(fresh_site, "/ui").text
@@ -37,7 +37,7 @@ def test_a_first_visit_offers_the_demo_and_says_whether_a_worker_is_there(fresh_
     assert fresh_site.http.post("/ui/demo", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
-def test_jobs_of_a_sweep_are_told_by_what_differs(fresh_site: Any) -> None:
+def test_jobs_of_a_sweep_are_named_by_their_differences(fresh_site: Any) -> None:
     body = {"base": {"kind": "benchmark", "seed": 3}, "grid": {"model.size": ["tiny", "small"], "precision": ["bf16"]}}
     body["name"] = "Sizes"
     sweep = fresh_site.http.post("/sweeps", json=body).json()["id"]
@@ -51,14 +51,14 @@ def test_jobs_of_a_sweep_are_told_by_what_differs(fresh_site: Any) -> None:
     assert rows[1:] == ["small", "tiny"]
 
 
-def test_jobs_of_a_search_are_told_by_the_value_that_they_try(fresh_site: Any) -> None:
+def test_jobs_of_a_search_are_named_by_the_value_they_try(fresh_site: Any) -> None:
     body = {"base": {"kind": "benchmark"}, "fit": {"axis": "context_length", "upto": 1024}}
     answer = fresh_site.http.post("/sweeps", json=body)
     assert answer.status_code == 201, answer.text
     assert "over context_length" in " ".join(page(fresh_site, "/ui").text.split())
 
 
-def test_a_row_has_duration_verdict_and_the_metric_that_stands_for_the_job(fresh_site: Any, measured: Any) -> None:
+def test_a_row_has_duration_verdict_and_metric(fresh_site: Any, measured: Any) -> None:
     ids = [fresh_site.submit()["id"] for _ in range(3)]
     rows = {
         ids[0]: [measured("step_ms", 12.5, model="tiny"), measured("forward_ms", 4.0, model="tiny")],

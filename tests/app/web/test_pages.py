@@ -145,7 +145,7 @@ def test_a_job_of_one_unit_shows_none(site: Any, measured: Any) -> None:
     assert "the whole job" not in page(site, f"/ui/jobs/{job_id}").text
 
 
-def test_of_many_measurements_the_first_are_shown(site: Any, measured: Any) -> None:
+def test_the_first_of_many_measurements_are_shown(site: Any, measured: Any) -> None:
     job_id = finished(site, *(measured("forward_ms", 1.0, context_length=length) for length in range(1000, 1300)))
     found = page(site, f"/ui/jobs/{job_id}")
     assert "The first 200 measurements" in found.text
@@ -234,7 +234,7 @@ def finished(site: Any, *measurements: Any, state: str = "succeeded") -> int:
     return job_id
 
 
-def test_a_finished_job_has_its_table_first_and_every_measurement_folded(site: Any, measured: Any) -> None:
+def test_a_finished_job_shows_its_table_first(site: Any, measured: Any) -> None:
     rows = [measured("forward_ms", length / 8, model="tiny", context_length=length) for length in (8, 16)]
     rows += [measured("forward_ms", None, "oom", model="tiny", context_length=length) for length in (32, 64)]
     job_id = finished(site, *rows)

@@ -83,7 +83,7 @@ def test_points_of_a_sheet_have_their_coordinates_verdict_and_job() -> None:
         plots.points_of(sheet([]), "sequence_length")
 
 
-def test_the_number_with_most_values_goes_along_x_and_the_rest_makes_series() -> None:
+def test_the_number_with_most_values_goes_along_x() -> None:
     assert plots.axes_of(grid()) == Axes("sequence_length", ("implementation",), ("implementation", "sequence_length"))
     assert plots.axes_of(grid(), "implementation").by == ("sequence_length",)
     with pytest.raises(KeyError, match="causal"):
@@ -114,7 +114,7 @@ def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
     assert eager["customdata"][0][0] == "eager, sequence_length=256, causal<br>64 ± 0.5 (n = 8)"
 
 
-def test_axes_are_linear_where_asked_or_where_a_logarithm_has_no_sense() -> None:
+def test_axes_are_linear_on_request_and_for_few_values() -> None:
     figure = plots.chart(grid(), plots.axes_of(grid()), "forward_ms", "ms", log_x=False, log_y=False)
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
     with_zero = [*grid(), Point({"implementation": "eager", "sequence_length": 0, "causal": True}, 0.0)]
@@ -122,7 +122,7 @@ def test_axes_are_linear_where_asked_or_where_a_logarithm_has_no_sense() -> None
     assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
 
 
-def test_what_has_no_number_is_marked_and_not_drawn_as_one() -> None:
+def test_points_without_a_value_are_marked() -> None:
     points = grid({("eager", 4096): "oom", ("eager", 1024): "oom", ("flash", 256): "wrong"})
     traces = drawn(plots.chart(points, plots.axes_of(points), "forward_ms", "ms"))
     assert traces["eager"]["x"] == [256, 512]
@@ -155,7 +155,7 @@ def test_doubtful_points_are_open_and_repeated_cases_have_no_line() -> None:
     assert trace["customdata"][1][0].endswith("suspect")
 
 
-def test_too_many_series_are_cut_and_that_is_said() -> None:
+def test_left_out_series_are_reported() -> None:
     points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
     figure = plots.chart(points, plots.axes_of(points), "m", None)
     assert len(figure["data"]) == plots.MAX_SERIES
@@ -208,7 +208,7 @@ def test_figures_have_their_numbers_as_a_table() -> None:
         assert ["eager", 256, 64, 0.5, 8, "ok", None] in table["rows"]
         assert ["eager", 4096, None, None, 8, "oom", None] in table["rows"]
     empty = plots.heat_map([], "a", "b", "m", None)
-    assert (empty["data"], empty["empty"]) == ([], plots.NOTHING)
+    assert (empty["data"], empty["empty"]) == ([], plots.EMPTY)
 
 
 def test_a_large_heat_map_has_no_texts_and_holes_where_nothing_is() -> None:
@@ -238,7 +238,7 @@ def test_distributions_stand_side_by_side() -> None:
 
 
 class TestMorePointsThanPixels:
-    def test_of_each_stretch_the_least_and_the_greatest_are_drawn_and_the_figure_says_so(self) -> None:
+    def test_long_lines_draw_extremes_and_say_so(self) -> None:
         points = curve(10_000)
         figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
         traces = drawn(figure)
@@ -271,7 +271,7 @@ class TestMorePointsThanPixels:
         assert figure["table"]["number"] == 20_000
 
     @pytest.mark.parametrize(("series", "drawn_places"), [(1, plots.MAX_BARS), (3, plots.MAX_BARS // 3), (20, 4)])
-    def test_bars_are_so_few_that_each_is_seen_and_the_rest_is_told(self, series: int, drawn_places: int) -> None:
+    def test_left_out_bars_are_reported(self, series: int, drawn_places: int) -> None:
         points = [
             Point(
                 {"name": f"n{at}", "kind": f"k{number}"},
@@ -298,7 +298,7 @@ class TestMorePointsThanPixels:
         assert [trace["x"] for trace in drawn(figure).values()] == [[f"n{at}"] for at in range(7)]
         assert figure["note"] == "Drawn: 7 of 100 series; the first 7 of 100 values of name"
 
-    def test_as_many_bars_as_are_seen_are_all_drawn(self) -> None:
+    def test_bars_that_fit_are_all_drawn(self) -> None:
         points = [Point({"name": f"n{at}"}, 1.0) for at in range(plots.MAX_BARS)]
         figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
         assert len(drawn(figure)[""]["x"]) == plots.MAX_BARS

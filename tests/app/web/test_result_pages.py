@@ -15,9 +15,10 @@ import pytest
 from app.specs import spec_adapter
 from app.store.reading import members
 from app.web.pages import plots as plots_page
-from app.web.pages.compare import _telling
-from app.web.pages.sweeps import listed, told
+from app.web.pages.compare import short_names
+from app.web.pages.sweeps import listed
 from app.web.pages.tables import command
+from app.web.values import value_text
 from tests.app.web.checker import page
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -96,7 +97,7 @@ class TestSweeps:
         "query",
         ["?sort=nothing", "?at=precision", "?at=nothing:0", f"?at=precision:{10**20}", "?state=done", "?page=0"],
     )
-    def test_bad_queries_are_told(self, filled: Any, query: str) -> None:
+    def test_bad_queries_are_refused(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)
 
     def test_a_page_that_has_not_changed_keeps_the_policy_of_plots(self, filled: Any) -> None:
@@ -107,8 +108,8 @@ class TestSweeps:
         assert filled.http.get("/ui/sweeps/1?sort=-job", headers={"If-None-Match": first.headers["etag"]}).text
 
     def test_values_of_the_grid_in_words(self) -> None:
-        assert told({"size": "tiny", "vocab_size": 8}) == "tiny/8"
-        assert [told(value) for value in (True, None, 1.5, [1, 2])] == ["true", "none", "1.5", "1/2"]
+        assert value_text({"size": "tiny", "vocab_size": 8}) == "tiny/8"
+        assert [value_text(value) for value in (True, None, 1.5, [1, 2])] == ["true", "none", "1.5", "1/2"]
         assert listed(list(range(100))) == "0, 1 … 99 (100 values)"
 
 
@@ -184,7 +185,7 @@ class TestPlots:
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision&only=precision:bf16").text)
         assert bars["data"][0]["x"] == ["fp32", "bf16"]
 
-    def test_the_grid_tells_the_same_as_the_table(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_grid_gives_the_same_points_as_the_table(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def values() -> list[Any]:
             plots_page.drawn.cache_clear()
             lines = figures(filled.http.get("/ui/plots?sweep=1").text)[0]
@@ -194,7 +195,7 @@ class TestPlots:
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert values() == of_table
 
-    def test_a_failed_job_has_what_all_its_processes_measured_in_large_sweeps_too(
+    def test_a_failed_job_shows_all_its_processes(
         self, fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         base = {**TINY, "replicates": 2}
@@ -228,7 +229,7 @@ class TestPlots:
         (bars,) = figures(cut)
         assert bars["note"] == "Drawn: the first 60 of 80 values of model"
 
-    def test_what_was_drawn_is_kept_until_something_changes(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_figures_are_cached_until_results_change(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
         monkeypatch.setattr(plots_page, "read_points", lambda *_: pytest.fail("it was read again"))
         assert filled.http.get("/ui/plots?sweep=1").text == first
@@ -248,7 +249,7 @@ class TestPlots:
     def test_errors(self, filled: Any, query: str, status: int) -> None:
         assert filled.http.get(f"/ui/plots{query}").status_code == status
 
-    def test_a_filter_that_is_no_filter_is_told_in_our_words(self, filled: Any) -> None:
+    def test_a_malformed_filter_is_explained(self, filled: Any) -> None:
         told = filled.http.get("/ui/plots?sweep=1&only=x").text
         assert "must be written coordinate:value" in told
         assert "Value error" not in told
@@ -283,7 +284,7 @@ class TestTables:
     def test_without_a_choice_sweeps_are_suggested(self, filled: Any) -> None:
         assert "/ui/tables?sweep=1" in page(filled, "/ui/tables").references
 
-    def test_an_empty_choice_is_told(self, filled: Any) -> None:
+    def test_an_empty_selection_is_explained(self, filled: Any) -> None:
         assert "No finished job matches" in page(filled, "/ui/tables?label=none:1").text
 
     def test_several_labels_in_one_field(self, fresh_site: Any, measured: Any) -> None:
@@ -296,13 +297,13 @@ class TestTables:
         assert "label=note%3Aa%2C+b&amp;label=x%3Ay" in both, "exports name each"
         assert "must be written key:value" in page(fresh_site, "/ui/tables?labels=x", 422).text
 
-    def test_the_equal_command(self) -> None:
+    def test_the_equivalent_command(self) -> None:
         parameters = [("sweep", "3"), ("label", "team:a b"), ("columns", "x"), ("columns", "y"), ("best", "true")]
         assert command(parameters) == "flopwatch table --sweep 3 --label 'team=a b' --columns x,y --best"
 
 
 class TestCompare:
-    def test_of_few_processes_the_samples_are_drawn(self, filled: Any, measured: Any) -> None:
+    def test_samples_are_drawn_for_few_processes(self, filled: Any, measured: Any) -> None:
         jobs = []
         for factor in (1.0, 2.0):
             filled.submit(spec={"context_length": 16}, priority=9)
@@ -348,11 +349,11 @@ class TestCompare:
         assert "the interval excludes 1, but p is 0.143 after the correction" in text
         assert "only where the interval excludes 1 and p, corrected for all metrics and cases, is at most 0.05" in text
 
-    def test_jobs_without_a_common_case_are_said_to_have_none(self, filled: Any) -> None:
+    def test_jobs_without_a_common_case(self, filled: Any) -> None:
         assert "no case in common" in page(filled, "/ui/compare?job=1&job=7").text
 
     @pytest.mark.parametrize(("other", "why"), [(8, "Compare jobs of one kind"), (9, "not finished")])
-    def test_what_cannot_be_compared_is_told_on_the_page(self, filled: Any, other: int, why: str) -> None:
+    def test_incomparable_jobs_are_explained(self, filled: Any, other: int, why: str) -> None:
         assert why in page(filled, f"/ui/compare?job=1&job={other}").text
         beside_one_that_can_be = page(filled, f"/ui/compare?job=1&job=4&job={other}").text
         assert why in beside_one_that_can_be
@@ -363,7 +364,7 @@ class TestCompare:
         assert "/ui?state=succeeded" in found.references
 
     @pytest.mark.parametrize("back", ["back=&", "back=sweep%3D1&"])
-    def test_of_picked_jobs_the_oldest_is_the_baseline(self, filled: Any, back: str) -> None:
+    def test_the_oldest_picked_job_is_the_baseline(self, filled: Any, back: str) -> None:
         """The list has the newest first, and its form sends them in that order."""
         found = page(filled, f"/ui/compare?{back}job=5&job=4&job=1")
         assert "Job 4 against job 1 (baseline)" in found.text
@@ -406,5 +407,5 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
         (["a, b, x", "b, a, x", "a, b, y"], ["a, b, x", "b, a, x", "a, b, y"]),
     ],
 )
-def test_figures_name_what_tells_their_cases_apart(cases: list[str], shown: list[str]) -> None:
-    assert list(_telling(cases).values()) == shown
+def test_figures_name_cases_by_their_differences(cases: list[str], shown: list[str]) -> None:
+    assert list(short_names(cases).values()) == shown

@@ -35,7 +35,7 @@ def test_few_steps_have_a_tick_each() -> None:
 def test_many_long_lines_have_no_more_points_than_a_browser_draws() -> None:
     figure = over_steps([row([1.0, 2.0] * 1000, unit_index) for unit_index in range(100)], 100)
     assert len(figure["data"]) == 100
-    assert all(2 <= len(trace["x"]) <= 2 * thinning.LEAST_COLUMNS + 2 for trace in figure["data"])
+    assert all(2 <= len(trace["x"]) <= 2 * thinning.MIN_COLUMNS + 2 for trace in figure["data"])
 
 
 def test_a_long_line_keeps_its_outliers() -> None:
@@ -48,7 +48,7 @@ def test_a_long_line_keeps_its_outliers() -> None:
     assert trace["x"] == sorted(trace["x"])
 
 
-def test_a_line_is_named_by_its_phase_and_by_its_metric_only_where_two_share_the_phase() -> None:
+def test_a_line_is_named_by_phase_and_metric() -> None:
     names = line_names(
         [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
     )

@@ -28,7 +28,7 @@ def test_frames_too_narrow_to_be_seen_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_browser_gets_a_bounded_number_of_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "MOST_FRAMES", 100)
+    monkeypatch.setattr(stacks, "MAX_FRAMES", 100)
     file = tmp_path / "stacks.txt"
     file.write_text("".join(";".join([f"{number}", *"abcdefgh"]) + " 1\n" for number in range(50)))
     found = json.dumps(tree(file))
@@ -43,4 +43,4 @@ def test_stacks_that_are_too_deep_are_cut(tmp_path: Path) -> None:
     while frame[2]:
         (frame,), depth = frame[2], depth + 1
         assert frame[1] == 7
-    assert depth == stacks.MOST_DEPTH
+    assert depth == stacks.MAX_DEPTH

@@ -69,7 +69,7 @@ def test_a_doubt_is_drawn() -> None:
     assert doubtful & set(kept(places, values, doubtful=doubtful))
 
 
-def test_what_has_no_place_is_drawn() -> None:
+def test_points_without_a_place_are_drawn() -> None:
     places: list[float | None] = [None, *(float(at) for at in range(10_000)), None]
     found = kept(places, [1.0] * 10_002)
     assert {0, 10_001} < set(found)
@@ -79,7 +79,7 @@ def test_lines_share_the_pixels_and_each_has_some() -> None:
     places: list[float | None] = [float(at) for at in range(5000)]
     values: list[float | None] = [float(at % 7) for at in range(5000)]
     half, tiny = (len(kept(places, values, share=share)) for share in (0.5, 0.001))
-    assert tiny <= 2 * thinning.LEAST_COLUMNS + 2 < half <= thinning.MAX_POINTS / 2 + 2
+    assert tiny <= 2 * thinning.MIN_COLUMNS + 2 < half <= thinning.MAX_POINTS / 2 + 2
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ CANNOT_START = {
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "given back without counting"])
 @pytest.mark.parametrize(("owner", "name", "fault", "says"), CANNOT_START.values(), ids=CANNOT_START.keys())
-def test_a_job_that_cannot_be_started_uses_up_its_attempts_and_no_agent(
+def test_a_job_that_cannot_start_uses_up_its_attempts(
     agent: Agent,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
@@ -344,7 +344,7 @@ class OneOfEachJob(dict[int, JobRun]):
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "one run of each job"])
-def test_a_lost_job_may_be_claimed_again_before_its_former_run_has_ended(
+def test_a_lost_job_may_be_claimed_before_its_run_ends(
     agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, sabotage: bool
 ) -> None:
     may_end = threading.Event()

@@ -257,7 +257,7 @@ def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
 
 
 @pytest.mark.parametrize("error", STORE_UNAVAILABLE)
-def test_a_job_goes_on_while_the_store_is_not_available_and_its_result_is_kept(
+def test_a_job_outlasts_an_unavailable_store(
     site: Site, monkeypatch: pytest.MonkeyPatch, error: type[FlopwatchError]
 ) -> None:
     refused = []
@@ -352,7 +352,7 @@ class TestEndOfTheWorker:
         assert job["state"] == "succeeded"
         assert time.monotonic() - began > 2 * job_run.RETRY_S
 
-    def test_a_unit_that_has_succeeded_before_it_is_killed_keeps_its_result(self, site: Site) -> None:
+    def test_a_unit_killed_after_its_success_keeps_its_result(self, site: Site) -> None:
         def play(unit: Unit) -> None:
             unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
             assert site.running is not None
@@ -563,7 +563,7 @@ def test_a_unit_that_closes_its_pipes_and_goes_on_still_times_out(site: Site, or
     assert problem_text(error) == "The job ran longer than its timeout_s\n  its time was over after 0.2 s"
 
 
-def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site: Site) -> None:
+def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:
     seen: list[dict[str, Any]] = []
 
     def play(unit: Unit) -> None:
@@ -770,9 +770,7 @@ class TestUnits:
         assert (job["state"], job["error"]["code"]) == ("failed", "too_large")
         assert "'kernels' has 2 rows; 1 are kept" in job["error"]["detail"]
 
-    def test_a_file_is_out_of_the_units_reach_at_once_and_stored_after_its_end(
-        self, site: Site, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_is_out_of_the_units_reach_at_once(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         order = []
         take = ArtifactFiles.take
 
@@ -800,7 +798,7 @@ class TestUnits:
             "other.json": 28,
         }
 
-    def test_what_a_unit_writes_to_a_file_that_it_gave_away_is_in_its_hash(self, site: Site) -> None:
+    def test_late_writes_to_a_file_are_in_its_hash(self, site: Site) -> None:
         def play(unit: Unit) -> None:
             path = unit.scratch / "trace"
             with path.open("wb") as file:
@@ -824,7 +822,7 @@ WRAPPED = Planned("wrapped", start="exec", wrap=("nsys", "profile", "-o", "{scra
 
 
 class TestWrapped:
-    def test_after_its_wrapper_the_units_report_is_collected_in_a_fresh_process(
+    def test_a_wrapped_units_report_is_collected_afterwards(
         self, site: Site, planned: Callable[[Runner], None]
     ) -> None:
         planned(Collector(Planned("plain"), WRAPPED))
@@ -923,7 +921,7 @@ class TestWrapped:
             (SUCCESS, None, None),
         ],
     )
-    def test_a_wrapper_that_tells_an_error_is_believed_whatever_else_was_told(
+    def test_a_wrappers_error_is_believed(
         self,
         site: Site,
         planned: Callable[[Runner], None],

@@ -297,7 +297,7 @@ class TestValidity:
         }
         assert spool.validity == expected == spool.units[0].validity
 
-    def test_of_very_many_checks_of_one_case_those_that_failed_are_listed_first(self) -> None:
+    def test_failed_checks_of_a_case_come_first(self) -> None:
         spool = begun()
         spool.add_measurement(measured("a"))
         for _ in range(3):  # as often as the unit likes

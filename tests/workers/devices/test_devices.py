@@ -302,9 +302,7 @@ def test_an_index_follows_the_bus_where_cuda_is_told_to(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
-def test_an_index_among_several_models_is_refused_where_cuda_puts_the_fastest_first(
-    monkeypatch: pytest.MonkeyPatch, order: str | None
-) -> None:
+def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, order: str | None) -> None:
     found(monkeypatch, Driver(OLD, NEW), "0", order)
     with pytest.raises(InvalidEnvironment, match=r"index 0.*H200, NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID") as caught:
         discover()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from parallel.process_group import Rank
-from workers.measure import collectives
-from workers.measure.collectives import OPERATIONS, AllGather, AllReduce, Broadcast, size_bytes
+from workers.measure import collective_timing
+from workers.measure.collective_timing import OPERATIONS, AllGather, AllReduce, Broadcast, size_bytes
 
 SMALL, LARGE = 0.01, 0.02
 """Sizes in MB. A small all-gather does not fit on rank 1, a small all-reduce does nothing after its first call, and to
@@ -48,5 +48,5 @@ class Late(Broadcast):
 def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | None, steps: int, seed: int) -> None:
     """Do what real ranks do, with faulty operations."""
     print(f"rank {rank.index} speaks", flush=True)
-    collectives.OPERATIONS = {**OPERATIONS, "all_gather": Greedy, "all_reduce": Lazy, "broadcast": Late}  # type: ignore[misc]
-    collectives.time_cells(rank, cells, warmup, steps, seed)
+    collective_timing.OPERATIONS = {**OPERATIONS, "all_gather": Greedy, "all_reduce": Lazy, "broadcast": Late}  # type: ignore[misc]
+    collective_timing.time_cells(rank, cells, warmup, steps, seed)

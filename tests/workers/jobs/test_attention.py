@@ -24,7 +24,7 @@ from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import _grid
 from workers.jobs._base import Resumable, Unit
-from workers.jobs._cells import combined
+from workers.jobs._grid.operations import combined
 from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.check import Check
@@ -397,9 +397,7 @@ def test_what_cannot_run_here_costs_no_oracle(
     assert reason in report.rows[0]["reason"]
 
 
-def test_an_oracle_for_which_the_memory_does_not_suffice_is_nobodys_failure(
-    run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_oracle_out_of_memory_fails_nobody(run, monkeypatch: pytest.MonkeyPatch) -> None:
     make_problem = type(RUNNER).make_problem
 
     def hungry(self: Any, spec: AttentionSpec, cell: Any, device: torch.device) -> Any:
@@ -492,9 +490,7 @@ def test_who_changes_its_inputs_is_wrong_and_its_neighbour_is_not(
     assert {row["outcome"] for row in report.cell(implementation="sdpa_math").values()} <= {"ok", "unknown"}
 
 
-def test_who_changes_its_inputs_and_fails_costs_its_neighbour_nothing_either(
-    run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_inputs_harm_no_neighbour_after_a_failure(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoils(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         v.data.zero_()
         raise ValueError("the values are a pineapple")
@@ -676,7 +672,7 @@ def test_without_block_sizes_the_cpu_family_takes_its_own(run) -> None:
     assert cell["working_memory_mib", None]["median"] == working / 2**20
 
 
-def test_the_spec_knows_the_block_sizes_that_the_library_takes_by_itself() -> None:
+def test_the_spec_knows_the_default_block_sizes() -> None:
     """Else what is called by the spec's numbers is no longer the library's own."""
     from kernels.attention.cpu import operations
 

@@ -184,7 +184,7 @@ def test_without_a_number_steps_warm_up_until_they_are_steady(run) -> None:
     assert asked["detail"] == "a warm-up of 2 was asked for; not judged"
 
 
-def test_rows_carry_the_case_and_the_device_and_the_result_its_environment(run) -> None:
+def test_rows_have_case_device_and_environment(run) -> None:
     report = run(unit=1, device="cpu", replicates=2, attention="sdpa_math")
     spec = BenchmarkSpec(model=MODEL, context_length=8, batch_size=2, warmup_steps=1, attention="sdpa_math")
     for row in report.rows:
@@ -513,7 +513,7 @@ def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyP
         set_precision("tf32")
 
 
-def test_memory_counts_from_before_the_model_and_after_what_forks_have_imported(
+def test_memory_counts_from_before_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else an exec'd process would count torch's compiler, which optimizers import, as memory of the model."""

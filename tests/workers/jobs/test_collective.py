@@ -22,7 +22,7 @@ from tests.workers.jobs.sabotaged_ranks import LARGE, SMALL
 from tests.workers.reporting import Report
 from workers.jobs import collective
 from workers.jobs.collective import RUNNER
-from workers.measure import collectives
+from workers.measure import collective_timing
 from workers.outcome import Crashed, Failed, InvalidEnvironment, RunnerError, Unsupported
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -75,7 +75,7 @@ def test_two_ranks_with_faults_in_some_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one launch, since each takes seconds."""
-    monkeypatch.setattr(collectives, "time_cells", sabotaged_ranks.time_cells)
+    monkeypatch.setattr(collective_timing, "time_cells", sabotaged_ranks.time_cells)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0})
     report = run(Report(tmp_path), size_mb=[SMALL, LARGE], dtypes=["fp32", "bf16"])
     for operation, factor in FACTORS.items():
@@ -214,7 +214,7 @@ def test_the_job_of_a_dead_rank_does_not_go_on(tmp_path: Path) -> None:
     assert RUNNER.resume(spec, RUNNER.plan(spec)[0], 3, Failed("crashed", "rank 1 died")) is None  # type: ignore[func-returns-value]
 
 
-def test_large_tensors_get_longer_before_their_ranks_are_taken_to_hang(tmp_path: Path, script: list[Script]) -> None:
+def test_large_tensors_have_longer_timeouts(tmp_path: Path, script: list[Script]) -> None:
     timeouts: list[float] = []
 
     def note(cells: list[dict[str, Any]], reported: Any, *, step_timeout_s: float, **_: Any) -> None:

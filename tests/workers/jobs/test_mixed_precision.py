@@ -128,7 +128,7 @@ def test_the_toy_under_the_cpus_autocast(run, autocast: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("autocast", ["fp16", "bf16"])
-def test_the_transformer_keeps_its_norms_and_its_embeddings_in_float32(run, autocast: str, device: str) -> None:
+def test_norms_and_embeddings_stay_in_float32(run, autocast: str, device: str) -> None:
     report = run(accumulations=[], audits=["transformer"], autocasts=[autocast], device=device)
     where = {"model": "transformer", "autocast": autocast, "device": device}
     assert [(row["name"], row["module_class"]) for row in rows(report, "kept-in-float32", **where)] == [

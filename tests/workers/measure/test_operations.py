@@ -48,7 +48,7 @@ def test_each_pass_is_timed_by_itself() -> None:
     assert x.grad is None, "gradients do not accumulate"
 
 
-def test_without_a_gradient_of_the_output_nothing_is_kept_for_backward() -> None:
+def test_a_plain_forward_keeps_nothing_for_backward() -> None:
     calls = Calls()
     x = torch.ones(3, requires_grad=True)
     time_passes(Operation(calls, (x,), None), HostStopwatch(), ["forward"], warmup=0, calls=2)

@@ -145,7 +145,7 @@ def test_a_call_of_several_processes_is_never_repeated() -> None:
     assert events == ["prepare", "align"] * 5
 
 
-def test_the_delay_of_a_call_of_several_processes_covers_their_meeting() -> None:
+def test_the_delay_covers_the_meeting_of_processes() -> None:
     clock = Simulated([0.001] * 4, device_ms=0.005)
     for _ in range(3):
         clock.lap_together(device_clock.nothing, device_clock.nothing, wait(0.005))

@@ -91,7 +91,7 @@ def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
     assert times.first_step == 90.0
 
 
-def test_observers_hear_of_steps_and_phases_and_the_clock_is_innermost() -> None:
+def test_the_clock_is_the_innermost_observer() -> None:
     heard: list[str] = []
 
     class Clock(Listener):
@@ -139,7 +139,7 @@ def test_progress_comes_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPa
     assert calls == sorted(calls)
 
 
-def test_the_host_clock_times_phases_and_the_whole_without_what_is_between() -> None:
+def test_the_host_clock_leaves_out_the_time_between() -> None:
     def wait(seconds: float) -> None:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:

@@ -92,7 +92,7 @@ def test_longer_windows_see_a_slower_drift_and_take_longer() -> None:
     assert endless.seconds == pytest.approx(LIMIT_WINDOWS * 0.5, abs=0.1)
 
 
-def test_a_first_call_that_compiles_neither_counts_nor_uses_up_the_limit() -> None:
+def test_a_compiling_first_call_does_not_count() -> None:
     calls = Calls()
     warming = calls.run(lambda second: 80_000.0 if second == 0 else 10.0)
     assert warming.steady is True

@@ -363,7 +363,7 @@ def test_a_wider_softmax_moves_more() -> None:
     assert moved("values", backward=True) == (2 + 4) * pairs + 2 * (2 * k + q)
 
 
-def test_the_products_of_the_parts_are_twice_the_useful_ones_of_causal_attention() -> None:
+def test_causal_attention_computes_twice_the_useful_products() -> None:
     shape = (2, 3, 16, 8)
     parts = [accounting.attention_part(part, (2, 3, 16, 16, 8), 4).flops for part in ("scores", "values")]
     assert sum(parts) == 2 * accounting.attention_flops(shape, causal=True)

@@ -114,7 +114,7 @@ def test_the_cache_takes_autocasts_dtype(model: TransformerLM) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_greedy_generation_is_the_same_with_and_without_a_cache(model: TransformerLM, prompt: Tensor) -> None:
+def test_greedy_generation_needs_no_cache_on_a_gpu(model: TransformerLM, prompt: Tensor) -> None:
     model, prompt = model.cuda(), prompt.cuda()
     assert torch.equal(
         model.generate(prompt, 15, temperature=0), model.generate(prompt, 15, temperature=0, use_cache=False)

@@ -22,9 +22,7 @@ def test_cross_entropy_and_its_gradient_equal_torchs() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8])
-def test_the_loss_in_chunks_and_its_gradients_equal_those_of_the_whole_logits(
-    monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_the_loss_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(loss, "LEAST_CHUNK", 1)
     monkeypatch.setattr(loss, "CHUNK_BYTES", 3 * 61 * 8)
     assert loss.chunks(7, 61, 8) == [(0, 2), (2, 4), (4, 6), (6, 7)]
@@ -45,7 +43,7 @@ def test_the_loss_in_chunks_and_its_gradients_equal_those_of_the_whole_logits(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_loss_in_chunks_computes_in_autocasts_dtype_and_adds_up_wider(dtype: torch.dtype) -> None:
+def test_the_loss_in_chunks_under_autocast(dtype: torch.dtype) -> None:
     """A float16 gradient of one of 2¹⁶ rows' mean would vanish; the sum over many rows must not lose the small ones."""
     rows, chunk = 2**12, 2**7
     generator = torch.Generator().manual_seed(0)
@@ -108,7 +106,7 @@ def test_a_schedule_without_warmup_starts_at_the_top() -> None:
     assert cosine_learning_rate(1, **options | {"warmup_steps": 1, "cosine_steps": 1}) == 0.0
 
 
-def test_batches_are_in_range_shifted_by_one_new_each_time_and_repeatable() -> None:
+def test_batches_are_shifted_and_repeatable() -> None:
     def make(seed: int) -> RandomBatches:
         return RandomBatches(50, 4, 100, torch.device("cpu"), seed)
 

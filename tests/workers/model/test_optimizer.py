@@ -63,7 +63,7 @@ def test_adamw_that_counts_on_the_device_does_the_same(options: dict[str, Any]) 
     assert all(isinstance(state["step"], Tensor) for state in optimizers[0].state.values())
 
 
-def test_adamw_takes_a_rate_in_a_tensor_only_if_it_counts_on_the_device() -> None:
+def test_adamw_with_a_rate_in_a_tensor() -> None:
     with pytest.raises(ValueError, match="needs capturable=True"):
         AdamW([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1))
 

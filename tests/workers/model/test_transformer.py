@@ -109,9 +109,7 @@ def test_attention_is_what_was_chosen() -> None:
 
 
 @pytest.mark.parametrize(("layers", "in_feed_forward"), [(0, 0), (2, 2), (None, 3)])
-def test_selective_checkpointing_recomputes_the_products_that_it_was_told_to(
-    layers: int | None, in_feed_forward: int
-) -> None:
+def test_selective_checkpointing_recomputes_the_chosen_products(layers: int | None, in_feed_forward: int) -> None:
     """And keeps less: what autograd saves, without what the checkpoints themselves keep, which are products."""
     options = {"activation_checkpointing": True, "checkpoint_scope": "selective", "checkpoint_layers": layers}
     plain, checkpointed = small_model(), small_model(**options)

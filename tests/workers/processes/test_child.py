@@ -28,7 +28,7 @@ sys.exit(child.main(int(sys.argv[1])))
 """
 
 
-def test_a_unit_in_a_new_interpreter_ends_although_it_leaves_a_thread_running() -> None:
+def test_a_unit_ends_despite_a_running_thread() -> None:
     reader, messages = os.pipe()
     done = subprocess.run(
         [sys.executable, "-c", LEAVES_A_THREAD, str(messages)],
@@ -96,7 +96,7 @@ def test_a_unit_that_leaves_says_why(
     ("kind", "task", "imported"),
     [("benchmark", "run", True), ("benchmark", "collect", False), ("estimate", "run", False)],
 )
-def test_a_new_interpreter_imports_torch_without_the_garbage_collector(
+def test_a_unit_imports_torch_without_the_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, task: Any, imported: bool
 ) -> None:
     (tmp_path / "torch.py").write_text("import gc; WAS_ENABLED = gc.isenabled()")

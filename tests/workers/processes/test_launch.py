@@ -319,7 +319,7 @@ def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> No
 class TestWrapped:
     """Units that run under tests/plugins/wrapper.py, which takes from them what profilers take."""
 
-    def test_messages_arrive_and_the_report_is_written_before_the_end_is_told(self, tmp_path: Path) -> None:
+    def test_messages_arrive_before_the_end(self, tmp_path: Path) -> None:
         told = run_script(
             tmp_path,
             "exec",
@@ -337,7 +337,7 @@ class TestWrapped:
         assert told[2:] == [{"exit_code": 0, "signal": None}, True]
         assert (tmp_path / "report").read_text() == "the program ended with 0\n"
 
-    def test_control_the_wrapper_takes_descriptors_standard_input_and_variables(self, tmp_path: Path) -> None:
+    def test_control_of_what_a_wrapper_takes(self, tmp_path: Path) -> None:
         reader, writer = os.pipe()
         program = (
             "import os, sys\n"
@@ -359,7 +359,7 @@ class TestWrapped:
         os.close(writer)
         assert done.stdout.splitlines() == ["Bad file descriptor", "'' None False"]
 
-    def test_variables_that_a_wrapper_drops_are_set_again_and_output_arrives(self, tmp_path: Path) -> None:
+    def test_variables_dropped_by_a_wrapper_are_set_again(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text(
             "import atexit, os, runpy\n"
             f"runpy.run_path({str(PLUGINS / 'plain_kind' / 'sitecustomize.py')!r})\n"

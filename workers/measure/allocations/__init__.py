@@ -1,6 +1,24 @@
 """Records the allocations of a step, finds the purpose of each, and writes snapshots for pytorch.org/memory_viz.
 
-`recording` listens to the allocator, on a GPU (`cuda`) or a CPU (`cpu`); `ledger` follows the history and gives each
-allocation its category, of those in `categories`; `snapshot` reads and writes torch's format, in which both recordings
-keep their history; `stacks` finds the line of code behind an allocation.
+`make_recording` returns the recording of a device: `cuda` listens to a GPU's allocator, `cpu` to a CPU's, and
+`recording` has what both share. `ledger` follows the history and gives each allocation its category, of those in
+`categories`. `snapshot` reads and writes torch's format, in which both recordings keep their history. `stacks` finds
+the line of code behind an allocation.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.allocations.recording import Recording
+
+
+def make_recording(device: torch.device, most_entries: int) -> Recording:
+    """Make the recording of a device, with a history of at most `most_entries` entries."""
+    from workers.measure.allocations.cpu import CpuRecording
+    from workers.measure.allocations.cuda import CudaRecording
+
+    return CudaRecording(device, most_entries) if device.type == "cuda" else CpuRecording(most_entries)

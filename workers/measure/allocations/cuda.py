@@ -14,7 +14,7 @@ from workers.measure.allocations.recording import MOST_POINTS, Counters, Recorde
 from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, blocks_of, reserved_in
 
 _listening: list[CudaRecording] = []
-"""The recording that hears of a lack of memory: at most one. Torch takes an observer, and never lets go of it."""
+"""The recording whose `at_oom` is set when memory runs out: at most one. An observer of torch cannot be removed."""
 _attached = False
 WORKSPACE = "cuBLAS workspace"
 
@@ -144,7 +144,7 @@ def _identity(entry: Entry) -> tuple[Any, ...]:
 
 
 def _attach(recording: CudaRecording) -> None:
-    """Let a recording, and no other, hear of a lack of memory."""
+    """Set the `at_oom` of this recording, and of no other, when memory runs out."""
     global _attached
     _listening[:] = [recording]
     if not _attached:

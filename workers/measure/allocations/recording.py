@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from workers.measure.allocations.categories import Owners
 from workers.measure.allocations.ledger import Stretch
 from workers.measure.allocations.snapshot import Snapshot
@@ -104,11 +102,3 @@ class PhaseMarks:
 
     def step_ends(self) -> None:
         """Do nothing: the last phase has ended."""
-
-
-def make_recording(device: torch.device, most_entries: int) -> Recording:
-    """Make the recording of a device, with a history of at most `most_entries` entries."""
-    from workers.measure.allocations.cpu import CpuRecording
-    from workers.measure.allocations.cuda import CudaRecording
-
-    return CudaRecording(device, most_entries) if device.type == "cuda" else CpuRecording(most_entries)

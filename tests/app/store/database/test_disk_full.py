@@ -1,10 +1,11 @@
-"""A full disk: a process with a file-size limit, and a small file system where this user may mount one."""
+"""A full disk: a small file system, where this user may mount one.
+
+tests/acceptance/test_server_faults.py fills a server's disk, and limits the size of its files.
+"""
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,58 +22,6 @@ from app.store.records import Finish, NewJob, Offer, StoredArtifact
 
 OFFER = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
 
-LIMITED = """
-import json, resource, sys
-from pathlib import Path
-from app.errors import DiskFull
-from app.settings import Settings
-from app.specs.benchmark import BenchmarkSpec
-from app.store.files.artifacts import ArtifactFiles
-from app.store.database.engine import open_database
-from app.store.queue.transitions import Queue
-from app.store.records import NewJob
-from app.store.reading.queries import Reading
-
-settings = Settings.model_validate_json(sys.argv[1])
-database = open_database(settings)
-queue, reading, files = Queue(database), Reading(database), ArtifactFiles(settings.artifacts_dir)
-trace = settings.data_dir / "trace"
-trace.write_bytes(bytes(1_000_000))
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
-
-answered, full = [], 0
-while full < 3:
-    try:
-        answered.append(queue.submit(NewJob(BenchmarkSpec())).response["id"])
-    except DiskFull as error:
-        assert error.status == 507
-        full += 1
-    # Reads go on.
-    assert reading.counts()["queued"] == len(answered)
-try:
-    files.put(trace)
-except DiskFull:
-    full += 1
-resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-left = [str(path) for path in settings.artifacts_dir.rglob("*") if path.is_file()]
-answered.append(queue.submit(NewJob(BenchmarkSpec())).response["id"])
-files.put(trace)
-print(json.dumps([answered, full, left]))
-"""
-
-
-def test_a_process_that_may_write_no_more(settings: Settings) -> None:
-    command = [sys.executable, "-c", LIMITED, settings.model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    answered, full, left = json.loads(done.stdout)
-    assert full == 4
-    assert left == []
-    database = open_database(settings)
-    assert [job["id"] for job in reversed(Reading(database).jobs(limit=1000)[0])] == answered
-    database.close()
-
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
@@ -83,7 +32,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         subprocess.run(mount, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("may not mount a file system here; the file-size limit above tests the same code")
+        pytest.skip("may not mount a file system here")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

@@ -577,9 +577,7 @@ def test_tuning_is_in_the_key_of_an_old_row_where_it_had_an_effect(name: str, au
         (None, "fp32", 2048, False),
     ],
 )
-def test_a_size_that_was_measured_is_a_devices_own_only_if_it_is_today(
-    device: str | None, dtype: str, taken: int, own: bool
-) -> None:
+def test_a_devices_own_size_is_todays(device: str | None, dtype: str, taken: int, own: bool) -> None:
     fields = {"kind": "ceiling", "dtypes": [dtype], "warmup_steps": 5}
     today = spec_adapter.validate_json(json.dumps(fields))
     environment = {"device": {"type": device}} if device else None

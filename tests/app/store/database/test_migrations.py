@@ -162,7 +162,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(settings: Settings
     before.close()
 
 
-def test_workers_whose_rows_are_broken_do_not_keep_a_database_from_its_upgrade(tmp_path: Path) -> None:
+def test_broken_workers_do_not_stop_the_upgrade(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     former = Database(settings.resolved_database_url)
     config = Config()

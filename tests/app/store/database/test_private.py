@@ -138,7 +138,7 @@ def test_another_users_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user's")
-def test_an_existing_database_of_another_user_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_another_users_database_is_refused(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     open_database(settings).close()
     before = {path: path.stat() for path in settings.data_dir.iterdir()}

@@ -412,7 +412,7 @@ def test_a_stale_workers_artifact_counts_for_nothing(
     assert stored(folder) == []
 
 
-def test_the_files_of_a_jobs_next_attempt_take_the_place_of_the_former_ones(
+def test_files_of_the_next_attempt_replace_the_former(
     queue: Queue, reading: Reading, shop: Any, database: Database, files: ArtifactFiles, folder: Path, tmp_path: Path
 ) -> None:
     """They have the same names. The former ones stay, as results of all attempts do, until the job is deleted."""

@@ -136,9 +136,7 @@ class TestEvents:
         assert prune(in_days=8) == replace(NOTHING, events=3)
         assert reading.log(job_id) == "a line\n"
 
-    def test_the_log_of_a_lost_attempt_stays_though_the_next_one_has_recorded_its_own(
-        self, shop: Any, queue: Queue, reading: Reading, prune: Any
-    ) -> None:
+    def test_the_log_of_a_lost_attempt_stays(self, shop: Any, queue: Queue, reading: Reading, prune: Any) -> None:
         lost = shop.running_job()
         queue.report(lost, [NewEvent("log", {"text": "last words\n"})])
         queue.recover(queue.running()[0])

@@ -359,7 +359,7 @@ class TestWorkersAndSweeps:
         shop.queue.renew([], ("one", "active"))
         assert reading.workers()[0]["readings"] == told
 
-    def test_known_names_are_the_union_and_empty_before_anybody_registered(self, shop: Any, reading: Reading) -> None:
+    def test_known_names_are_the_union_of_all_workers(self, shop: Any, reading: Reading) -> None:
         assert reading.known_names() == {"kinds": set(), "capabilities": set()}
         shop.register("one", capabilities=frozenset({"attention:a"}))
         shop.register("two", capabilities=frozenset({"attention:b"}))

@@ -18,7 +18,7 @@ def row(metric: str, median: float | None, phase: str | None = None, unit: int =
 STEP = [row("forward_ms", 2.0, "forward"), row("backward_ms", 3.0, "backward"), row("step_ms", 6.0, "step")]
 
 
-def test_what_the_phases_leave_of_a_step_is_its_rest() -> None:
+def test_the_rest_of_a_step_is_drawn() -> None:
     assert medians(STEP) == {"forward": 2.0, "backward": 3.0, "rest of the step": 1.0}
     assert medians(STEP[:2]) == {"forward": 2.0, "backward": 3.0}
     assert medians([*STEP[:2], row("step_ms", 4.0, "step")]) == {"forward": 2.0, "backward": 3.0}
@@ -38,13 +38,13 @@ def test_a_bar_for_each_process() -> None:
     }
 
 
-def test_memory_has_no_bar_where_it_is_not_known() -> None:
+def test_unknown_memory_has_no_bar() -> None:
     rows = [row("peak_memory_mib", 100.0), row("memory_reserved_mib", None)]
     assert draw_memory(by_process(rows))["table"]["rows"] == [["one process", 100.0]]
 
 
 @pytest.mark.parametrize(("processes", "told"), [(64, False), (70, True)])
-def test_processes_that_are_left_out_are_told(processes: int, told: bool) -> None:
+def test_left_out_processes_are_reported(processes: int, told: bool) -> None:
     rows = [
         row(*measured, unit=unit)
         for unit in range(processes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.panels import JobResults
-from app.web.panels.cells import MOST_CHARTS, Lines, charts
+from app.web.panels.cells import MAX_CHARTS, Lines, charts
 
 LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br",))
 
@@ -80,13 +80,13 @@ def test_cells_without_a_number_are_marked() -> None:
     assert [trace["name"] for trace in panel.draw()["data"]] == ["eager", "oom"]
 
 
-def test_what_has_no_value_at_all_has_no_chart() -> None:
+def test_a_metric_without_values_has_no_chart() -> None:
     rows = [["eager", True, None, 64, Cell(None, None, None, "oom")], ["eager", True, None, 128, NOT_MEASURED]]
     assert charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass") == []
     assert charts(Known(sheet(rows)), LINES, "tflops", "Rate") == []
 
 
-def test_of_very_many_cells_all_are_drawn_that_there_are_pixels_for() -> None:
+def test_very_many_cells_are_thinned_to_the_pixels() -> None:
     rows = [["eager", True, None, length, ok(float(length))] for length in range(1, 10_001)]
     (panel,) = charts(Known(sheet(rows[:9], is_cut=True), sheet(rows)), LINES, "forward_ms", "Forward pass")
     assert panel.draw is not None
@@ -98,9 +98,9 @@ def test_of_very_many_cells_all_are_drawn_that_there_are_pixels_for() -> None:
     assert figure["table"]["number"] == 10_000
 
 
-def test_of_very_many_charts_the_first_are_there_and_it_says_so() -> None:
+def test_the_first_of_very_many_charts_are_drawn() -> None:
     rows = [[name, True, br, 64, ok(1.0)] for br in range(30) for name in ("one", "two")]
     lines = replace(LINES, of_series=())
     (panel,) = charts(Known(sheet(rows)), lines, "forward_ms", "Forward pass", "How to read it.")
-    assert len(panel.more) == MOST_CHARTS - 1
+    assert len(panel.more) == MAX_CHARTS - 1
     assert panel.text == "How to read it. The first 24 of 30 charts; the table has all cells."

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.results.sheet import Cell, Column, Sheet
-from app.web.panels.ddp import draw_exposed, draw_operations, draw_timeline, joined, parts_of_steps
+from app.web.panels.ddp import draw_exposed, draw_operations, draw_timeline, merged_spans, parts_of_steps
 
 
 def span(rank: int, stream: str, begin: float, end: float) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def test_a_timeline_is_bounded() -> None:
 
 def test_the_closest_spans_are_joined() -> None:
     spans = [(0.0, 1.0), (1.1, 2.0), (5.0, 6.0)]
-    assert joined(spans, 3) == spans
-    assert joined(spans, 2) == [(0.0, 2.0), (5.0, 6.0)]
-    assert joined(spans, 1) == [(0.0, 6.0)]
+    assert merged_spans(spans, 3) == spans
+    assert merged_spans(spans, 2) == [(0.0, 2.0), (5.0, 6.0)]
+    assert merged_spans(spans, 1) == [(0.0, 6.0)]
 
 
 def test_a_bar_for_each_strategy_with_its_exposed_share() -> None:

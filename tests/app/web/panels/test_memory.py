@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.web.panels.memory import CATEGORIES, draw_peaks, draw_timeline, snapshots, told
+from app.web.panels.memory import CATEGORIES, draw_peaks, draw_timeline, entry_text, snapshots
 
 
 def point(entry: int, phase: str = "forward", **usage: Any) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def point(entry: int, phase: str = "forward", **usage: Any) -> dict[str, Any]:
     return {"entry": entry, "step": 1, "phase": phase, "total_mib": sum(sizes.values()), **sizes, **cause}
 
 
-def test_categories_are_piled_up_and_the_total_tells_the_lines_of_code() -> None:
+def test_categories_are_stacked_below_the_total() -> None:
     rows = [
         point(0, parameter=2.0),
         point(1, parameter=2.0, activation=1.0, change_mib=1.0, category="activation", stack="a.py:1 f < b.py:2 g"),
@@ -37,15 +37,6 @@ def test_categories_are_piled_up_and_the_total_tells_the_lines_of_code() -> None
     assert len(figure["table"]["rows"]) == 3
 
 
-def test_a_job_of_an_earlier_version_has_no_causes() -> None:
-    row = point(0, parameter=1.0)
-    for name in ("change_mib", "category", "name", "stack"):
-        del row[name]
-    figure = draw_timeline([row])
-    assert figure["data"][-1]["customdata"] == ["forward"]
-    assert "stack" not in figure["table"]["columns"]
-
-
 def test_names_of_short_phases_are_left_out() -> None:
     rows = [point(0, "preparation"), point(1, "preparation"), *(point(entry) for entry in range(2, 100))]
     assert [note["text"] for note in draw_timeline(rows)["layout"]["annotations"]] == ["forward"]
@@ -56,7 +47,7 @@ def test_an_empty_history_draws_nothing() -> None:
 
 
 def test_lines_of_code_are_no_markup() -> None:
-    assert "&lt;module&gt;" in told(point(1, change_mib=1.0, category="input", stack="a.py:1 <module>"))
+    assert "&lt;module&gt;" in entry_text(point(1, change_mib=1.0, category="input", stack="a.py:1 <module>"))
 
 
 def test_bars_of_peaks_leave_out_what_was_lost() -> None:

@@ -12,7 +12,7 @@ import pytest
 from app.specs import KINDS
 from app.store.records import Offer, StoredArtifact
 from app.web import panels
-from app.web.explorer import MOST_FILTERS
+from app.web.explorer import MAX_FILTERS
 from app.web.panels import _walk
 from tests.app.conftest import Site
 from tests.app.web.checker import Checker, page
@@ -110,7 +110,7 @@ def test_a_plot_is_made_once(site: Site, profile: int) -> None:
     assert (first.status_code, again.status_code) == (200, 304)
 
 
-def test_plots_that_are_not_there_are_said(site: Site, profile: int) -> None:
+def test_a_missing_plot_is_not_found(site: Site, profile: int) -> None:
     missing = site.http.get(f"/ui/jobs/{profile}/plots/timeline")
     assert missing.status_code == 404
     assert "it has: classes" in missing.text
@@ -168,7 +168,7 @@ def test_a_table_is_searched_filtered_sorted_and_paged(site: Site, profile: int)
     assert "None of 120 rows matches." in explored(site, profile, table="kernels-forward", q="nothing")
 
 
-def test_another_table_keeps_of_a_view_what_it_has(site: Site, profile: int) -> None:
+def test_filters_carry_over_to_another_table(site: Site, profile: int) -> None:
     """A form sends the order and the filters of the table before."""
     carried = {"of": "kernels-forward", "sort": "-total_ms", "only": ["class:matmul", ""]}
     classes = explored(site, profile, table="classes", **carried)
@@ -182,13 +182,13 @@ def test_another_table_keeps_of_a_view_what_it_has(site: Site, profile: int) -> 
     assert "Rows 1 to 1 of 1." in without
 
 
-def test_of_many_columns_no_more_filters_are_offered_than_taken(site: Site, reported: Any) -> None:
+def test_the_number_of_filters_is_bounded(site: Site, reported: Any) -> None:
     names = [f"column_{number}" for number in range(14)]
     rows = [["ab"[row % 2]] * len(names) for row in range(6)]
     table = reported("wide", rows, **dict.fromkeys(names, "string"))
     job_id = finished(site, {"kind": "profile", "model": {"size": "tiny"}}, tables=[table])
     filters = explored(site, job_id).count('name="only"')
-    assert filters == MOST_FILTERS
+    assert filters == MAX_FILTERS
     last = explored(site, job_id, only=["column_13:b", *[""] * (filters - 1)])
     assert 'id="explorer-column_13"' in last, "a filter in use stays in sight"
     assert "Rows 1 to 3 of 3 that match, of 6." in last
@@ -211,5 +211,5 @@ def test_names_in_tables_are_escaped(site: Site, profile: int) -> None:
         ("table=kernels-forward&page=1", 422),
     ],
 )
-def test_views_that_make_no_sense_are_refused(site: Site, profile: int, query: str, status: int) -> None:
+def test_invalid_views_are_refused(site: Site, profile: int, query: str, status: int) -> None:
     assert site.http.get(f"/ui/jobs/{profile}/explore?{query}").status_code == status

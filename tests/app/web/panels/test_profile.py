@@ -82,14 +82,14 @@ def test_the_roofline_bends_where_both_limits_meet() -> None:
     ("known", "lines"),
     [({"copy": None}, 2), ({"compute": None}, 2), ({"peak": None}, 1), (dict.fromkeys(("compute", "copy", "peak")), 0)],
 )
-def test_limits_that_are_not_known_are_said(known: dict[str, None], lines: int) -> None:
+def test_unknown_limits_are_named(known: dict[str, None], lines: int) -> None:
     rows = ceilings(**known)
     assert len(draw_roofline([product()], [], rows)["data"]) == 1 + lines
     assert roofline_text(rows).count("none is on record") == len(known)
     assert "Not known of this device" not in roofline_text(ceilings())
 
 
-def test_what_has_no_known_cost_has_no_point() -> None:
+def test_operators_of_unknown_cost_have_no_point() -> None:
     part = {**product(), "part": "scores"}
     unknown = {**part, "tflops": None, "intensity": None}
     figure = draw_roofline([], [part, unknown], [])
@@ -103,7 +103,7 @@ def test_names_of_a_worker_are_no_markup() -> None:
     assert "&lt;b&gt;mm" in figure["data"][0]["customdata"][0]
 
 
-def test_of_very_many_products_those_with_the_most_time_are_drawn() -> None:
+def test_the_products_with_the_most_time_are_drawn() -> None:
     rows = [product(total_ms=float(time)) for time in range(1000)]
     figure = draw_roofline(rows, [], [])
     assert len(figure["data"][0]["x"]) == 300

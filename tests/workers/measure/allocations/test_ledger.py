@@ -85,7 +85,7 @@ def test_what_survives_another_phase_without_an_owner_is_unknown() -> None:
     assert by_category(stretch.end.usage) == {"unknown": 64}
 
 
-def test_a_release_whose_allocation_nobody_saw_counts_from_the_beginning() -> None:
+def test_a_release_without_allocation_counts_from_the_start() -> None:
     stretch = Ledger().follow("forward", made(("+", SAVED, 1), ("-", WORKSPACE, 64)), {})
     assert (stretch.start.total, stretch.peak.total, stretch.end.total) == (64, 65, 1)
     assert {one.address for one in stretch.at_peak} == {SAVED, WORKSPACE}

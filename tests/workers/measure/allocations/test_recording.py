@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from tests.workers.viewer import check_that_the_viewer_reads
-from workers.measure.allocations import cuda
+from workers.measure.allocations import cuda, make_recording
 from workers.measure.allocations.categories import CATEGORIES, Owner, owners_of
 from workers.measure.allocations.cuda import CudaRecording
 from workers.measure.allocations.ledger import Entry, Point
-from workers.measure.allocations.recording import PhaseMarks, Recorded, make_recording
+from workers.measure.allocations.recording import PhaseMarks, Recorded
 from workers.measure.allocations.residual import ResidualStream
 from workers.measure.allocations.snapshot import write
 from workers.measure.allocations.stacks import site

@@ -68,7 +68,7 @@ def test_work_belongs_to_the_phase_in_which_it_was_launched() -> None:
     assert (ours.operator, ours.ranges) == (None, ())
 
 
-def test_work_of_the_backward_pass_belongs_to_the_range_that_caused_it() -> None:
+def test_backward_work_belongs_to_its_forward_range() -> None:
     forward, back, _ = Attribution(gpu_step(), PHASES, on_gpu=True).work
     assert forward.ranges == back.ranges == ("layers.0", "scores")
 
@@ -122,7 +122,7 @@ def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
     assert found["aten::bmm", "backward"].ranges == ("values",)
 
 
-def test_a_range_inside_the_backward_pass_counts_more_than_the_node_around_it() -> None:
+def test_a_range_in_the_backward_pass_comes_first() -> None:
     """A recomputed layer runs inside the node of another one."""
     events = [
         host("step_1", "range", 0, 1000),

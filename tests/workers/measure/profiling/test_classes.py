@@ -196,7 +196,7 @@ def work(name: str, kind: Any = "kernel", phase: str = "forward", **fields: Any)
 ADD = KERNELS["elementwise"][0]
 
 
-def test_all_that_the_optimizer_launches_is_the_optimizers_but_communication() -> None:
+def test_the_optimizers_launches_are_its_own() -> None:
     for name in ("ampere_sgemm_128x64_tn", ADD, "my_kernel", "Memset (Device)"):
         assert classify(work(name, phase="optimizer")) == "optimizer"
     assert classify(work("aten::mul_", "operator", "optimizer")) == "optimizer"

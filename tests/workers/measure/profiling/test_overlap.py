@@ -55,7 +55,7 @@ def test_a_step_has_what_happened_in_it_from_its_beginning() -> None:
     assert total_ms([(0, 10**6), (2 * 10**6, 3 * 10**6)]) == pytest.approx(2.0)
 
 
-def test_a_picture_has_only_so_many_spans_and_joins_those_that_are_near() -> None:
+def test_a_timeline_joins_near_spans() -> None:
     spans = [(0, 1), (2, 3), (10, 11), (30, 31)]
     assert at_most(spans, 4) == spans
     assert at_most(spans, 3) == [(0, 3), (10, 11), (30, 31)]

@@ -10,7 +10,7 @@ def work(begin: int, end: int, step: int = 1) -> Work:
     return Work("k", "kernel", begin, end, end - begin, step, "forward")
 
 
-def test_streams_that_overlap_count_once_and_gaps_are_where_nothing_runs() -> None:
+def test_overlapping_streams_count_once() -> None:
     items = [work(1_000_000, 3_000_000), work(2_000_000, 4_000_000), work(7_000_000, 8_000_000), work(0, 1, step=2)]
     steps = [Interval("step_1", 1, 0, 9_000_000), Interval("step_2", 2, 0, 10)]
     first, second = step_uses(items, steps)

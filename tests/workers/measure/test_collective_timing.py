@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.measure import collectives
-from workers.measure.collectives import (
+from workers.measure import collective_timing
+from workers.measure.collective_timing import (
     DTYPES,
     MB,
     Numbers,
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def short_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that repeat within a small tensor."""
-    monkeypatch.setattr(collectives, "PATTERN_LENGTH", 97)
+    monkeypatch.setattr(collective_timing, "PATTERN_LENGTH", 97)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,7 +69,7 @@ def test_every_rank_gets_a_piece_of_the_same_size() -> None:
     assert size_bytes(0.001, 64) == 1024
 
 
-def test_what_the_host_cannot_hold_is_known_before_the_kernel_kills_a_rank(tmp_path: Path) -> None:
+def test_too_much_for_the_host_is_known_before(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  4194304 kB\nMemAvailable:  1048576 kB\n")
     assert why_too_large_for_host(2**30, meminfo) is None

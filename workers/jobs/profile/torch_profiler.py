@@ -1,4 +1,4 @@
-"""Runs `profile`: a few steps under torch's profiler, and again under the outside profilers that the spec asks for.
+"""Runs a few steps under torch's profiler.
 
 The steps are timed without a profiler first, as `benchmark` times them, and reported at once. So the profiler's
 overhead is known, and if profiling fails, the times remain. Profiled times have their own metric names and never mix
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
-from workers.jobs import _outside_profilers, _training
+from workers.jobs import _training
 from workers.jobs._base import Reporter, Unit
 from workers.jobs._values import Metric, Values
 from workers.outcome import InvalidEnvironment, RunnerError
@@ -54,57 +54,31 @@ CEILING_STEPS = 5
 TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
 
 
-class ProfileRunner:
-    """The runner of kind `profile`."""
+def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
+    """Profile the steps under torch's profiler and report them. Running out of memory is a result.
 
-    kind = "profile"
+    Raises:
+        InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
+    """
+    from workers.measure import environment
+    from workers.measure.memory import OutOfMemory
 
-    def plan(self, spec: ProfileSpec) -> list[Unit]:
-        """Plan a unit for torch's profiler, and one for each outside profiler: CUPTI takes one subscriber."""
-        title = spec.title(f"context {spec.context_length}")
-        return [Unit(title=title), *_outside_profilers.units(spec, title)]
-
-    def run(self, spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
-        """Profile one unit and report it. Running out of memory is a result.
-
-        Raises:
-            InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
-        """
-        if _outside_profilers.tool_of(unit) is not None:
-            _outside_profilers.run(spec, unit, report)
-            return
-        from workers.measure import environment
-        from workers.measure.memory import OutOfMemory
-
-        device, build_model = _training.prepare(spec)
-        report.environment(environment.fingerprint(device))
-        if has_roofline(spec):
-            measure_missing_ceilings(spec, device, report)
-        case, device_key = spec.case(), environment.device_key(device)
-        values = Values(profile_metrics(spec))
-        with _training.known_errors():
-            timed = time_unprofiled(spec, unit, device, build_model, report)
-            if isinstance(timed, Timed):
-                try:
-                    Profiling(timed, values, report).run()
-                except OutOfMemory as error:
-                    values.rest("oom", str(error))
-            else:
-                values.rest("oom", timed)
-        values.report(case, device_key, report)
-
-    def collect(self, spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-        """Report the files that an outside profiler has written."""
-        _outside_profilers.collect(spec, unit, scratch, report)
-
-    def wrapper_error(
-        self, spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
-    ) -> str | None:
-        """Return the error message of an outside profiler; None if there is none."""
-        return _outside_profilers.error_of(spec, unit, scratch, output, succeeded=succeeded)
-
-
-RUNNER = ProfileRunner()
+    device, build_model = _training.prepare(spec)
+    report.environment(environment.fingerprint(device))
+    if has_roofline(spec):
+        measure_missing_ceilings(spec, device, report)
+    case, device_key = spec.case(), environment.device_key(device)
+    values = Values(profile_metrics(spec))
+    with _training.known_errors():
+        timed = time_unprofiled(spec, unit, device, build_model, report)
+        if isinstance(timed, Timed):
+            try:
+                Profiling(timed, values, report).run()
+            except OutOfMemory as error:
+                values.rest("oom", str(error))
+        else:
+            values.rest("oom", timed)
+    values.report(case, device_key, report)
 
 
 def phases_of(spec: ProfileSpec) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the ranks of tests/workers/jobs/test_ddp.py do. Ranks import it by name."""
+"""What the ranks of test_ddp.py do. Ranks import it by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from parallel.process_group import Rank
-from workers.jobs import _data_parallel
+from workers.jobs.ddp import parity as parity_module
+from workers.jobs.ddp import strategies
+from workers.jobs.ddp.rank import measure_rank
 from workers.measure.memory import OutOfMemory
 from workers.model.steps import BackwardStep
 
@@ -26,25 +28,25 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
             # The compiler's first half only: the whole takes too long for every run of the tests.
             patch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
             break_down(patch, rank, name.split(", ")[0])
-            found[name] = _data_parallel.measure_rank(rank, spec, folder)
+            found[name] = measure_rank(rank, spec, folder)
     return found
 
 
 def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
     """Break this process: its strategy sends nothing, or its memory is too small for something."""
-    wrap, build, forward = _data_parallel.wrap, _data_parallel.build, BackwardStep.forward
+    wrap, build, forward = strategies.wrap, strategies.build, BackwardStep.forward
     parity: list[None] = []
 
     def send_nothing(spec: Any, strategy: str, module: Any) -> Any:
         return wrap(spec, strategy, module)[0], None
 
     def build_too_much(spec: Any, strategy: str, *others: Any) -> Any:
-        if strategy == _data_parallel.ALONE:
+        if strategy == strategies.NO_COMMUNICATION:
             raise OutOfMemory("out of memory in making the model: too much")
         return build(spec, strategy, *others)
 
     def build_too_much_once(spec: Any, strategy: str, *others: Any) -> Any:
-        if strategy == _data_parallel.ALONE and not parity:
+        if strategy == strategies.NO_COMMUNICATION and not parity:
             parity.append(None)
             raise OutOfMemory("out of memory in making the model: too much")
         return build(spec, strategy, *others)
@@ -56,12 +58,12 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
 
     match how, rank.index:
         case "sends nothing", _:
-            patch.setattr(_data_parallel, "wrap", send_nothing)
+            patch.setattr(strategies, "wrap", send_nothing)
         case "does not fit", 1:
-            patch.setattr(_data_parallel, "build", build_too_much)
+            patch.setattr(strategies, "build", build_too_much)
         case "does not fit later", 1:
             patch.setattr(BackwardStep, "forward", run_out)
         case "no host memory", 0:
-            patch.setattr(_data_parallel, "host_memory", lambda name: 0)
+            patch.setattr(parity_module, "host_memory", lambda name: 0)
         case "one process does not fit", 0:
-            patch.setattr(_data_parallel, "build", build_too_much_once)
+            patch.setattr(strategies, "build", build_too_much_once)

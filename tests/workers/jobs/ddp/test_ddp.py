@@ -19,10 +19,12 @@ from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
-from tests.workers.jobs.data_parallel_ranks import run_all
+from tests.workers.jobs.ddp.ranks import run_all
 from tests.workers.reporting import Report
-from workers.jobs import _data_parallel, ddp
-from workers.jobs.ddp import RUNNER
+from workers.jobs.ddp import RUNNER, choose_devices
+from workers.jobs.ddp.parity import largest_error, relative_error
+from workers.jobs.ddp.rank import run_rank
+from workers.jobs.ddp.values import PARITY, tolerance
 from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
@@ -79,7 +81,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def run(name: str, *, why_no_profiler: str | None = None, **fields: Any) -> Report:
         def already(function: Any, spec: Any, scratch: str, *, reported: Any, **options: Any) -> None:
-            assert function is _data_parallel.run_rank
+            assert function is run_rank
             assert options["world_size"] == 2
             for message in reports:
                 reported(0, message)
@@ -152,7 +154,7 @@ def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str) -> None:
     assert verdict["verdict"] == "invalid"
 
 
-def test_times_are_the_slowest_ranks_and_exposed_is_the_difference_of_turns(run: Any, measured: Any) -> None:
+def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     found = values(run("bucketed"))
     ranks = [rank["bucketed"]["turns"] for rank in measured[0]]
     assert [turn["strategy"] for turn in ranks[0]] == ["bucketed", "none", "bucketed", "none"]
@@ -189,7 +191,7 @@ def test_communication_is_seen_beside_computation(run: Any) -> None:
     assert 0 <= exposed <= communicated
 
 
-def test_without_a_profiler_our_strategies_still_tell_how_long_they_communicate(run: Any) -> None:
+def test_communication_is_timed_without_a_profiler(run: Any) -> None:
     report = run("bucketed, growing", why_no_profiler="CUPTI is taken")
     found = values(report)
     assert found["communication_ms"]["median"] > 0
@@ -278,7 +280,7 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
 
 
 @pytest.mark.parametrize("name", ["does not fit, flat", "does not fit later, flat"])
-def test_where_the_step_alone_does_not_fit_the_waiting_of_streams_is_shown(run: Any, name: str) -> None:
+def test_a_step_that_does_not_fit_shows_stream_waits(run: Any, name: str) -> None:
     found = values(run(name))
     assert found["step_ms"]["outcome"] == found["uncovered_communication_ms"]["outcome"] == "ok"
     for metric in ("computation_step_ms", "exposed_communication_ms", "exposed_communication_error_ms"):
@@ -298,7 +300,7 @@ def test_where_one_process_does_not_fit_parity_is_unknown(run: Any, name: str, r
     report = run(name)
     found = values(report)
     assert found["step_ms"]["outcome"] == "ok"
-    for metric in ddp.PARITY:
+    for metric in PARITY:
         assert found[metric]["outcome"] == "unknown"
         assert reason in found[metric]["reason"]
     (verdict,) = report.verdicts.values()
@@ -359,7 +361,7 @@ def test_a_rank_that_dies_or_stops_is_named(failing: Any, error: Any, capfd: pyt
 def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(Unsupported, match="world_size 2 needs as many GPUs; this worker's process sees 1"):
-        ddp.choose_devices(parsed(backend="nccl"))
+        choose_devices(parsed(backend="nccl"))
 
 
 @pytest.mark.parametrize(
@@ -373,19 +375,19 @@ def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter: float) -> None:
     spec = parsed(**fields)
-    assert ddp.tolerance(spec, "gradient_error") == pytest.approx(gradient)
-    assert ddp.tolerance(spec, "parameter_error") == pytest.approx(parameter)
+    assert tolerance(spec, "gradient_error") == pytest.approx(gradient)
+    assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
 
 
 def test_errors_that_are_no_numbers() -> None:
     one, zero = torch.ones(3), torch.zeros(3)
-    assert _data_parallel.relative_error(one * 1.5, one) == pytest.approx(0.5)
-    assert _data_parallel.relative_error(one * 3, one * 2, start=one) == pytest.approx(1.0)
-    assert _data_parallel.relative_error(None, one) == float("inf")
-    assert _data_parallel.relative_error(one * float("nan"), one) == float("inf")
-    assert _data_parallel.relative_error(one, zero) == float("inf")
-    assert _data_parallel.relative_error(zero, zero) == 0.0
-    assert _data_parallel.worst({"a": 0.5, "b": float("nan"), "c": float("inf")})[1] == "b"
+    assert relative_error(one * 1.5, one) == pytest.approx(0.5)
+    assert relative_error(one * 3, one * 2, start=one) == pytest.approx(1.0)
+    assert relative_error(None, one) == float("inf")
+    assert relative_error(one * float("nan"), one) == float("inf")
+    assert relative_error(one, zero) == float("inf")
+    assert relative_error(zero, zero) == 0.0
+    assert largest_error({"a": 0.5, "b": float("nan"), "c": float("inf")})[1] == "b"
 
 
 @pytest.mark.gpu

@@ -132,7 +132,7 @@ def test_what_happens_to_a_cell_is_its_outcome_and_no_others(tmp_path: Path) -> 
     ]
 
 
-def test_each_finished_cell_is_told_with_its_first_number_or_its_reason(tmp_path: Path) -> None:
+def test_progress_names_a_cells_number_or_reason(tmp_path: Path) -> None:
     report = run(tmp_path, "fine", "failed")
     assert report.cells == [
         (1, 2, "cell that is fine, of two sentences", "ok", "ring_ms 1.5"),
@@ -162,7 +162,7 @@ def _grid_monitor(watched: list[int]) -> Any:
     return Counted
 
 
-def test_after_a_crash_the_next_cell_is_measured_and_the_crashed_one_reported(tmp_path: Path) -> None:
+def test_cells_go_on_after_a_crash(tmp_path: Path) -> None:
     spec = Spec(("fine", "noisy", "oom"))
     (unit,) = RUNNER.plan(spec)
     assert unit.title == "3 cells"

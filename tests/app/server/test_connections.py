@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import resource
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.server.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within
-from app.server.logs import BURST, WINDOW_S, RateLimit
+from app.server.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within_files
 from tests.databases import put_database
 from tests.forked import PLUGINS, forkserver
 from tools.waiting import wait_until
@@ -40,10 +37,9 @@ PAUSE_S = 0.5
 """Between two rounds over all of them: what is tried here is their number, not how busy one client makes the server."""
 
 LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES // 2}, {FILES}))"
-NO_CAP = "from app.server.connections import Incoming; Incoming.make_room = lambda self: None"
-NO_LOOK_AT_READERS = (
-    "from app.server.connections import Connection, Incoming; Connection._look_at_reader = lambda self: None; "
-    "Incoming._end_unread = lambda self: False"
+NO_CAP = (
+    "from app.server import connections; "
+    "connections.connections_within_files = lambda wanted, f=connections.connections_within_files: f(wanted) + 10_000"
 )
 NO_RATE_LIMIT = "from app.server.logs import RateLimit; RateLimit.filter = lambda self, record: True"
 
@@ -260,132 +256,20 @@ def test_requests_in_a_row_on_one_connection(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "wanted", "expected"),
-    [(1 << 20, 2000, 2000), (1024, 2000, 1024 - RESERVED_FILES), (256, 2000, MIN_CONNECTIONS), (1024, 100, 100)],
+    ("limits", "wanted", "expected"),
+    [
+        ((1024, 1 << 20), 2000, 2000),
+        ((256, 1024), 2000, 1024 - RESERVED_FILES),
+        ((256, 256), 2000, MIN_CONNECTIONS),
+        ((1024, 1024), 100, 100),
+        ((1024, resource.RLIM_INFINITY), 2000, 2000),
+    ],
 )
-def test_connections_leave_files_to_the_others(files: int, wanted: int, expected: int) -> None:
-    assert connections_within(files, wanted) == expected
-
-
-def ask_and_never_read(server: Server, hoped: list[str], within_s: float) -> list[str]:
-    """Fill the server with clients that send requests and read no answer; what others suffer, a stream among them.
-
-    "full": nobody else is answered. "kept": the server has connections that nobody reads. It looks until that is as
-    hoped, or for `within_s`.
-    """
-    found: list[str] = []
-    requests = 100 * b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    done = threading.Event()
-
-    def pipelining(received_bytes: int) -> socket.socket:
-        connection = stack.enter_context(socket.socket())
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received_bytes)
-        connection.settimeout(10)
-        connection.connect(server.address)
-        connection.sendall(requests)
-        return connection
-
-    def read_slowly() -> None:
-        while not done.wait(0.05):
-            if not slow_reader.recv(1 << 15):
-                found.append("a slow reader was ended")
-                return
-
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=server.url, timeout=20, trust_env=False))
-        job_id = client.post("/jobs", json={"spec": TINY}).json()["id"]
-        headers = {"Accept": "text/event-stream"}
-        stream = stack.enter_context(client.stream("GET", f"/jobs/{job_id}/events", headers=headers))
-        lines = stream.iter_lines()
-        next(lines)
-        slow_reader = pipelining(1 << 18)
-        reading = threading.Thread(target=read_slowly)
-        reading.start()
-        few = sockets_of(server)
-        others = [pipelining(4096) for _ in range(MIN_CONNECTIONS - 2)]
-        try:
-            for connection in others:
-                assert connection.recv(1, socket.MSG_PEEK), "it is being answered"
-            deadline = time.monotonic() + within_s
-            while (state := suffered(server, few)) != hoped and time.monotonic() < deadline:
-                time.sleep(0.2)
-            found += state
-        finally:
-            done.set()
-            reading.join()
-        for connection in others:
-            connection.close()
-        wait_until(lambda: not slow(server, f"/jobs/{job_id}"), "room", 30)
-        httpx.post(f"{server.url}/jobs/{job_id}/cancel", trust_env=False)
-        if not any("cancelled" in line for line in lines):
-            found.append("the stream ended")
-    return found
-
-
-def suffered(server: Server, few: int) -> list[str]:
-    full = ["full"] if slow(server, "/healthz") else []
-    return full + ["kept"] * (sockets_of(server) > few + 1)  # the health check's may still be among them
-
-
-def sockets_of(server: Server) -> int:
-    """Return how many sockets the server has open."""
-    found = 0
-    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found += str(entry.readlink()).startswith("socket:")
-    return found
-
-
-def test_who_never_reads_is_ended(run: Any) -> None:
-    server = run(FLOPWATCH_MAX_CONNECTIONS=str(MIN_CONNECTIONS), FLOPWATCH_REQUEST_TIMEOUT_S="1")
-    assert ask_and_never_read(server, [], 15) == []
-
-
-def test_who_never_reads_goes_first_when_there_are_too_many(run: Any) -> None:
-    server = run(FLOPWATCH_MAX_CONNECTIONS=str(MIN_CONNECTIONS), FLOPWATCH_REQUEST_TIMEOUT_S="60")
-    assert ask_and_never_read(server, ["kept"], 15) == ["kept"]
-
-
-def test_control_of_the_readers(run: Any) -> None:
-    limits = {"FLOPWATCH_MAX_CONNECTIONS": str(MIN_CONNECTIONS), "FLOPWATCH_REQUEST_TIMEOUT_S": "1"}
-    assert ask_and_never_read(run(NO_LOOK_AT_READERS, **limits), [], 3) == ["full", "kept"]
-
-
-def record(message: str = "%d bad requests", line: int = 1, error: Any = None) -> logging.LogRecord:
-    return logging.LogRecord("a", logging.WARNING, "file.py", line, message, (7,), error)
-
-
-def test_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    limit = RateLimit()
-    assert [limit.filter(record()) for _ in range(BURST + 5)] == [True] * BURST + [False] * 5
-    assert limit.filter(record(line=2)), "another kind"
-    now += WINDOW_S
-    first = record()
-    assert limit.filter(first)
-    assert first.getMessage() == "7 bad requests [and 5 more of these in 60 s]"
-    now += WINDOW_S
-    second = record()
-    assert limit.filter(second)
-    assert second.getMessage() == "7 bad requests"
-
-
-def test_errors_raised_at_different_places_are_of_different_kinds() -> None:
-    limit = RateLimit()
-
-    def caught(work: Callable[[], object]) -> Any:
-        try:
-            work()
-        except ZeroDivisionError:
-            return sys.exc_info()
-        raise AssertionError
-
-    def here() -> object:
-        return 1 / 0
-
-    def there() -> object:
-        return 1 // 0
-
-    assert [limit.filter(record(error=caught(here))) for _ in range(BURST + 1)][-1] is False
-    assert limit.filter(record(error=caught(there)))
+def test_connections_leave_files_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, expected: int
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _which, made: raised.append(made))
+    assert connections_within_files(wanted) == expected
+    assert raised == [(limits[1], limits[1])]

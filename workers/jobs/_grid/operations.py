@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
-from workers.jobs._judging import Problem, judge, judge_again, set_errors
+from workers.jobs._grid.judging import Problem, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.check import SEVERITIES
 
@@ -31,7 +31,7 @@ GPU_ONLY = "known on GPUs only"
 NO_BACKWARD = "there is no backward pass"
 
 
-class CellsSpec(GridSpec, Protocol):
+class OperationSpec(GridSpec, Protocol):
     """The part of a spec of operations that this module uses."""
 
     @property
@@ -43,7 +43,7 @@ class CellsSpec(GridSpec, Protocol):
 
 
 @dataclass
-class CellsContext(Context):
+class OperationContext(Context):
     """The objects that the cells of one process share."""
 
     watch: Stopwatch
@@ -51,7 +51,7 @@ class CellsContext(Context):
     """(key, problem) of the last cell, the key from `problem_of`. Cells that share a problem follow each other."""
 
 
-class CellsRunner(GridRunner[CellsContext]):
+class OperationRunner(GridRunner[OperationContext]):
     """The runner of a kind whose cells are operations.
 
     A subclass defines the operation of a cell and the rates that follow from its times.
@@ -85,7 +85,7 @@ class CellsRunner(GridRunner[CellsContext]):
 
     @abc.abstractmethod
     def add_rates(
-        self, spec: Any, cell: Any, milliseconds: Mapping[str | None, float], context: CellsContext, values: Values
+        self, spec: Any, cell: Any, milliseconds: Mapping[str | None, float], context: OperationContext, values: Values
     ) -> None:
         """Set the rates that follow from median times, and the extras.
 
@@ -101,17 +101,17 @@ class CellsRunner(GridRunner[CellsContext]):
     def prepare(self, spec: Any, cell: Any, problem: Problem, trial: Trial) -> None:
         """Prepare the cell once, untimed, before its operation is called. By default there is nothing to do."""
 
-    def open(self, spec: CellsSpec, devices: Sequence[torch.device], report: Reporter) -> CellsContext:
+    def open(self, spec: OperationSpec, devices: Sequence[torch.device], report: Reporter) -> OperationContext:
         from workers.measure.stopwatch import stopwatch
 
-        return CellsContext(devices, report, stopwatch(devices[0]))
+        return OperationContext(devices, report, stopwatch(devices[0]))
 
     def precision_of(self, cell: Any) -> str | None:
         """Return the cell's data type."""
         precision: str = cell.dtype
         return precision
 
-    def metrics(self, spec: CellsSpec, cell: Any) -> list[Metric]:
+    def metrics(self, spec: OperationSpec, cell: Any) -> list[Metric]:
         passes = PASSES[spec.mode]
         backward = "backward" in passes
         phases = (None, *(name for name in passes if name != "forward_backward"))
@@ -126,7 +126,7 @@ class CellsRunner(GridRunner[CellsContext]):
             *([Metric("gradient_error", None, "fraction")] if backward else []),
         ]
 
-    def measure(self, spec: CellsSpec, cell: Any, context: CellsContext, trial: Trial) -> None:
+    def measure(self, spec: OperationSpec, cell: Any, context: OperationContext, trial: Trial) -> None:
         from workers.measure.memory import gist, is_out_of_memory
 
         self.admit(spec, cell, context.device)
@@ -150,14 +150,16 @@ class CellsRunner(GridRunner[CellsContext]):
         if wrong is not None:
             trial.values.overrule("wrong", wrong, but=("output_error", "gradient_error"))
 
-    def _problem(self, spec: CellsSpec, cell: Any, context: CellsContext) -> Problem:
+    def _problem(self, spec: OperationSpec, cell: Any, context: OperationContext) -> Problem:
         key = self.problem_of(spec, cell)
         if context.problem is None or context.problem[0] != key:
             context.problem = None
             context.problem = key, self.make_problem(spec, cell, context.device)
         return context.problem[1]
 
-    def _examine(self, spec: CellsSpec, cell: Any, problem: Problem, context: CellsContext, trial: Trial) -> str | None:
+    def _examine(
+        self, spec: OperationSpec, cell: Any, problem: Problem, context: OperationContext, trial: Trial
+    ) -> str | None:
         """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
         from workers.measure.memory import memory_needed_for
         from workers.measure.operations import measure_memory
@@ -199,7 +201,12 @@ class CellsRunner(GridRunner[CellsContext]):
         return metric.phase != "forward"
 
     def _time(
-        self, spec: CellsSpec, operation: Operation, passes: Sequence[str], context: CellsContext, trial: Trial
+        self,
+        spec: OperationSpec,
+        operation: Operation,
+        passes: Sequence[str],
+        context: OperationContext,
+        trial: Trial,
     ) -> dict[str, Timing]:
         from workers.measure.compilation import compilation
         from workers.measure.operations import time_passes

@@ -20,10 +20,9 @@ from app.specs.profile import ProfileSpec
 from tests.plugins.profilers import NO_PERMISSION, install
 from tests.workers.reporting import Report
 from workers import tools
-from workers.jobs import _outside_profilers as outside
 from workers.jobs import _training
 from workers.jobs._base import Unit, Wrapping
-from workers.jobs.profile import RUNNER
+from workers.jobs.profile import RUNNER, nsight
 from workers.measure.memory import OutOfMemory
 from workers.outcome import InvalidEnvironment, Unsupported
 
@@ -47,7 +46,7 @@ def planned(tmp_path: Path, tool: str, mode: str = "works", **fields: Any) -> tu
     """Install a stand-in; returns a spec that asks for it, and the unit that it gets."""
     install(tmp_path / "path", tool, mode)
     spec = spec_of(**{tool: True if tool == "nsys" else {"kernels": "flash|softmax"}, **fields})
-    (unit,) = outside.units(spec, "tiny")
+    (unit,) = nsight.units(spec, "tiny")
     return spec, unit
 
 
@@ -61,7 +60,7 @@ def wrapped(unit: Unit, scratch: Path) -> tuple[str, int]:
 class TestPlan:
     def test_each_tool_has_a_unit_of_its_own(self, tmp_path: Path) -> None:
         nsys, ncu = (install(tmp_path / "path", name) for name in ("nsys", "ncu"))
-        one, other = outside.units(spec_of(nsys=True, ncu={"kernels": "flash", "set": "full", "launches": 7}), "tiny")
+        one, other = nsight.units(spec_of(nsys=True, ncu={"kernels": "flash", "set": "full", "launches": 7}), "tiny")
         assert [(unit.title, unit.start, unit.wrap[0]) for unit in (one, other)] == [
             ("tiny, under nsys", "exec", str(nsys)),
             ("tiny, under ncu", "exec", str(ncu)),
@@ -75,18 +74,18 @@ class TestPlan:
         assert told["--export"] == "{scratch}/report"
 
     def test_without_a_filter_all_kernels_are_measured(self) -> None:
-        assert "--kernel-name" not in outside.ncu_options(spec_of(ncu={}).ncu)
+        assert "--kernel-name" not in nsight.ncu_options(spec_of(ncu={}).ncu)
 
     def test_code_of_kernels_is_kept_where_the_report_shows_it(self) -> None:
         kept = {
-            name: outside.ncu_options(spec_of(ncu={"set": name}).ncu)
+            name: nsight.ncu_options(spec_of(ncu={"set": name}).ncu)
             for name in ("basic", "detailed", "full", "roofline")
         }
         sass = {name: options[options.index("--import-sass") + 1] for name, options in kept.items()}
         assert sass == {"basic": "no", "detailed": "yes", "full": "yes", "roofline": "no"}
 
     def test_a_job_that_asks_for_none_has_none(self) -> None:
-        assert outside.units(spec_of(), "tiny") == []
+        assert nsight.units(spec_of(), "tiny") == []
 
     @pytest.mark.parametrize("tool", ["nsys", "ncu"])
     def test_a_tool_that_this_host_lacks_is_unsupported(self, tmp_path: Path, tool: str) -> None:
@@ -103,10 +102,10 @@ class TestRun:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
         monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
         monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
-        tool_on = outside.tool_on
-        monkeypatch.setattr(outside, "tool_on", lambda _: tool_on(torch.device("cuda")))
+        tool_on = nsight.tool_on
+        monkeypatch.setattr(nsight, "tool_on", lambda _: tool_on(torch.device("cuda")))
         with torch.profiler.profile() as profiler:
-            outside.run(spec, unit, report)
+            nsight.run(spec, unit, report)
         names = [event.name for event in sorted(profiler.events(), key=lambda event: event.time_range.start)]
         steps = [name for name in names if name in ("warmup", "step_1", "step_2", "step_3")]
         assert steps == ["warmup", "step_1", "step_2"]
@@ -118,8 +117,8 @@ class TestRun:
         assert calls == ["synchronize", "start", "synchronize", "stop"]
         assert report.rows == []
         assert report.tables == {}
-        assert json.loads((tmp_path / outside.PHASES).read_text()) == ["forward", "backward", "optimizer"]
-        assert (tmp_path / outside.STARTED).exists()
+        assert json.loads((tmp_path / nsight.PHASES).read_text()) == ["forward", "backward", "optimizer"]
+        assert (tmp_path / nsight.STARTED).exists()
         assert report.fingerprint["software"]["ncu"] == "2025.3.1.0"
         assert report.steps == [
             (1, 3, "warming up"),
@@ -135,10 +134,10 @@ class TestRun:
 
         monkeypatch.setattr(_training, "build", build)
         report = Report(tmp_path)
-        outside.run(spec, unit, report)
+        nsight.run(spec, unit, report)
         output, _ = wrapped(unit, tmp_path)
-        assert outside.error_of(spec, unit, tmp_path, output, succeeded=True) is None
-        outside.collect(spec, unit, tmp_path, report)
+        assert nsight.error_of(spec, unit, tmp_path, output, succeeded=True) is None
+        nsight.collect(spec, unit, tmp_path, report)
         (check,) = report.verdict["checks"]
         assert "out of memory in making the model" in check["detail"]
         assert (report.rows, report.tables, report.files) == ([], {}, {})
@@ -148,9 +147,9 @@ class TestNcu:
     def test_counters_are_tables_and_measurements_of_each_kernel(self, tmp_path: Path) -> None:
         spec, unit = planned(tmp_path, "ncu")
         output, code = wrapped(unit, tmp_path)
-        assert (code, outside.error_of(spec, unit, tmp_path, output, succeeded=True)) == (0, None)
+        assert (code, nsight.error_of(spec, unit, tmp_path, output, succeeded=True)) == (0, None)
         report = Report(tmp_path)
-        outside.collect(spec, unit, tmp_path, report)
+        nsight.collect(spec, unit, tmp_path, report)
         assert report.files == {"report.ncu-rep": tmp_path / "report.ncu-rep"}
         launches = rows_of(report, "ncu-launches")
         assert [(row["function"], row["grid"], row["registers_per_thread"]) for row in launches] == [
@@ -179,24 +178,24 @@ class TestNcu:
 
     def test_kernels_of_one_function_are_kept_apart(self) -> None:
         names = ["void f<float>(T1)", "void f<double>(T1)", "g", "g"]
-        launches = [outside.Launch(number, name, "", "", {}) for number, name in enumerate(names)]
-        assert outside.phases_of(launches) == [*names[:2], "g", "g"]
+        launches = [nsight.Launch(number, name, "", "", {}) for number, name in enumerate(names)]
+        assert nsight.phases_of(launches) == [*names[:2], "g", "g"]
 
     def test_launches_of_one_kernel_are_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         metrics = [
             {"launch__registers_per_thread": text, "sm__throughput.avg.pct_of_peak_sustained_elapsed": "1"}
             for text in ("1,024", "n/a", "512")
         ]
-        launches = [outside.Launch(number, "kernel", "", "", told) for number, told in enumerate(metrics)]
-        monkeypatch.setattr(outside, "ncu_launches", lambda _: (launches, dict.fromkeys(metrics[0], "")))
+        launches = [nsight.Launch(number, "kernel", "", "", told) for number, told in enumerate(metrics)]
+        monkeypatch.setattr(nsight, "ncu_launches", lambda _: (launches, dict.fromkeys(metrics[0], "")))
         found = {row["metric"]: row for row in collected(tmp_path, "ncu").rows}
         registers = found["registers_per_thread"]
         assert (registers["phase"], registers["n"], registers["median"]) == ("kernel", 2, 768.0)
         assert found["sm_throughput_percent"]["n"] == 3
 
     def test_what_a_set_lacks_is_unknown_with_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        absent = outside.Counter("branches", "branches", "sm__branches.sum")
-        monkeypatch.setattr(outside, "COUNTERS", (*outside.COUNTERS, absent))
+        absent = nsight.Counter("branches", "branches", "sm__branches.sum")
+        monkeypatch.setattr(nsight, "COUNTERS", (*nsight.COUNTERS, absent))
         rows = [row for row in collected(tmp_path, "ncu").rows if row["metric"] == "branches"]
         assert [(row["outcome"], row["median"]) for row in rows] == [("unknown", None)] * 2
         assert "the set 'basic' of Nsight Compute does not hold sm__branches.sum" in rows[0]["reason"]
@@ -204,7 +203,7 @@ class TestNcu:
     def test_a_long_table_is_cut_between_launches_and_says_so(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(outside, "MAX_COUNTER_ROWS", 20)
+        monkeypatch.setattr(nsight, "MAX_COUNTER_ROWS", 20)
         report = collected(tmp_path, "ncu")
         assert {row["launch"] for row in rows_of(report, "ncu")} == {0}
         assert len(rows_of(report, "ncu-launches")) == 2
@@ -241,7 +240,7 @@ class TestNcu:
         ],
     )
     def test_functions_are_named_without_what_belongs_to_the_compiler(self, kernel: str, function: str) -> None:
-        assert outside.function_of(kernel) == function
+        assert nsight.function_of(kernel) == function
 
     @pytest.mark.parametrize(
         ("text", "value"),
@@ -249,7 +248,7 @@ class TestNcu:
         + [(text, None) for text in ("", "n/a", "nan", "inf", "all", "(!) 1")],
     )
     def test_numbers_are_read_as_ncu_writes_them(self, text: str, value: float | None) -> None:
-        assert outside.number(text) == value
+        assert nsight.number(text) == value
 
 
 class TestNsys:
@@ -298,7 +297,7 @@ class TestErrors:
         spec, unit = planned(tmp_path, "ncu", ncu={"kernels": "flush"})
         output, code = wrapped(unit, tmp_path)
         assert code == 0
-        error = outside.error_of(spec, unit, tmp_path, output, succeeded=True)
+        error = nsight.error_of(spec, unit, tmp_path, output, succeeded=True)
         assert error is not None
         assert "no kernel's name matches 'flush' (/spec/ncu/kernels)" in error
         assert error.endswith("Available Kernels: 1. flash_fwd_splitkv_kernel 2. reduce_kernel")
@@ -311,27 +310,27 @@ class TestErrors:
         spec, unit = planned(tmp_path, tool, "silent")
         output, code = wrapped(unit, tmp_path)
         assert code == 0
-        error = outside.error_of(spec, unit, tmp_path, output, succeeded=True)
+        error = nsight.error_of(spec, unit, tmp_path, output, succeeded=True)
         assert error is not None
         assert "wrote no report" in error
         assert words in error
 
     def test_a_unit_that_fails_by_itself_is_not_the_tools_fault(self, tmp_path: Path) -> None:
         spec, unit = planned(tmp_path, "ncu")
-        (tmp_path / outside.STARTED).touch()
+        (tmp_path / nsight.STARTED).touch()
         output = "==PROF== Connected\nRuntimeError\n==ERROR== The application returned an error code (1).\n"
-        assert outside.error_of(spec, unit, tmp_path, output, succeeded=False) is None
+        assert nsight.error_of(spec, unit, tmp_path, output, succeeded=False) is None
 
     def test_a_tool_that_refuses_its_options_says_so(self, tmp_path: Path) -> None:
         spec, unit = planned(tmp_path, "nsys")
         output = "unrecognised option '--python-backtrace=cuda'\n"
-        error = outside.error_of(spec, unit, tmp_path, output, succeeded=False)
+        error = nsight.error_of(spec, unit, tmp_path, output, succeeded=False)
         assert error is not None
         assert "Nsight Systems did not get to run the steps" in error
         assert "its last words are: unrecognised option '--python-backtrace=cuda'" in error
 
     def test_a_unit_without_a_tool_has_none(self, tmp_path: Path) -> None:
-        assert outside.error_of(spec_of(), Unit("torch's"), tmp_path, "==ERROR== x", succeeded=True) is None
+        assert nsight.error_of(spec_of(), Unit("torch's"), tmp_path, "==ERROR== x", succeeded=True) is None
 
 
 def rows_of(report: Report, name: str) -> list[dict[str, Any]]:
@@ -345,9 +344,9 @@ def collected(tmp_path: Path, tool: str, mode: str = "works", *, report: Report 
     """Run a stand-in and collect what it has written."""
     spec, unit = planned(tmp_path, tool, mode)
     wrapped(unit, tmp_path)
-    (tmp_path / outside.PHASES).write_text('["forward", "backward", "optimizer"]')
+    (tmp_path / nsight.PHASES).write_text('["forward", "backward", "optimizer"]')
     found = report or Report(tmp_path)
-    outside.collect(spec, unit, tmp_path, found)
+    nsight.collect(spec, unit, tmp_path, found)
     return found
 
 
@@ -363,10 +362,11 @@ from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
 from app.results import list_tables, result_table
-from workers.agent import capabilities
+from workers.agent.agent import capabilities
 from workers.devices.locks import Lease, discover
 from workers.agent.job_run import JobRun
-from workers.jobs import RUNNERS, _outside_profilers
+from workers.jobs import RUNNERS
+from workers.jobs.profile import nsight
 from workers.processes.launch import Launcher
 
 folder, spec = Path(sys.argv[1]), spec_adapter.validate_json(sys.argv[2])
@@ -374,7 +374,7 @@ settings = Settings(data_dir=folder)
 database = open_database(settings)
 queue, reading = Queue(database), Reading(database)
 # The job's first unit, torch's own profiler, is the test of others.
-type(RUNNERS["profile"]).plan = lambda _self, spec: _outside_profilers.units(spec, "the job")
+type(RUNNERS["profile"]).plan = lambda _self, spec: nsight.units(spec, "the job")
 queue.submit(NewJob(spec))
 names = capabilities(allow_code=False)
 claim = queue.claim("worker", Offer(frozenset(RUNNERS), names, total_gpus=1, free_gpus=1, idle=True))
@@ -398,7 +398,7 @@ print(json.dumps({
 
 def job_of(folder: Path, **fields: Any) -> dict[str, Any]:
     """Run the units under tools of such a job, as an agent does, and return what it left."""
-    plugins, root = Path(__file__).parents[2] / "plugins", Path(__file__).parents[3]
+    plugins, root = Path(__file__).parents[3] / "plugins", Path(__file__).parents[4]
     path = os.pathsep.join([str(root), str(plugins), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", JOB, str(folder / "data"), spec_of(**fields).model_dump_json()],
@@ -419,7 +419,7 @@ def test_a_job_under_ncu_from_its_claim_to_its_end(tmp_path: Path) -> None:
     assert (job["state"], job["error"]) == ("succeeded", None), job["log"]
     assert job["artifacts"] == ["report.ncu-rep"]
     assert job["functions"] == [SPLIT, COMBINE]
-    assert job["measurements"] == 2 * len(outside.COUNTERS)
+    assert job["measurements"] == 2 * len(nsight.COUNTERS)
     assert "==PROF== Connected to process" in job["log"]
 
 
@@ -442,7 +442,7 @@ class TestOnAGpu:
         assert job["artifacts"] == ["report.ncu-rep"]
         assert len(job["functions"]) == 3
         assert all(re.search(kernels, function) for function in job["functions"])
-        kernels_measured, rest = divmod(job["measurements"], len(outside.COUNTERS))
+        kernels_measured, rest = divmod(job["measurements"], len(nsight.COUNTERS))
         assert rest == 0
         assert 1 <= kernels_measured <= 3
 

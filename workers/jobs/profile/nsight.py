@@ -104,7 +104,7 @@ DURATION = Counter("duration_us", "µs", "gpu__time_duration.sum", 1e-3)
 
 
 def units(spec: ProfileSpec, title: str) -> list[Unit]:
-    """Return one unit for each outside profiler that the spec asks for.
+    """Return one unit for each Nsight tool that the spec asks for.
 
     Raises:
         Unsupported: this host lacks the tool.
@@ -161,13 +161,13 @@ def ncu_options(spec: NcuSpec) -> list[str]:
 
 
 def tool_of(unit: Unit) -> str | None:
-    """Return the outside profiler that a unit runs under: "nsys" or "ncu"; None if it runs under none."""
+    """Return the Nsight tool that a unit runs under: "nsys" or "ncu"; None if it runs under none."""
     tool: str | None = unit.params.get("tool")
     return tool
 
 
 def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
-    """Run the steps that the outside profiler watches. Their times are no measurements.
+    """Run the steps that the Nsight tool watches. Their times are no measurements.
 
     If there is no memory for them the unit succeeds and leaves a note: that is a result, which the job's first unit
     reports.
@@ -218,7 +218,7 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
 
 @contextmanager
 def tool_on(device: torch.device) -> Iterator[None]:
-    """Let an outside profiler record the work inside the context, and only that."""
+    """Let an Nsight tool record the work inside the context, and only that."""
     import torch
 
     if device.type != "cuda":  # without CUDA there is nothing to turn on
@@ -260,7 +260,7 @@ def _no_kernel(spec: NcuSpec) -> str:
 
 
 def collect(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-    """Report the outside profiler's report as an artifact, and its figures as tables and measurements.
+    """Report the Nsight tool's report as an artifact, and its figures as tables and measurements.
 
     Raises:
         InvalidEnvironment: the report has no figures, or cannot be read.

@@ -23,10 +23,9 @@ from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
 from tests.workers.reporting import Report
 from workers.jobs import _training, ceiling
-from workers.jobs import profile as module
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER as BENCHMARK
-from workers.jobs.profile import RUNNER
+from workers.jobs.profile import RUNNER, torch_profiler
 from workers.measure.ceilings import Ceilings
 from workers.measure.memory import OutOfMemory
 from workers.measure.profiling import classes, recording, tables, trace
@@ -106,7 +105,9 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
         assert [row["total_ms"] for row in found] == sorted((row["total_ms"] for row in found), reverse=True)
         assert all((row["launch_to_start_us"] is None) == (device == "cpu") for row in found)
     spec = ProfileSpec(**{**FIELDS, "mode": mode})
-    expected = [(one.name, one.phase) for one in [*module.timing_metrics(), *module.profile_metrics(spec)]]
+    expected = [
+        (one.name, one.phase) for one in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]
+    ]
     assert [(row["metric"], row["phase"]) for row in report.rows] == expected
     gpu_only = {"gpu_busy_percent", "profiled_idle_ms", "largest_gap_ms", "launches", "host_bound"}
     for (metric, _), row in metrics(report).items():
@@ -119,7 +120,7 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_profilers_cost_stands_beside_the_step_and_not_in_its_time(run: Any, device: str) -> None:
+def test_the_profilers_cost_is_not_in_the_step(run: Any, device: str) -> None:
     report = run(device=device)
     found = metrics(report)
     unprofiled, profiled = (found[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
@@ -132,22 +133,22 @@ def test_the_profilers_cost_stands_beside_the_step_and_not_in_its_time(run: Any,
 def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None:
     for mode in PHASES:
         spec = ProfileSpec(**{**FIELDS, "mode": mode, "compile": True})
-        names = {one.name for one in [*module.timing_metrics(), *module.profile_metrics(spec)]}
+        names = {one.name for one in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]}
         # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
         assert names & {one.name for one in _training.metrics(mode)} == {"gpu_busy_percent"}
     assert BENCHMARK.kind != RUNNER.kind
 
 
 def test_classes_are_those_of_the_rule() -> None:
-    assert module.CLASSES == classes.CLASSES
-    assert module.PARTS == accounting.ATTENTION_PARTS
+    assert torch_profiler.CLASSES == classes.CLASSES
+    assert torch_profiler.PARTS == accounting.ATTENTION_PARTS
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_scope_has_the_share_of_each_class(run: Any, device: str) -> None:
     report = run(device=device)
     for scope in ("forward", "forward_backward", "step"):
-        assert tuple(shares(report, scope)) == module.CLASSES
+        assert tuple(shares(report, scope)) == torch_profiler.CLASSES
         assert sum(shares(report, scope).values()) == pytest.approx(100)
         for name, share in shares(report, scope).items():
             assert metrics(report)[f"{name}_share_percent", scope]["median"] == pytest.approx(share)
@@ -193,14 +194,14 @@ def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str, 
 )
 def test_what_is_recomputed_counts_where_it_is(fields: dict[str, Any], scores: int, softmax: int) -> None:
     spec = ProfileSpec(**fields)
-    assert [module.layers_recomputed(spec, part) for part in module.PARTS] == [scores, softmax, scores]
+    assert [torch_profiler.layers_recomputed(spec, part) for part in torch_profiler.PARTS] == [scores, softmax, scores]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> None:
     report = run(device=device)
     found = {(row["part"], row["phase"]): row for row in rows(report, "attention")}
-    assert set(found) == {(part, phase) for part in module.PARTS for phase in ("forward", "backward")}
+    assert set(found) == {(part, phase) for part in torch_profiler.PARTS for phase in ("forward", "backward")}
     products = 2 * 2 * 2 * 2 * 8 * 8 * 8  # 2 · layers · batch · heads · queries · keys · head dimension
     scores = found["scores", "forward"]
     assert scores["gflop"] == pytest.approx(1e-9 * products)
@@ -262,15 +263,13 @@ def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
     for row in rows(report, "attention"):
         assert row["total_ms"] is None
         assert "'sdpa_math' does not name its parts" in row["note"]
-    for part in module.PARTS:
+    for part in torch_profiler.PARTS:
         measured = metrics(report)[f"{part}_ms", "backward"]
         assert (measured["outcome"], measured["median"]) == ("unknown", None)
         assert "does not name its parts" in measured["reason"]
 
 
-def test_the_cost_of_another_attention_that_names_its_parts_is_unknown(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_of_another_attention_is_unknown(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     load = ATTENTION.load
 
     def with_named_parts(name: str) -> Any:
@@ -386,8 +385,8 @@ def test_without_kernels_another_profiler_holds_cupti(
 ) -> None:
     empty = Profile(Recording([], []), lambda _path: None)
     monkeypatch.setattr(recording, "record", lambda *_, **__: empty)
-    monkeypatch.setattr(module.Profiling, "_profiled", lambda *_, **__: (empty, [1.0], {}))
-    monkeypatch.setattr(module.Profiling, "on_gpu", True)
+    monkeypatch.setattr(torch_profiler.Profiling, "_profiled", lambda *_, **__: (empty, [1.0], {}))
+    monkeypatch.setattr(torch_profiler.Profiling, "on_gpu", True)
     with pytest.raises(InvalidEnvironment, match="another profiler may hold CUPTI"):
         run()
     assert report.tables == {}
@@ -450,7 +449,7 @@ def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monk
 
 
 def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "measure_missing_ceilings", lambda *_: None)
+    monkeypatch.setattr(torch_profiler, "measure_missing_ceilings", lambda *_: None)
     report = Report(tmp_path)
     spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
     RUNNER.run(spec, RUNNER.plan(spec)[0], report)
@@ -520,7 +519,7 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
         return with_made_kernels(record(work, on_gpu=False, python=python))
 
     monkeypatch.setattr(recording, "record", made)
-    monkeypatch.setattr(module.Profiling, "on_gpu", True)
+    monkeypatch.setattr(torch_profiler.Profiling, "on_gpu", True)
     report = run(stacks=True)
     found = metrics(report)
     products = 2 * 7 + 1  # of two layers, each with four projections and three matrices of the feed-forward; the head
@@ -551,9 +550,9 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
 )
 def test_in_a_graph_norms_are_known_only_by_kernels_of_their_own(report: Report, kernel: str, known: bool) -> None:
     spec = ProfileSpec(**{**FIELDS, "cuda_graph": True, "mode": "forward", "device": "cuda"})
-    timed = module.Timed(spec, None, 1.0, None)  # type: ignore[arg-type]
-    profiling = module.Profiling(timed, Values(module.profile_metrics(spec)), report)
-    profiling._add_classes([Work(name, "kernel", 0, 9, 9, 1, module.GRAPH) for name in (kernel, "sgemm")])
+    timed = torch_profiler.Timed(spec, None, 1.0, None)  # type: ignore[arg-type]
+    profiling = torch_profiler.Profiling(timed, Values(torch_profiler.profile_metrics(spec)), report)
+    profiling._add_classes([Work(name, "kernel", 0, 9, 9, 1, torch_profiler.GRAPH) for name in (kernel, "sgemm")])
     assert ("normalisation" in shares(report, "forward")) is known
     assert shares(report, "forward")["matmul"] == 50
     profiling.values.rest("unknown", "not measured here")
@@ -567,7 +566,7 @@ def test_in_a_graph_norms_are_known_only_by_kernels_of_their_own(report: Report,
 def test_on_a_gpu_the_softmax_under_autocast_is_float32(on_gpu: bool) -> None:
     spec = ProfileSpec(**{**FIELDS, "precision": "bf16"})
     scores = 2 * 2 * 2 * 8 * 8  # layers · batch · heads · queries · keys
-    cost, _ = module.cost_of(spec, "softmax", "forward", 2, on_gpu=on_gpu)
+    cost, _ = torch_profiler.cost_of(spec, "softmax", "forward", 2, on_gpu=on_gpu)
     assert cost is not None
     assert cost.bytes == (2 + (4 if on_gpu else 2)) * scores
 

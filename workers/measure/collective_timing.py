@@ -98,7 +98,7 @@ class Numbers:
             start += length
 
 
-class Operation(abc.ABC):
+class Collective(abc.ABC):
     """One operation on its own tensors, which can be called repeatedly with other numbers.
 
     Args:
@@ -149,7 +149,7 @@ class Operation(abc.ABC):
         """Return the fault of the last call's result on this rank; None if it is right."""
 
 
-class AllReduce(Operation):
+class AllReduce(Collective):
     """Every rank's tensor becomes the sum of all."""
 
     @classmethod
@@ -170,7 +170,7 @@ class AllReduce(Operation):
         return self._numbers.wrong(self._tensor, factor=self._sign * self._rank.world_size)
 
 
-class AllGather(Operation):
+class AllGather(Collective):
     """Every rank gets the pieces of all, one after the other."""
 
     @classmethod
@@ -196,7 +196,7 @@ class AllGather(Operation):
         return None
 
 
-class ReduceScatter(Operation):
+class ReduceScatter(Collective):
     """Every rank gets its piece of the sum of all tensors."""
 
     @classmethod
@@ -218,7 +218,7 @@ class ReduceScatter(Operation):
         return self._numbers.wrong(self._part, factor=factor, first=first)
 
 
-class Broadcast(Operation):
+class Broadcast(Collective):
     """Every rank gets rank 0's tensor."""
 
     @classmethod
@@ -243,7 +243,7 @@ class Broadcast(Operation):
         return self._numbers.wrong(self._tensor, factor=self._sign, shift=self._numbers.shift(0))
 
 
-OPERATIONS: Final[Mapping[str, type[Operation]]] = {
+OPERATIONS: Final[Mapping[str, type[Collective]]] = {
     "all_reduce": AllReduce,
     "all_gather": AllGather,
     "reduce_scatter": ReduceScatter,
@@ -252,7 +252,7 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class TimedCollective:
     """One operation at one size, as it travels to the ranks.
 
     Attributes:
@@ -281,7 +281,7 @@ class CellTimer:
         self._meet()
         self._beat()
 
-    def measure(self, cell: Cell) -> None:
+    def measure(self, cell: TimedCollective) -> None:
         """Measure one cell and report it: {"event": "oom" | "raised" | "done", …}.
 
         Raises:
@@ -299,7 +299,7 @@ class CellTimer:
         # No rank continues before all have reported this cell and freed its memory.
         self._meet()
 
-    def _measure(self, cell: Cell) -> None:
+    def _measure(self, cell: TimedCollective) -> None:
         self._tell(cell, "warming up")
         size = size_bytes(cell.size_mb, self._rank.world_size)
         operation, reason = self._make(cell, size)
@@ -331,7 +331,7 @@ class CellTimer:
             wrong=wrong or operation.wrong(),
         )
 
-    def _make(self, cell: Cell, size: int) -> tuple[Operation | None, str | None]:
+    def _make(self, cell: TimedCollective, size: int) -> tuple[Collective | None, str | None]:
         """Make the operation; return None, and the reason if it is this rank's, if a rank has no memory for it."""
         kind, dtype = OPERATIONS[cell.operation], DTYPES[cell.dtype]
         operation, reason = None, None
@@ -349,7 +349,7 @@ class CellTimer:
                 return operation, None
         return None, reason
 
-    def _lap(self, operation: Operation) -> Lap:
+    def _lap(self, operation: Collective) -> Lap:
         """Call the operation once, together with the other ranks."""
         if self._clock is not None:
             lap = self._clock.lap_together(operation.call, operation.prepare, self._align)
@@ -359,7 +359,7 @@ class CellTimer:
         self._beat()
         return lap
 
-    def _ready(self, operation: Operation) -> None:
+    def _ready(self, operation: Collective) -> None:
         operation.prepare()
         dist.barrier(self._group)
 
@@ -391,7 +391,7 @@ class CellTimer:
             self._rank.step_done()
             self._beaten_at = now
 
-    def _tell(self, cell: Cell, event: str, **content: Any) -> None:
+    def _tell(self, cell: TimedCollective, event: str, **content: Any) -> None:
         self._rank.report({"position": cell.position, "event": event, **content})
 
 
@@ -400,14 +400,14 @@ def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | Non
 
     Args:
         rank: This rank.
-        cells: The fields of each Cell.
+        cells: The fields of each TimedCollective.
         warmup: Calls before measuring; None: until rank 0's times are steady.
         steps: Calls measured.
         seed: Seed of the numbers.
     """
     timer = CellTimer(rank, warmup, steps, seed)
     for cell in cells:
-        timer.measure(Cell(**cell))
+        timer.measure(TimedCollective(**cell))
 
 
 def why_too_large_for_host(needed: int, meminfo: Path = MEMINFO) -> str | None:

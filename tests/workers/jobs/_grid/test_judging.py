@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kernels.tolerance import fixed
-from workers.jobs import _judging
-from workers.jobs._judging import Problem, checksum, judge, judge_again, set_errors
+from workers.jobs._grid import judging
+from workers.jobs._grid.judging import Problem, checksum, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.operations import Operation
 
@@ -58,7 +58,7 @@ def test_order_counts(rng: random.Random) -> None:
 def test_parts_are_only_how_it_is_computed(part: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = draw(rng, 9, 31)
     whole = checksum(tensor)
-    monkeypatch.setattr(_judging, "CHECKSUM_PART", part)
+    monkeypatch.setattr(judging, "CHECKSUM_PART", part)
     assert checksum(tensor) == whole
 
 
@@ -99,7 +99,7 @@ def test_what_is_right_is_right_with_an_input_negated(rng: random.Random) -> Non
     assert problem.changed() == []
 
 
-def test_an_error_in_the_second_judgement_leaves_the_inputs_as_they_were(rng: random.Random) -> None:
+def test_a_failed_second_judgement_restores_the_inputs(rng: random.Random) -> None:
     problem = make_problem(rng)
 
     def fail(a: Tensor, b: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ def test_what_was_changed_is_named(rng: random.Random) -> None:
 
 def test_the_larger_error_of_several_judgements_is_shown() -> None:
     values = Values([Metric("output_error", None, "fraction"), Metric("gradient_error", None, "fraction")])
-    set_errors(values, _judging.Judgement((0.1, 0.2, 0.3), None), _judging.Judgement((0.4, 0.1, 0.1), None))
+    set_errors(values, judging.Judgement((0.1, 0.2, 0.3), None), judging.Judgement((0.4, 0.1, 0.1), None))
     assert values.samples("output_error", None) == [0.4]
     assert values.samples("gradient_error", None) == [0.3]
-    set_errors(values, _judging.Judgement((float("nan"),), "the output: relative error nan"))
+    set_errors(values, judging.Judgement((float("nan"),), "the output: relative error nan"))
     assert values.samples("output_error", None) is None
     assert values.samples("gradient_error", None) == [0.3]

@@ -1,39 +1,31 @@
-"""Runs `ddp`: a data-parallel training step, timed in turns with the same step without communication.
+"""The metrics of `ddp` from the results of all ranks, and the checks on them.
 
-The ranks are separate processes, which this job's process starts and watches; `_data_parallel.py` has their part. This
-process combines their results: a step takes as long as its slowest rank.
+A step takes as long as its slowest rank.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.specs._training import PHASES
-from app.specs.ddp import FULLY_SHARDED, DdpSpec
-from workers.jobs._base import Reporter, Unit
-from workers.jobs._ranks import RanksBeside, check_cores, job_failure
+from app.specs.ddp import DdpSpec
+from workers.jobs._ranks import check_cores
 from workers.jobs._values import Metric, Values
-from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
-from workers.torch_host import set_precision, why_no_precision
 
 if TYPE_CHECKING:
     import torch
 
     from workers.measure.check import Check
-    from workers.measure.table import Scalar
-    from workers.measure.validity import Monitor
 
-TRACE = "trace.json.gz"
 SYNCHRONIZATION = "synchronization"
+"""The phase between backward and optimizer in which our wrappers finish their communication."""
 PARITY = ("gradient_error", "parameter_error")
 GPU_ONLY = "known on GPUs only"
-NO_COMMUNICATION = "strategy none does not communicate"
+DOES_NOT_COMMUNICATE = "strategy none does not communicate"
 TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 """Largest allowed relative error of a gradient, by precision: ranks run the same kernels as one process, but sum in
 another order.
@@ -54,81 +46,7 @@ MEMORY = {
     "gradients_mib": "gradients_mib",
     "optimizer_state_mib": "optimizer_state_mib",
 }
-"""Metrics of memory, with the fields of `_data_parallel.Memory`."""
-LOOK_S = 0.5
-"""Seconds between two looks at the devices while ranks measure."""
-RUNNER_ERRORS: dict[str, type[RunnerError]] = {error.code: error for error in (Unsupported, InvalidEnvironment)}
-
-
-class DdpRunner:
-    """The runner of kind `ddp`."""
-
-    kind = "ddp"
-
-    def plan(self, spec: DdpSpec) -> list[Unit]:
-        """Plan one unit, whose process starts the ranks."""
-        ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
-        return [Unit(title=spec.title(spec.strategy, ranks))]
-
-    def run(self, spec: DdpSpec, unit: Unit, report: Reporter) -> None:
-        """Start the ranks, and report their measurements. Running out of memory is a result.
-
-        Raises:
-            Unsupported: too few GPUs, or ranks that do not support the spec's options.
-            Crashed: a rank died, or made no step in time.
-        """
-        from workers.measure import environment
-        from workers.measure.validity import Monitor
-
-        devices = choose_devices(spec)
-        let_memory_grow(spec)
-        set_precision(spec.precision)
-        report.environment(environment.fingerprint(devices[0], *devices[1:]))
-        monitor = Monitor(devices)
-        values, case = Values(metrics(spec)), spec.case()
-        found = run_ranks(spec, monitor, report)
-        if isinstance(found, str):
-            monitor.watch(last=True)
-            values.rest("oom", found)
-            checks: list[Check] = []
-        else:
-            checks = add_values(values, spec, devices, found, report)
-            report_tables(spec, found, report)
-        report.validity(monitor.conclude(checks), case.key, unit.title)
-        values.report(case, environment.device_key(devices[0], len(devices)), report)
-
-
-RUNNER = DdpRunner()
-
-
-def choose_devices(spec: DdpSpec) -> list[torch.device]:
-    """Return the ranks' devices: a GPU for each, or the CPU.
-
-    Raises:
-        Unsupported: this process sees too few GPUs, or they lack the precision.
-    """
-    import torch
-
-    if spec.backend == "gloo":
-        return [torch.device("cpu")]
-    seen = torch.cuda.device_count()
-    if seen < spec.world_size:
-        raise Unsupported(f"world_size {spec.world_size} needs as many GPUs; this worker's process sees {seen}")
-    devices = [torch.device("cuda", index) for index in range(spec.world_size)]
-    for device in devices:
-        if reason := why_no_precision(device, spec.precision):
-            raise Unsupported(reason)
-    return devices
-
-
-def let_memory_grow(spec: DdpSpec) -> None:
-    """Let the allocator of fully sharded ranks extend its segments, unless the worker's environment configures it.
-
-    Units are allocated and freed in turn, and segments of fixed sizes would leave gaps too small for the next unit.
-    """
-    chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    if spec.backend == "nccl" and spec.strategy in FULLY_SHARDED and not chosen:
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+"""Metrics of memory, with the fields of `memory.Memory`."""
 
 
 def metrics(spec: DdpSpec) -> list[Metric]:
@@ -160,70 +78,6 @@ def metrics(spec: DdpSpec) -> list[Metric]:
     ]
 
 
-def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[str, Any]] | str:
-    """Start the ranks, and return each rank's results; or the reason why the memory did not suffice.
-
-    Raises:
-        Crashed: a rank died or made no step in time.
-        RunnerError: a rank raised an error, or could not start; a specific class if the error's meaning is known.
-    """
-    from parallel.process_group import START_TIMEOUT_S, RanksFailed
-    from workers.jobs._data_parallel import run_rank
-
-    ranks = RanksBeside(
-        run_rank,
-        [spec.model_dump(mode="json"), str(report.scratch)],
-        world_size=spec.world_size,
-        backend=spec.backend,
-        folder=report.scratch / "ranks",
-        step_timeout_s=max(spec.step_timeout_s, START_TIMEOUT_S) if spec.compile else spec.step_timeout_s,
-    )
-    found: dict[int, dict[str, Any]] = {}
-    failures: dict[int, dict[str, Any]] = {}
-    measuring = False
-    while len(found) < spec.world_size:
-        monitor.watch()
-        try:
-            said = ranks.next(LOOK_S)
-        except Exception as error:
-            blamed = error.rank if isinstance(error, RanksFailed) else None
-            failure = job_failure(error, started=ranks.reported)
-            ranks.tell_logs(report, failure, blamed)
-            if reason := out_of_memory(failures):
-                return reason
-            raise known_failure(failures, blamed) or failure from error
-        if said is None:
-            continue
-        rank, message = said
-        if "failed" in message:
-            failures[rank] = message
-        elif "found" in message:
-            found[rank] = message["found"]
-        elif "measuring" in message and not measuring:
-            measuring = True
-            monitor.start(warm=message["measuring"])
-        elif "message" in message:
-            report.progress(message["done"], message["total"], message["message"])
-    ranks.join()
-    monitor.watch(last=True)
-    ranks.tell_logs(report)
-    return [found[rank] for rank in range(spec.world_size)]
-
-
-def out_of_memory(failures: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Return a sentence on the rank that lacked memory; errors of other ranks may be consequences. None if no rank
-    did."""
-    short = [f"rank {rank}: {failure['detail']}" for rank, failure in failures.items() if failure["failed"] == "oom"]
-    return next(iter(short), None)
-
-
-def known_failure(failures: Mapping[int, Mapping[str, Any]], blamed: int | None) -> RunnerError | None:
-    """Return the failure that the blamed rank has reported; None if it is unknown."""
-    failure = None if blamed is None else failures.get(blamed)
-    error_class = None if failure is None else RUNNER_ERRORS.get(failure["failed"])
-    return None if failure is None or error_class is None else error_class(f"rank {blamed}: {failure['detail']}")
-
-
 def turns_of(found: Sequence[Mapping[str, Any]], strategy: str) -> list[list[Mapping[str, Any]]]:
     """Return the turns of a strategy, each as every rank saw it."""
     each = [[turn for turn in rank["turns"] if turn["strategy"] == strategy] for rank in found]
@@ -241,7 +95,7 @@ def steps_of(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[float]]:
 
 
 def add_values(
-    values: Values, spec: DdpSpec, devices: Sequence[torch.device], found: Sequence[Mapping[str, Any]], report: Reporter
+    values: Values, spec: DdpSpec, devices: Sequence[torch.device], found: Sequence[Mapping[str, Any]], ceilings: Path
 ) -> list[Check]:
     """Set the values of all metrics, and return the checks of their validity."""
     turns = turns_of(found, spec.strategy)
@@ -253,11 +107,8 @@ def add_values(
     sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
     values.set("parameters", None, [found[0]["parameters"]])
-    add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), report.ceilings)
-    checks = [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms)]
-    if spec.trace:
-        add_trace(spec, found, report)
-    return checks
+    add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), ceilings)
+    return [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms)]
 
 
 def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> None:
@@ -281,7 +132,7 @@ def add_exposed(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     """Set the exposed communication: the difference of the medians of a turn and the turn without communication."""
     from workers.measure.statistics import summarize
 
-    alone = found[0]["alone"] if spec.strategy != "none" else NO_COMMUNICATION
+    alone = found[0]["alone"] if spec.strategy != "none" else DOES_NOT_COMMUNICATE
     names = ("computation_step_ms", *(f"exposed_communication_{what}" for what in ("ms", "error_ms", "percent")))
     if alone is not None:
         reason = alone if spec.strategy == "none" else f"{alone}: see uncovered_communication_ms"
@@ -311,7 +162,7 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     """Set the profiler's results: the time of communication itself, and the part during which nothing was computed."""
     reason = next((rank["overlap"]["why_not"] for rank in found if rank["overlap"]["why_not"]), None)
     if spec.strategy == "none":
-        reason = NO_COMMUNICATION
+        reason = DOES_NOT_COMMUNICATE
     if reason is not None:
         add_operations(values, found, step_ms, reason)
         return
@@ -392,8 +243,8 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
 
     if parity is None:
         for name in PARITY:
-            values.set(name, None, None, NO_COMMUNICATION)
-        return Check("parity", True, NO_COMMUNICATION)
+            values.set(name, None, None, DOES_NOT_COMMUNICATE)
+        return Check("parity", True, DOES_NOT_COMMUNICATE)
     wrong, told = [], []
     for name in PARITY:
         error, limit = parity[name], tolerance(spec, name)
@@ -442,87 +293,3 @@ def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:
     worst = max(ranks, key=lambda rank: rank["graphs_after"]["graphs"] - rank["graphs_before"]["graphs"])
     before, after = Compilation(**worst["graphs_before"]), Compilation(**worst["graphs_after"])
     return check_compilation(before, after, warmup_steps=worst["warmup"])
-
-
-def add_trace(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Keep the trace of rank 0, cut to the size that the spec allows."""
-    from workers.measure.profiling import trace
-
-    overlap = found[0]["overlap"]
-    if overlap["why_not"] is not None:
-        sys.stderr.write(f"no trace: {overlap['why_not']}\n")
-        return
-    raw, target = Path(overlap["trace"]), report.scratch / TRACE
-    try:
-        kept = trace.write(
-            raw, target, spec.trace_max_mib << 20, [f"step_{n + 1}" for n in range(len(overlap["steps"]))]
-        )
-    except trace.TooSmall as error:
-        sys.stderr.write(f"no trace: trace_max_mib: {error}\n")
-        return
-    finally:
-        raw.unlink(missing_ok=True)
-    if kept.percent < 100:
-        sys.stderr.write(f"the trace has {kept.percent:.3g} % of its events, to fit into {spec.trace_max_mib} MiB\n")
-    report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
-
-
-RANKS_COLUMNS = (
-    ("rank", "integer", None),
-    ("device", "string", None),
-    ("threads", "integer", None),
-    *((f"{what}_step_ms", "number", "ms") for what in ("median", "min", "max")),
-    ("peak_mib", "number", "MiB"),
-)
-"""Columns of the table `ranks`: name, type and unit; those of `_data_parallel.Memory` follow."""
-COMMUNICATION_COLUMNS = (
-    ("operation", "string", None),
-    ("size", "integer", "bytes"),
-    ("sent_by_rank", "integer", "bytes"),
-)
-WHEN = (("start_ms", "number", "ms"), ("end_ms", "number", "ms"))
-OPERATIONS_COLUMNS = (("rank", "integer", None), ("operation", "string", None), ("size", "integer", "bytes"), *WHEN)
-TIMELINE_COLUMNS = (("step", "integer", None), ("rank", "integer", None), ("stream", "string", None), *WHEN)
-
-
-def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Report the tables `ranks`, `communication`, `operations` and `timeline`."""
-    from workers.measure.table import Column, as_many_as_are_kept
-
-    memory = [(name, "number", "MiB") for name in found[0]["memory"]]
-    operations = [[index, *row] for index, rank in enumerate(found) for row in rank["operations"]]
-    for name, columns, rows in (
-        ("ranks", (*RANKS_COLUMNS, *memory), ranks_rows(spec, found)),
-        ("communication", COMMUNICATION_COLUMNS, found[0]["communication"]),
-        ("operations", OPERATIONS_COLUMNS, operations),
-        ("timeline", TIMELINE_COLUMNS, timeline_rows(found)),
-    ):
-        report.table(name, [Column(*column) for column in columns], as_many_as_are_kept(name, rows))
-
-
-def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
-    """Return times and memory of each rank."""
-    rows: list[list[Scalar]] = []
-    turns = turns_of(found, spec.strategy)
-    for index, rank in enumerate(found):
-        own = [turn[index] for turn in turns]
-        steps = [time_ms for turn in own for time_ms in turn["step_ms"]]
-        peaks = [turn["peak_mib"] for turn in own if turn["peak_mib"] is not None]
-        times = [statistics.median(steps), min(steps), max(steps)]
-        rows.append(
-            [index, rank["device"], rank["threads"], *times, max(peaks, default=None), *rank["memory"].values()]
-        )
-    return rows
-
-
-def timeline_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
-    """Return the spans in which each rank computed and communicated in the profiled steps: all ranks of a step, then
-    the next step."""
-    rows: list[list[Scalar]] = []
-    steps = [rank["overlap"].get("steps", []) for rank in found]
-    for number in range(max(map(len, steps))):
-        for index, seen in enumerate(steps):
-            spans_of = seen[number]["spans"] if seen else {}
-            for stream, spans in spans_of.items():
-                rows += [[number + 1, index, stream, 1e-6 * first, 1e-6 * last] for first, last in spans]
-    return rows

@@ -1,0 +1,167 @@
+"""Runs `ddp`: a data-parallel training step, timed in turns with the same step without communication.
+
+The ranks are separate processes, which this job's process starts and watches; rank.py has their part. This process
+combines their results (values.py, tables.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from app.specs.ddp import FULLY_SHARDED, DdpSpec
+from workers.jobs._base import Reporter, Unit
+from workers.jobs._ranks import RanksBeside, job_failure
+from workers.jobs._values import Values
+from workers.jobs.ddp.tables import report_tables, report_trace
+from workers.jobs.ddp.values import add_values, metrics
+from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
+from workers.torch_host import set_precision, why_no_precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.check import Check
+    from workers.measure.validity import Monitor
+
+LOOK_S = 0.5
+"""Seconds between two looks at the devices while ranks measure."""
+RUNNER_ERRORS: dict[str, type[RunnerError]] = {error.code: error for error in (Unsupported, InvalidEnvironment)}
+
+
+class DdpRunner:
+    """The runner of kind `ddp`."""
+
+    kind = "ddp"
+
+    def plan(self, spec: DdpSpec) -> list[Unit]:
+        """Plan one unit, whose process starts the ranks."""
+        ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
+        return [Unit(title=spec.title(spec.strategy, ranks))]
+
+    def run(self, spec: DdpSpec, unit: Unit, report: Reporter) -> None:
+        """Start the ranks, and report their measurements. Running out of memory is a result.
+
+        Raises:
+            Unsupported: too few GPUs, or ranks that do not support the spec's options.
+            Crashed: a rank died, or made no step in time.
+        """
+        from workers.measure import environment
+        from workers.measure.validity import Monitor
+
+        devices = choose_devices(spec)
+        let_memory_grow(spec)
+        set_precision(spec.precision)
+        report.environment(environment.fingerprint(devices[0], *devices[1:]))
+        monitor = Monitor(devices)
+        values, case = Values(metrics(spec)), spec.case()
+        found = run_ranks(spec, monitor, report)
+        if isinstance(found, str):
+            monitor.watch(last=True)
+            values.rest("oom", found)
+            checks: list[Check] = []
+        else:
+            checks = add_values(values, spec, devices, found, report.ceilings)
+            if spec.trace:
+                report_trace(spec, found, report)
+            report_tables(spec, found, report)
+        report.validity(monitor.conclude(checks), case.key, unit.title)
+        values.report(case, environment.device_key(devices[0], len(devices)), report)
+
+
+RUNNER = DdpRunner()
+
+
+def choose_devices(spec: DdpSpec) -> list[torch.device]:
+    """Return the ranks' devices: a GPU for each, or the CPU.
+
+    Raises:
+        Unsupported: this process sees too few GPUs, or they lack the precision.
+    """
+    import torch
+
+    if spec.backend == "gloo":
+        return [torch.device("cpu")]
+    seen = torch.cuda.device_count()
+    if seen < spec.world_size:
+        raise Unsupported(f"world_size {spec.world_size} needs as many GPUs; this worker's process sees {seen}")
+    devices = [torch.device("cuda", index) for index in range(spec.world_size)]
+    for device in devices:
+        if reason := why_no_precision(device, spec.precision):
+            raise Unsupported(reason)
+    return devices
+
+
+def let_memory_grow(spec: DdpSpec) -> None:
+    """Let the allocator of fully sharded ranks extend its segments, unless the worker's environment configures it.
+
+    Units are allocated and freed in turn, and segments of fixed sizes would leave gaps too small for the next unit.
+    """
+    chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if spec.backend == "nccl" and spec.strategy in FULLY_SHARDED and not chosen:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[str, Any]] | str:
+    """Start the ranks, and return each rank's results; or the reason why the memory did not suffice.
+
+    Raises:
+        Crashed: a rank died or made no step in time.
+        RunnerError: a rank raised an error, or could not start; a specific class if the error's meaning is known.
+    """
+    from parallel.process_group import START_TIMEOUT_S, RanksFailed
+    from workers.jobs.ddp.rank import run_rank
+
+    ranks = RanksBeside(
+        run_rank,
+        [spec.model_dump(mode="json"), str(report.scratch)],
+        world_size=spec.world_size,
+        backend=spec.backend,
+        folder=report.scratch / "ranks",
+        step_timeout_s=max(spec.step_timeout_s, START_TIMEOUT_S) if spec.compile else spec.step_timeout_s,
+    )
+    found: dict[int, dict[str, Any]] = {}
+    failures: dict[int, dict[str, Any]] = {}
+    measuring = False
+    while len(found) < spec.world_size:
+        monitor.watch()
+        try:
+            said = ranks.next(LOOK_S)
+        except Exception as error:
+            blamed = error.rank if isinstance(error, RanksFailed) else None
+            failure = job_failure(error, started=ranks.reported)
+            ranks.tell_logs(report, failure, blamed)
+            if reason := out_of_memory(failures):
+                return reason
+            raise known_failure(failures, blamed) or failure from error
+        if said is None:
+            continue
+        rank, message = said
+        if "failed" in message:
+            failures[rank] = message
+        elif "found" in message:
+            found[rank] = message["found"]
+        elif "measuring" in message and not measuring:
+            measuring = True
+            monitor.start(warm=message["measuring"])
+        elif "message" in message:
+            report.progress(message["done"], message["total"], message["message"])
+    ranks.join()
+    monitor.watch(last=True)
+    ranks.tell_logs(report)
+    return [found[rank] for rank in range(spec.world_size)]
+
+
+def out_of_memory(failures: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Return a sentence on the rank that lacked memory; errors of other ranks may be consequences. None if no rank
+    did."""
+    short = [f"rank {rank}: {failure['detail']}" for rank, failure in failures.items() if failure["failed"] == "oom"]
+    return next(iter(short), None)
+
+
+def known_failure(failures: Mapping[int, Mapping[str, Any]], blamed: int | None) -> RunnerError | None:
+    """Return the failure that the blamed rank has reported; None if it is unknown."""
+    failure = None if blamed is None else failures.get(blamed)
+    error_class = None if failure is None else RUNNER_ERRORS.get(failure["failed"])
+    return None if failure is None or error_class is None else error_class(f"rank {blamed}: {failure['detail']}")

@@ -1,0 +1,81 @@
+"""The memory of one rank at certain moments of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workers.jobs.ddp.strategies import Trained
+from workers.measure.memory import MIB
+
+
+@dataclass
+class Memory:
+    """Memory of one rank in MiB at three moments, and its parts; None if the device does not report it."""
+
+    after_init_mib: float | None = None
+    after_init_peak_mib: float | None = None
+    before_optimizer_mib: float | None = None
+    before_optimizer_peak_mib: float | None = None
+    after_optimizer_mib: float | None = None
+    after_optimizer_peak_mib: float | None = None
+    parameters_mib: float | None = None
+    gradients_mib: float | None = None
+    optimizer_state_mib: float | None = None
+
+
+class MemoryMarks:
+    """An observer that records the memory just before the optimizer's phase and at the step's end."""
+
+    def __init__(self, trained: Trained, memory: Memory, *, on_gpu: bool) -> None:
+        self._trained, self._memory, self._on_gpu = trained, memory, on_gpu
+
+    def step_begins(self) -> None:
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+
+    def phase_begins(self, name: str) -> None:
+        if name == "optimizer":
+            self._before()
+
+    def phase_ends(self, name: str) -> None:
+        """Do nothing: memory is read before the optimizer's phase and at the end."""
+
+    def step_ends(self) -> None:
+        if self._trained.optimizer is None:
+            self._before()
+            return
+        self._memory.optimizer_state_mib = state_bytes(self._trained.optimizer) / MIB
+        self._memory.after_optimizer_mib, self._memory.after_optimizer_peak_mib = self._now()
+
+    def _before(self) -> None:
+        parameters = list(self._trained.wrapped.parameters())
+        self._memory.parameters_mib = sum(map(local_bytes, parameters)) / MIB
+        self._memory.gradients_mib = sum(local_bytes(parameter.grad) for parameter in parameters) / MIB
+        self._memory.before_optimizer_mib, self._memory.before_optimizer_peak_mib = self._now()
+
+    def _now(self) -> tuple[float | None, float | None]:
+        """Return the allocated memory, and the peak since the last call."""
+        if not self._on_gpu:
+            return None, None
+        found = torch.cuda.memory_allocated() / MIB, torch.cuda.max_memory_allocated() / MIB
+        torch.cuda.reset_peak_memory_stats()
+        return found
+
+
+def local_bytes(tensor: Any) -> int:
+    """Return the bytes that a tensor takes on this rank; 0 for other values."""
+    local = getattr(tensor, "to_local", None)
+    if local is not None:
+        tensor = local()
+    return int(tensor.nbytes) if isinstance(tensor, Tensor) else 0
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Return the bytes of an optimizer's state on this rank."""
+    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer has this rank's optimizer inside
+    return sum(local_bytes(value) for values in state.values() for value in values.values())

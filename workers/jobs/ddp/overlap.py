@@ -1,0 +1,116 @@
+"""Records when a rank communicates, and how much of that its computation hides."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel.collectives import recorded
+from workers.jobs.ddp.context import RankContext
+from workers.jobs.ddp.strategies import Trained
+from workers.jobs.ddp.timing import StepTimer
+from workers.measure.memory import gist
+from workers.measure.profiling.overlap import Recorded, StepOverlap, at_most, record_overlap, total_ms
+from workers.measure.ranges import Ranges, named_layers
+
+PROFILED_STEPS = 2
+SPANS_PER_STEP = 300
+"""Largest number of spans of one step, rank and stream in the timeline."""
+
+
+class OperationsRecorder:
+    """An observer that records when the operations of our own strategies ran in a step; it does not see torch's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._open = ExitStack()
+        self.rows: list[list[Any]] = []
+        """(operation, bytes, start in ms since the step's beginning, end)."""
+
+    def step_begins(self) -> None:
+        self._timeline = self._open.enter_context(recorded(self._device))
+
+    def phase_begins(self, name: str) -> None:
+        """Do nothing: operations tell their times themselves."""
+
+    def phase_ends(self, name: str) -> None:
+        """Do nothing: operations tell their times themselves."""
+
+    def step_ends(self) -> None:
+        self._open.close()
+        self.rows = [[one.operation, one.size_bytes, one.start_ms, one.end_ms] for one in self._timeline.intervals()]
+
+
+def record_operations(context: RankContext, trained: Trained) -> list[list[Any]]:
+    """Record when the operations of one more step ran, by events on a GPU; without a profiler."""
+    recorder = OperationsRecorder(context.device)
+    StepTimer(context, trained, [recorder]).step()
+    return recorder.rows
+
+
+def record_step_overlap(context: RankContext, trained: Trained, folder: Path) -> dict[str, Any]:
+    """Run some steps under the profiler; rank 0 saves the trace in `folder` if the spec asks for one.
+
+    Returns:
+        {"why_not": …}, or for each step its "step_ms", "communication_ms", "exposed_ms" and "spans" by stream; on
+        rank 0 also the "trace", a file.
+    """
+    why_not = why_no_profiler(context)
+    if why_not is not None:
+        return {"why_not": why_not}
+    names = [f"step_{number + 1}" for number in range(PROFILED_STEPS)]
+    ranges = Ranges()
+    timer = StepTimer(context, trained, [ranges])
+
+    def run() -> None:
+        for number in range(1 + PROFILED_STEPS):
+            ranges.counting = number > 0  # the first one includes the profiler's start-up
+            timer.step()
+
+    compiled_whole = context.spec.compile and context.spec.compile_scope == "model"
+    try:
+        with named_layers(trained.model, compiled=compiled_whole):
+            profiled = record_overlap(run, names, on_gpu=context.on_gpu)
+    except RuntimeError as error:
+        return {"why_not": f"the profiler failed: {gist(error)}"}
+    if not any(step.compute for step in profiled.steps):
+        return {"why_not": "the profiler saw no kernel: another profiler may hold CUPTI"}
+    return {
+        "why_not": None,
+        "steps": [_as_json(step) for step in profiled.steps],
+        "trace": _save(context, profiled, folder),
+    }
+
+
+def why_no_profiler(context: RankContext) -> str | None:
+    """Return why some rank has no profiler; None if all have one. If it failed in the middle, the others would wait
+    for that rank."""
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            failure = None
+    except RuntimeError as error:
+        failure = gist(error)
+    failed = [rank for rank, flag in enumerate(context.exchange(failure is not None)) if flag]
+    if not failed:
+        return None
+    return f"the profiler of rank {failed[0]} failed" + ("" if failure is None else f": {failure}")
+
+
+def _as_json(step: StepOverlap) -> dict[str, Any]:
+    return {
+        "step_ms": 1e-6 * step.length_ns,
+        "communication_ms": total_ms(step.communication),
+        "exposed_ms": total_ms(step.exposed),
+        "spans": {name: at_most(spans, SPANS_PER_STEP) for name, spans in step.streams().items()},
+    }
+
+
+def _save(context: RankContext, profiled: Recorded, folder: Path) -> str | None:
+    if context.rank.index != 0 or not context.spec.trace:
+        return None
+    path = folder / "trace.json"
+    profiled.save(path)
+    return str(path)

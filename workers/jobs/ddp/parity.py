@@ -1,0 +1,258 @@
+"""Checks that a strategy trains as a single process does on the whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import parallel
+from workers.jobs.ddp import strategies
+from workers.jobs.ddp.context import RankContext
+from workers.jobs.ddp.memory import local_bytes, state_bytes
+from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
+from workers.measure.host_memory import host_memory
+from workers.measure.memory import MIB, OutOfMemory, gist, is_out_of_memory
+from workers.model.steps import TrainStep
+
+PARITY_STEPS = 3
+KEPT_SHARE = 0.85
+"""The share of a GPU's memory up to which compared tensors stay there; the rest is for fragmentation."""
+
+
+class ParityCheck:
+    """The check of one rank; `run` must be called on all of them."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._keeper = torch.device("cpu")
+        """The device on which rank 0 keeps gradients and parameters until it compares them."""
+        self.too_large: str | None = None
+        """The reason why a single process surely does not fit into rank 0's memory; None if it may. Other ranks have
+        other texts."""
+
+    def run(self) -> dict[str, Any] | None:
+        """Train some steps with the strategy and, on rank 0, in a single process on the whole batch; compare the
+        results.
+
+        The single process runs the ranks' batches one after the other and adds up their gradients, as the batch's mean
+        loss does. Ranks run the same kernels, so only the communication differs.
+
+        Returns:
+            On rank 0 {"gradient_error", "parameter_error", "why_not"}, JSON-ready: the largest relative error of any
+            gradient of the last step, and of any parameter's change since the beginning; and the names of these.
+        """
+        self._context.report_progress("checking parity")
+        shared = self._trained_by_strategy()
+        self._context.free_memory()
+        if isinstance(shared, str):
+            return {"gradient_error": None, "parameter_error": None, "why_not": shared}
+        found = self._compared_to_one_process(shared)
+        self._context.free_memory()
+        return found if self._context.rank.index == 0 else None
+
+    def _trained_by_strategy(self) -> dict[str, dict[str, Tensor]] | str:
+        """Train with the strategy; return gradients and parameters, kept by rank 0, or the reason why they do not
+        fit."""
+        if self._context.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        trained = strategies.build(
+            self._context.spec,
+            self._context.spec.strategy,
+            self._context.device,
+            strategies.rank_batches(self._context.spec, self._context.rank.index, self._context.device),
+        )
+        gradients: dict[str, Tensor] = {}
+        for number in range(PARITY_STEPS):
+            trained.step.prepare()
+            for name, work in trained.step.phases.items():
+                if name == "optimizer" and number == PARITY_STEPS - 1:
+                    gradients = self._kept(full_gradients(trained))
+                work()
+            self._context.rank.step_done()
+            if number == 0 and self._context.on_gpu:
+                # From the second step on, the optimizer's state always exists.
+                torch.cuda.reset_peak_memory_stats()
+            if number == 1 and (reason := self._why_not_compared(trained)):
+                return reason
+        if trained.optimizer is None:
+            gradients = self._kept(full_gradients(trained))
+        return {"gradients": gradients, "parameters": self._kept(full_parameters(trained))}
+
+    def _why_not_compared(self, trained: Trained) -> str | None:
+        """Return why the comparison does not fit into rank 0's memory, which is known after two steps; the same on all
+        ranks.
+
+        If it fits, choose the device on which rank 0 keeps the compared tensors.
+        """
+        no_process = no_room = None
+        if self._context.rank.index == 0:
+            no_process = self._why_one_process_is_too_large(trained)
+            if no_process is None:
+                no_room = self._choose_keeper(sum(size.numel * size.item_bytes for size in trained.sizes))
+        elsewhere = "rank 0's memory does not suffice"
+        if self._context.exchange(float(no_process is not None))[0]:
+            self.too_large = no_process or elsewhere
+        elif self._context.exchange(float(no_room is not None))[0]:
+            return no_room or elsewhere
+        return self.too_large
+
+    def _why_one_process_is_too_large(self, trained: Trained) -> str | None:
+        """Return why a single process surely does not fit into this rank's GPU, so that it need not be tried; None if
+        it may fit.
+
+        It takes this rank's peak, minus the units that are gathered at a time (at most two of parameters and two of
+        gradients), plus the other ranks' parts of parameters and state. Gradients appear while activations are freed.
+        """
+        if not (self._context.on_gpu and isinstance(trained.wrapped, parallel.FullyShardedDataParallel)):
+            return None
+        mine = sum(map(local_bytes, trained.wrapped.parameters()))
+        mine += 0 if trained.optimizer is None else state_bytes(trained.optimizer)
+        units = [sum(one.memory.numel() * one.memory.itemsize for one in unit.held) for unit in trained.wrapped.units]
+        whole = max(units, default=0)
+        least = torch.cuda.max_memory_allocated() - 4 * whole + (self._context.rank.world_size - 1) * mine
+        available = torch.cuda.mem_get_info()[1]
+        if least <= available:
+            return None
+        return f"one process takes {least / MIB:.0f} MiB at least, and rank 0's GPU has {available / MIB:.0f} MiB"
+
+    def _choose_keeper(self, model_bytes: int) -> str | None:
+        """Choose the device on which rank 0 keeps the compared tensors: its GPU if all fit there, since copying takes
+        many seconds.
+
+        The single process takes no more than this rank's peak; a sharded strategy's peak lacks the other ranks'
+        parameters, gradients and two optimizer states, of at most 4 bytes per element where parameters have 2.
+
+        Returns:
+            Why neither the GPU nor the host has room; None if one has.
+        """
+        # Both results, and the parameters as they were in the beginning.
+        kept = 3 * model_bytes
+        if self._context.on_gpu:
+            missing = 4 * model_bytes * (2 if self._context.spec.parameter_dtype == "bf16" else 1)
+            needed = torch.cuda.max_memory_allocated() + missing + kept
+            # Memory of other processes is not available.
+            available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+            if needed < KEPT_SHARE * available:
+                self._keeper = self._context.device
+                return None
+        self._keeper = torch.device("cpu")
+        free = host_memory("MemAvailable")
+        if free is not None and kept > free:
+            return f"comparing takes {kept / MIB:.0f} MiB of the host's memory, and less is free"
+        return None
+
+    def _kept(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._context.rank.index != 0:
+            return {}
+        return {name: tensor.detach().to(self._keeper, copy=True) for name, tensor in tensors.items()}
+
+    def _compared_to_one_process(self, shared: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+        """Train on rank 0 alone. The other ranks follow step by step, so that they do not count as hanging."""
+        found: dict[str, Any] = {"gradient_error": None, "parameter_error": None, "why_not": None}
+        work = one_process(self._context, self._keeper, shared, found) if self._context.rank.index == 0 else None
+        going = True
+        while going:
+            if work is not None:
+                try:
+                    going = next(work, None) is not None
+                except (OutOfMemory, RuntimeError, MemoryError) as error:
+                    if not (isinstance(error, OutOfMemory) or is_out_of_memory(error)):
+                        raise
+                    found["why_not"] = f"one process does not fit into rank 0's memory: {gist(error)}"
+                    going = False
+            going = bool(self._context.exchange(float(going))[0])
+            self._context.rank.step_done()
+        return found
+
+
+def one_process(
+    context: RankContext, keeper: torch.device, shared: dict[str, dict[str, Tensor]], found: dict[str, Any]
+) -> Iterator[bool]:
+    """Train a single process on the batches of all ranks, and set the errors; yields after each batch."""
+    spec, world_size = context.spec, context.rank.world_size
+    batches = [strategies.rank_batches(spec, index, context.device) for index in range(world_size)]
+    trained = strategies.build(spec, NO_COMMUNICATION, context.device, batches[0])
+    step = trained.step
+    start = {name: parameter.detach().to(keeper, copy=True) for name, parameter in trained.model.named_parameters()}
+    for number in range(PARITY_STEPS):
+        for index in range(world_size):
+            if index == 0:
+                step.prepare()
+            else:
+                step.inputs, step.targets = batches[index].next()
+            step.forward()
+            step.loss = step.loss / world_size
+            step.backward()
+            yield True
+        if number == PARITY_STEPS - 1:
+            gradients = full_gradients(trained)
+            errors = {name: relative_error(shared["gradients"].get(name), one) for name, one in gradients.items()}
+            found["gradient_error"], found["gradient"] = largest_error(errors)
+            del gradients
+        if isinstance(step, TrainStep):
+            step.optimize()
+    if trained.optimizer is not None:
+        errors = {
+            name: relative_error(shared["parameters"].get(name), one, start[name])
+            for name, one in full_parameters(trained).items()
+        }
+        found["parameter_error"], found["parameter"] = largest_error(errors)
+
+
+def largest_error(errors: Mapping[str, float]) -> tuple[float, str]:
+    """Return the largest error and its parameter; nan if the single process has a value that is not finite."""
+    name = max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
+    return errors[name], name
+
+
+def relative_error(shared: Tensor | None, alone: Tensor, start: Tensor | None = None) -> float:
+    """Return |shared - alone| / |alone - start| in the L2 norm.
+
+    Infinite if `shared` is missing or not finite, nan if `alone` is not finite.
+    """
+    expected = alone.detach().double()
+    if shared is None:
+        return math.inf
+    difference = float(torch.linalg.vector_norm(shared.to(alone.device).double() - expected))
+    if start is not None:
+        expected = expected - start.to(alone.device).double()
+    size = float(torch.linalg.vector_norm(expected))
+    if not math.isfinite(size):
+        return math.nan
+    if not math.isfinite(difference):
+        return math.inf
+    if size == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    return difference / size
+
+
+def full_gradients(trained: Trained) -> dict[str, Tensor]:
+    """Return the full gradients of all parameters, by the names of the model's parameters. Every rank must call it."""
+    if isinstance(trained.wrapped, parallel.FullyShardedDataParallel):
+        # They are gathered like parameters: a gradient takes the parameter's place meanwhile.
+        places = [(parameter, parameter.data) for parameter in trained.wrapped.parameters()]
+        for parameter, _ in places:
+            parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        try:
+            return full_parameters(trained)
+        finally:
+            for parameter, data in places:
+                parameter.data = data
+    return {name: whole(p.grad) for name, p in trained.model.named_parameters() if p.grad is not None}
+
+
+def full_parameters(trained: Trained) -> dict[str, Tensor]:
+    """Return the full parameters, by the names of the model's parameters. Every rank must call it."""
+    if isinstance(trained.wrapped, parallel.FullyShardedDataParallel):
+        return trained.wrapped.full_state_dict()
+    return {name: whole(parameter.detach()) for name, parameter in trained.model.named_parameters()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the full tensor, gathered from all ranks if it is one of torch's distributed tensors."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()

@@ -1,0 +1,169 @@
+"""One rank of a `ddp` job, in a process that the job's process has started; it imports this module.
+
+A rank checks parity first (parity.py). Then it times the strategy and the same step without communication in turns
+(timing.py), each with a newly built model, so that neither's memory affects the other. Last, it runs some steps under
+the profiler (overlap.py).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.specs.ddp import DdpSpec
+from parallel.process_group import Rank
+from workers.jobs import _training
+from workers.jobs._base import parse_spec
+from workers.jobs.ddp import strategies
+from workers.jobs.ddp.context import DoesNotFit, RankContext
+from workers.jobs.ddp.memory import Memory, MemoryMarks
+from workers.jobs.ddp.overlap import record_operations, record_step_overlap
+from workers.jobs.ddp.parity import ParityCheck
+from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
+from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
+from workers.measure.memory import MIB, CudaMemory, OutOfMemory, gist, is_out_of_memory, memory_meter
+from workers.outcome import RunnerError
+from workers.torch_host import set_precision
+
+ROUNDS = 2
+"""Turns of the strategy, and of the step without communication."""
+
+
+def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> None:
+    """Measure one rank, and report {"found": the result of `RankRun.run`}. See `measure_rank`."""
+    rank.report({"started": True})
+    rank.report({"found": measure_rank(rank, spec, folder)})
+
+
+def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Measure one rank.
+
+    Args:
+        rank: This rank.
+        spec: A DdpSpec, as JSON.
+        folder: The folder in which rank 0 leaves the profiler's trace.
+
+    Returns:
+        The result of `RankRun.run`. An error whose meaning is known is reported as {"failed": code, "detail": …} before
+        it ends this rank.
+    """
+    parsed = parse_spec(spec)
+    assert isinstance(parsed, DdpSpec)
+    with report_known_errors(rank):
+        return RankRun(RankContext(rank, parsed), Path(folder)).run()
+
+
+@contextmanager
+def report_known_errors(rank: Rank) -> Iterator[None]:
+    """Report an error whose meaning is known before it ends this rank."""
+    try:
+        with _training.known_errors():
+            yield
+    except RunnerError as error:
+        rank.report({"failed": error.code, "detail": str(error)})
+        raise
+    except (OutOfMemory, RuntimeError, MemoryError) as error:
+        if isinstance(error, OutOfMemory) or is_out_of_memory(error):
+            rank.report({"failed": "oom", "detail": gist(error)})
+        raise
+
+
+@dataclass
+class RankRun:
+    """One rank's part of a job."""
+
+    context: RankContext
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.host_meter = None if self.context.on_gpu else memory_meter(self.context.device)
+        self.memory = Memory()
+        set_precision(self.context.spec.precision)
+
+    def run(self) -> dict[str, Any]:
+        """Run the rank's part of the job.
+
+        Returns:
+            JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step without communication was not
+            measured, or None), "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
+        """
+        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": []}
+        if self.context.spec.strategy != NO_COMMUNICATION:
+            check = ParityCheck(self.context)
+            found["parity"] = check.run()
+            if check.too_large is not None:
+                found["alone"] = f"without communication it does not fit: {check.too_large}"
+        # Present objects will stay alive: the collector need not scan them again, least of all in the middle of a step.
+        gc.collect()
+        gc.freeze()
+        turns: list[Turn] = []
+        for number in range(min(ROUNDS, self.context.spec.measure_steps)):
+            steps = self.context.spec.measure_steps // ROUNDS + (number < self.context.spec.measure_steps % ROUNDS)
+            turns.append(self.take_turn(self.context.spec.strategy, steps, found if number == 0 else None))
+            if self.context.spec.strategy == NO_COMMUNICATION or found["alone"] is not None:
+                continue
+            try:
+                turns.append(self.take_turn(NO_COMMUNICATION, steps, None))
+            except DoesNotFit as error:
+                found["alone"] = str(error)
+            self.context.free_memory()  # the error's frames held the model
+        found |= {"device": str(self.context.device), "threads": torch.get_num_threads()}
+        return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
+
+    def take_turn(self, strategy: str, steps: int, found: dict[str, Any] | None) -> Turn:
+        """Build the strategy's model, warm up, and measure.
+
+        Args:
+            strategy: The spec's, or "none".
+            steps: Number of steps measured.
+            found: Takes the results of the strategy's first turn beside times; None in other turns.
+
+        Raises:
+            DoesNotFit: the memory of some rank does not hold the step without communication.
+        """
+        try:
+            with self.context.agree_on_memory(strategy):
+                trained = self._build(strategy)
+            turn = measure_steps(self.context, trained, steps, self.host_meter or CudaMemory())
+            if found is not None:
+                found.update(self._facts(trained))
+                self._record_memory(trained)
+                found["operations"] = record_operations(self.context, trained)
+                found["overlap"] = record_step_overlap(self.context, trained, self.folder)
+        finally:
+            # Remaining objects are in reference cycles, of hooks and of errors' frames.
+            trained = None  # type: ignore[assignment]
+            self.context.free_memory()
+        return turn
+
+    def _build(self, strategy: str) -> Trained:
+        if self.context.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        trained = strategies.build(
+            self.context.spec,
+            strategy,
+            self.context.device,
+            strategies.rank_batches(self.context.spec, self.context.rank.index, self.context.device),
+        )
+        if self.context.on_gpu and self.memory.after_init_mib is None:
+            self.memory.after_init_mib = torch.cuda.memory_allocated() / MIB
+            self.memory.after_init_peak_mib = torch.cuda.max_memory_allocated() / MIB
+        return trained
+
+    def _record_memory(self, trained: Trained) -> None:
+        """Record the memory of one more step."""
+        StepTimer(self.context, trained, [MemoryMarks(trained, self.memory, on_gpu=self.context.on_gpu)]).step()
+
+    def _facts(self, trained: Trained) -> dict[str, Any]:
+        """Return facts about the model: its size, the FLOPs of a rank's step, and the bytes that are communicated."""
+        return {
+            "parameters": sum(size.numel for size in trained.sizes),
+            "flops": _training.step_flops(self.context.spec, trained.model),
+            "communication": strategies.communication(self.context.spec, trained.sizes),
+        }

@@ -1,0 +1,205 @@
+"""The strategies of `ddp`: wraps a model, makes its training step, and knows what a step communicates."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+import parallel
+from app.specs.ddp import FULLY_SHARDED, DdpSpec
+from parallel.accounting import step_traffic, traffic_factor
+from workers.jobs import _training
+from workers.jobs.ddp.values import SYNCHRONIZATION
+from workers.measure.memory import MIB, memory_needed_for
+from workers.measure.warmup import LEAST_CALLS
+from workers.model.batches import RandomBatches
+from workers.model.compiled import BLOCKS
+from workers.model.optimizer import OPTIMIZERS
+from workers.model.precision import PRECISIONS, set_parameter_dtype
+from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, TrainStep
+
+NO_COMMUNICATION = "none"
+"""The strategy that does not communicate."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a trainable parameter before anything was sharded."""
+
+    numel: int
+    item_bytes: int
+    dimensions: int
+
+
+@dataclass
+class Trained:
+    """A model in its wrapper, and the step that trains it."""
+
+    strategy: str
+    model: nn.Module
+    wrapped: nn.Module
+    """The module that the step calls: the model, or the wrapper around it."""
+    step: BackwardStep
+    sizes: list[Size]
+    """The sizes of the model's parameters."""
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        return self.step.optimizer if isinstance(self.step, TrainStep) else None
+
+
+def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBatches) -> Trained:
+    """Build the model, wrap it as the strategy does, and make its step.
+
+    Raises:
+        OutOfMemory: it does not fit.
+        Unsupported: the model does not exist here, or does not support the spec's options.
+    """
+    with memory_needed_for("making the model"):
+        torch.manual_seed(spec.seed)
+        with device:
+            model = _training.choose_model(spec, device)()
+        set_parameter_dtype(model, spec.parameter_dtype)
+        sizes = [Size(p.numel(), p.element_size(), p.dim()) for p in model.parameters() if p.requires_grad]
+        call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
+        wrapped, finish = wrap(spec, strategy, call)
+        return Trained(strategy, model, wrapped, make_step(spec, strategy, wrapped, batches, finish), sizes)
+
+
+def wrap(spec: DdpSpec, strategy: str, module: nn.Module) -> tuple[nn.Module, Callable[[], None] | None]:
+    """Return the wrapped module, and the function that finishes its communication; None if there is nothing to
+    finish."""
+    cast = torch.bfloat16 if spec.cast_before_communication else None
+    wrapped: parallel.data_parallel.DataParallel | parallel.FullyShardedDataParallel
+    match strategy:
+        case "naive":
+            wrapped = parallel.NaiveDataParallel(module)
+        case "flat":
+            wrapped = parallel.FlatDataParallel(module)
+        case "overlapped":
+            wrapped = parallel.OverlappedDataParallel(module)
+        case "bucketed":
+            wrapped = parallel.BucketedDataParallel(
+                module,
+                spec.bucket_size_mb,
+                first_bucket_size_mb=spec.first_bucket_size_mb,
+                gradients_as_views=spec.gradients_as_views,
+            )
+        case "fsdp":
+            wrapped = parallel.FullyShardedDataParallel(module, cast)
+        case "torch_ddp":
+            return torch_ddp(module, spec.bucket_size_mb), None
+        case "torch_fsdp":
+            return torch_fsdp(module, cast), None
+        case _:
+            return module, None
+    return wrapped, wrapped.finish_gradient_synchronization
+
+
+def torch_ddp(module: nn.Module, bucket_size_mb: float | None) -> nn.Module:
+    """Return torch's DistributedDataParallel around the module, with gradients as views of its buckets."""
+    device = next(module.parameters()).device
+    everything = sum(parameter.nbytes for parameter in module.parameters()) / MIB + 1
+    # Ours send buffers once, too. torch 2.13 renamed the argument, and warns about the old name.
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {
+        "device_ids": [device.index] if device.type == "cuda" else None,
+        "bucket_cap_mb": everything if bucket_size_mb is None else bucket_size_mb,
+        "gradient_as_bucket_view": True,
+        buffers: False,
+    }
+    return nn.parallel.DistributedDataParallel(module, **options)
+
+
+def torch_fsdp(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Shard the module by torch's FSDP2, each block by itself, in place."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(next(module.parameters()).device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    for block in getattr(module, BLOCKS, ()):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    return module
+
+
+def make_step(
+    spec: DdpSpec, strategy: str, wrapped: nn.Module, batches: RandomBatches, finish: Callable[[], None] | None
+) -> BackwardStep:
+    """Make the repeated step: that of other training kinds, with the communication between its phases."""
+    casts = spec.cast_before_communication and strategy in FULLY_SHARDED
+    precision = PRECISIONS["fp32" if casts else spec.precision]
+    fused = spec.fused_linear_cross_entropy
+    step: BackwardStep
+    if spec.mode == "train_step":
+        total = (LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
+        optimizer = make_optimizer(spec, strategy, wrapped)
+        clip = spec.gradient_clip_norm
+        step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, model_has_loss=fused)
+    else:
+        step = BackwardStep(wrapped, batches, precision, wrapped, model_has_loss=fused)
+    if finish is not None:
+        last = step.phases.pop("optimizer", None)
+        step.phases[SYNCHRONIZATION] = finish
+        if last is not None:
+            step.phases["optimizer"] = last
+    return step
+
+
+def make_optimizer(spec: DdpSpec, strategy: str, wrapped: nn.Module) -> Optimizer:
+    """Make the optimizer, sharded if the spec asks for it and the strategy communicates."""
+    optimizer_class, options = OPTIMIZERS[spec.optimizer]
+    parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    arguments: dict[str, Any] = {"lr": MAX_LEARNING_RATE, **options}
+    if not spec.sharded_optimizer or strategy == NO_COMMUNICATION:
+        return optimizer_class(parameters, **arguments)
+    if strategy == "torch_ddp":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        made: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=optimizer_class, **arguments)
+        return made
+    return parallel.ShardedOptimizer(parameters, optimizer_class, **arguments)
+
+
+def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatches:
+    """Return the batches of a rank; each rank has its own."""
+    seed = (spec.seed + rank) % 2**63
+    return RandomBatches(spec.model.vocab_size, spec.batch_size, spec.context_length, device, seed)
+
+
+def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
+    """Return the communication of a step: (operation, bytes of the full tensors, bytes that a rank sends).
+
+    The formulas and their sources are in parallel.accounting. It leaves out the few bytes with which ranks report which
+    gradients they have, and the possibility that the last sharded unit is gathered only once. torch's
+    ZeroRedundancyOptimizer broadcasts what ours gathers: as many bytes.
+    """
+    # fsdp shards parameters with two axes or more, torch_fsdp all of them; the others shard none.
+    least = {"fsdp": 2, "torch_fsdp": 0}.get(spec.strategy)
+    sharded = kept = 0
+    for size in sizes:
+        if least is not None and size.dimensions >= least:
+            sharded += size.numel * (2 if spec.cast_before_communication else size.item_bytes)
+        else:
+            kept += size.numel * size.item_bytes
+    traffic = step_traffic(
+        spec.strategy,
+        gradient_bytes=sharded + kept,
+        parameter_bytes=sharded + kept,
+        sharded_bytes=sharded,
+        sharded_optimizer=spec.sharded_optimizer and spec.mode == "train_step",
+    )
+    return [
+        [operation, size, round(size * traffic_factor(operation, spec.world_size))]
+        for operation, size in vars(traffic).items()
+        if size
+    ]

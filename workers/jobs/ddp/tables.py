@@ -1,0 +1,100 @@
+"""The tables and the trace of `ddp`, from the results of all ranks."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.specs.ddp import DdpSpec
+from workers.jobs._base import Reporter
+from workers.jobs.ddp.values import turns_of
+
+if TYPE_CHECKING:
+    from workers.measure.table import Scalar
+
+TRACE = "trace.json.gz"
+RANKS_COLUMNS = (
+    ("rank", "integer", None),
+    ("device", "string", None),
+    ("threads", "integer", None),
+    *((f"{what}_step_ms", "number", "ms") for what in ("median", "min", "max")),
+    ("peak_mib", "number", "MiB"),
+)
+"""Columns of the table `ranks`: name, type and unit; those of `memory.Memory` follow."""
+COMMUNICATION_COLUMNS = (
+    ("operation", "string", None),
+    ("size", "integer", "bytes"),
+    ("sent_by_rank", "integer", "bytes"),
+)
+WHEN = (("start_ms", "number", "ms"), ("end_ms", "number", "ms"))
+OPERATIONS_COLUMNS = (("rank", "integer", None), ("operation", "string", None), ("size", "integer", "bytes"), *WHEN)
+TIMELINE_COLUMNS = (("step", "integer", None), ("rank", "integer", None), ("stream", "string", None), *WHEN)
+
+
+def report_trace(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+    """Keep the trace of rank 0, cut to the size that the spec allows."""
+    from workers.measure.profiling import trace
+
+    overlap = found[0]["overlap"]
+    if overlap["why_not"] is not None:
+        sys.stderr.write(f"no trace: {overlap['why_not']}\n")
+        return
+    raw, target = Path(overlap["trace"]), report.scratch / TRACE
+    try:
+        kept = trace.write(
+            raw, target, spec.trace_max_mib << 20, [f"step_{n + 1}" for n in range(len(overlap["steps"]))]
+        )
+    except trace.TooSmall as error:
+        sys.stderr.write(f"no trace: trace_max_mib: {error}\n")
+        return
+    finally:
+        raw.unlink(missing_ok=True)
+    if kept.percent < 100:
+        sys.stderr.write(f"the trace has {kept.percent:.3g} % of its events, to fit into {spec.trace_max_mib} MiB\n")
+    report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
+
+
+def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+    """Report the tables `ranks`, `communication`, `operations` and `timeline`."""
+    from workers.measure.table import Column, as_many_as_are_kept
+
+    memory = [(name, "number", "MiB") for name in found[0]["memory"]]
+    operations = [[index, *row] for index, rank in enumerate(found) for row in rank["operations"]]
+    for name, columns, rows in (
+        ("ranks", (*RANKS_COLUMNS, *memory), ranks_rows(spec, found)),
+        ("communication", COMMUNICATION_COLUMNS, found[0]["communication"]),
+        ("operations", OPERATIONS_COLUMNS, operations),
+        ("timeline", TIMELINE_COLUMNS, timeline_rows(found)),
+    ):
+        report.table(name, [Column(*column) for column in columns], as_many_as_are_kept(name, rows))
+
+
+def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
+    """Return times and memory of each rank."""
+    rows: list[list[Scalar]] = []
+    turns = turns_of(found, spec.strategy)
+    for index, rank in enumerate(found):
+        own = [turn[index] for turn in turns]
+        steps = [time_ms for turn in own for time_ms in turn["step_ms"]]
+        peaks = [turn["peak_mib"] for turn in own if turn["peak_mib"] is not None]
+        times = [statistics.median(steps), min(steps), max(steps)]
+        rows.append(
+            [index, rank["device"], rank["threads"], *times, max(peaks, default=None), *rank["memory"].values()]
+        )
+    return rows
+
+
+def timeline_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
+    """Return the spans in which each rank computed and communicated in the profiled steps: all ranks of a step, then
+    the next step."""
+    rows: list[list[Scalar]] = []
+    steps = [rank["overlap"].get("steps", []) for rank in found]
+    for number in range(max(map(len, steps))):
+        for index, seen in enumerate(steps):
+            spans_of = seen[number]["spans"] if seen else {}
+            for stream, spans in spans_of.items():
+                rows += [[number + 1, index, stream, 1e-6 * first, 1e-6 * last] for first, last in spans]
+    return rows

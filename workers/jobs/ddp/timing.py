@@ -1,0 +1,114 @@
+"""Times the steps of one rank. All ranks begin a step together, and continue when every rank has ended it."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from workers.jobs import _training
+from workers.jobs.ddp.context import RankContext
+from workers.jobs.ddp.strategies import Trained
+from workers.measure.compilation import compilation
+from workers.measure.memory import MemoryMeter
+from workers.measure.timing import Observer, Where, make_clock, memory_needed_in, run_step
+from workers.measure.warmup import WarmUp
+
+
+@dataclass
+class Turn:
+    """The measured steps of one turn on this rank."""
+
+    strategy: str
+    first_step_ms: float
+    step_ms: list[float] = field(default_factory=list)
+    phases_ms: dict[str, list[float]] = field(default_factory=dict)
+    host_us: list[float] = field(default_factory=list)
+    warmup: int = 0
+    steady: bool | None = None
+    too_slow: bool = False
+    peak_mib: float | None = None
+    peak_how: str = ""
+    reserved_mib: float | None = None
+    graphs_before: dict[str, Any] = field(default_factory=dict)
+    graphs_after: dict[str, Any] = field(default_factory=dict)
+
+
+class StepTimer:
+    """Runs steps that begin on all ranks together."""
+
+    def __init__(self, context: RankContext, trained: Trained, observers: Sequence[Observer] = ()) -> None:
+        self._context, self._trained = context, trained
+        self._clock = make_clock(context.device)
+        self._where = Where()
+        self._observers: list[Observer] = [self._where, *observers, self._clock]
+
+    def step(self, turn: Turn | None = None) -> list[float]:
+        """Run a step, and keep its times in `turn`; return every rank's wall time in ms.
+
+        Raises:
+            OutOfMemory: the memory did not suffice.
+            DoesNotFit: the memory did not suffice for the step without communication.
+        """
+        step, context = self._trained.step, self._context
+        self._where.prepares()
+        with context.agree_on_memory(self._trained.strategy), memory_needed_in(self._where):
+            step.prepare()
+        if context.on_gpu:
+            torch.cuda.synchronize()
+        context.exchange(0.0)
+        with context.agree_on_memory(self._trained.strategy), memory_needed_in(self._where):
+            run_step(step.phases, self._observers)
+        last = self._clock.last
+        if turn is not None:
+            turn.step_ms.append(last.wall_ms)
+            if last.host_us is not None:
+                turn.host_us.append(last.host_us)
+            for name, time_ms in last.phases_ms.items():
+                turn.phases_ms.setdefault(name, []).append(time_ms)
+        walls = context.exchange(last.wall_ms)
+        context.rank.step_done()
+        return walls
+
+
+def measure_steps(context: RankContext, trained: Trained, steps: int, meter: MemoryMeter) -> Turn:
+    """Warm up until times are steady or as often as the spec says, then measure `steps` steps.
+
+    Raises:
+        OutOfMemory: the memory did not suffice.
+        DoesNotFit: the memory did not suffice for the step without communication.
+    """
+    elapsed_s = 0.0
+    warming = WarmUp(
+        context.spec.warmup_steps,
+        window_s=_training.WINDOW_S[context.device.type],
+        clock=lambda: elapsed_s,  # the same on every rank
+    )
+    timer = StepTimer(context, trained)
+    what = "without communication" if trained.strategy != context.spec.strategy else trained.strategy
+    first = math.nan
+    while not warming.over:
+        slowest_ms = max(timer.step())
+        first = slowest_ms if math.isnan(first) else first
+        elapsed_s += 1e-3 * slowest_ms
+        warming.add(slowest_ms)
+        context.report_progress(f"{what}: warming up")
+    gc.collect()
+    turn = Turn(trained.strategy, first, warmup=warming.calls, steady=warming.steady, too_slow=warming.too_slow)
+    meter.reset()
+    turn.graphs_before = asdict(compilation())
+    if context.rank.index == 0:
+        context.rank.report({"measuring": turn.warmup > 0})
+    for _ in range(steps):
+        slowest_ms = max(timer.step(turn))
+        turn.first_step_ms = slowest_ms if math.isnan(turn.first_step_ms) else turn.first_step_ms
+        context.measured_steps += 1
+        context.report_progress(f"{what}: measuring")
+    turn.graphs_after = asdict(compilation())
+    turn.peak_mib, turn.peak_how = meter.peak_mib()
+    turn.reserved_mib = meter.reserved_mib()
+    return turn

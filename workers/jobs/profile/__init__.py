@@ -1,0 +1,42 @@
+"""Runs `profile`: a few steps under torch's profiler, and again under each Nsight tool that the spec asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.specs.profile import ProfileSpec
+from workers.jobs._base import Reporter, Unit
+from workers.jobs.profile import nsight, torch_profiler
+
+
+class ProfileRunner:
+    """The runner of kind `profile`."""
+
+    kind = "profile"
+
+    def plan(self, spec: ProfileSpec) -> list[Unit]:
+        """Plan a unit for torch's profiler, and one for each Nsight tool: CUPTI takes one subscriber."""
+        title = spec.title(f"context {spec.context_length}")
+        return [Unit(title=title), *nsight.units(spec, title)]
+
+    def run(self, spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
+        """Profile one unit and report it. Running out of memory is a result.
+
+        Raises:
+            InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
+        """
+        tool = torch_profiler if nsight.tool_of(unit) is None else nsight
+        tool.run(spec, unit, report)
+
+    def collect(self, spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
+        """Report the files that an Nsight tool has written."""
+        nsight.collect(spec, unit, scratch, report)
+
+    def wrapper_error(
+        self, spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
+    ) -> str | None:
+        """Return the error message of an Nsight tool; None if there is none."""
+        return nsight.error_of(spec, unit, scratch, output, succeeded=succeeded)
+
+
+RUNNER = ProfileRunner()
