@@ -17,14 +17,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m migrations", description=__doc__)
     parser.add_argument("message", help="what the revision does, as a sentence without its full stop")
     message = parser.parse_args().message
-    number = f"{len(revisions()) + 1:04d}"
+    number = f"{int(revisions()[-1]) + 1:04d}"
     config = Config()
     config.set_main_option("script_location", str(migrations_folder()))
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'current.sqlite3'}")
-        if revisions():
-            database.migrate()
+        database.migrate()
         with database.migration() as connection:
             config.attributes["connection"] = connection
             command.revision(config, message, autogenerate=True, rev_id=number)

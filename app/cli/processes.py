@@ -222,10 +222,6 @@ def prune(
             echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
             if vacuum:
                 database.vacuum()
-            elif not database.can_shrink():
-                echo(
-                    "The database is an older version's and keeps its size until `flopwatch prune --vacuum`.", err=True
-                )
             if not dry_run:
                 database.checkpoint()
                 echo(f"{database.backend.path}: {database.backend.size} bytes")

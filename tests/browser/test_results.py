@@ -269,8 +269,8 @@ def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Pag
     services.registration.set_worker_state("gone", "stopped")
     busy = {"utilisation_percent": 97, "memory_used_mib": 40_960, "temperature_c": 63, "power_w": 548.4}
     busy |= {"sm_clock_mhz": 1755, "memory_clock_mhz": 3201, "throttling": ["software power cap"]}
-    told = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cuda", "uuid": "GPU-0", **busy}]}
-    services.queue.renew([], ("here", "active"), told)
+    readings = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cuda", "uuid": "GPU-0", **busy}]}
+    services.queue.renew([], ("here", "active"), readings)
     site.worker.id = "here"
     running = site.submit(name="now")["id"]
     site.worker.claim()

@@ -131,11 +131,6 @@ class Database:
                 self._busy_since = time.monotonic()
             raise
 
-    def can_shrink(self) -> bool:
-        """Return True if the file can shrink; otherwise `vacuum` makes it so."""
-        with self.read() as connection:
-            return self.backend.can_shrink(connection)
-
     def vacuum(self) -> None:
         """Rewrite the database, as small as possible; no other write begins meanwhile."""
         with self._translated():

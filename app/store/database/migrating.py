@@ -1,7 +1,8 @@
 """Migrates a database to this version's schema, with Alembic, whose scripts are in the package `migrations`.
 
-Revisions are numbered, and a script's file is named after its number, so that a database that is up to date is known
-without importing Alembic (half a second).
+Revisions are numbered, and a script's file is named after its number, so that a current database is recognised without
+importing Alembic, which takes half a second. Revisions before the first script belonged to development versions, whose
+databases are refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from app.errors import DatabaseNewer, InvalidEnvironment
 
 logger = logging.getLogger(__name__)
 
+LAST_DEVELOPMENT_COMMIT = "68770c8"
+"""The last commit that opens the databases of development versions."""
+
 
 def migrations_folder() -> Path:
     """Return the folder of the `migrations` package, in the checkout or in the installed wheel."""
@@ -26,13 +30,13 @@ def migrations_folder() -> Path:
 
 
 def revisions() -> list[str]:
-    """Return the numbers of this version's revisions, oldest first: "0001", …"""
+    """Return the numbers of this version's revisions, oldest first: "0010", …"""
     return sorted(path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py"))
 
 
 def is_current(connection: Connection) -> bool:
     """Return True if the database has this version's schema. Raises DatabaseNewer if a newer version wrote it, and
-    InvalidEnvironment if it is not Flopwatch's.
+    InvalidEnvironment if a development version wrote it or it is not Flopwatch's.
     """
     known = revisions()
     return _revision(connection, known) == known[-1]
@@ -61,10 +65,15 @@ def _revision(connection: Connection, known: list[str]) -> str | None:
                 f"The database is not Flopwatch's: it has tables ({', '.join(tables[:5])}), no version."
             )
         return None
-    found = connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar_one_or_none()
-    if found is not None and found not in known:
-        raise DatabaseNewer(
-            f"The database is at revision {found}, and this Flopwatch knows none after {known[-1]}: "
-            "upgrade Flopwatch, or point FLOPWATCH_DATA_DIR at another folder."
+    revision = connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
+    if revision is None or revision in known:
+        return revision
+    if revision < known[0]:
+        raise InvalidEnvironment(
+            f"A development version before the first release wrote the database (revision {revision}): check out "
+            f"commit {LAST_DEVELOPMENT_COMMIT}, the last one that can read it, or begin with an empty data folder."
         )
-    return str(found) if found is not None else None
+    raise DatabaseNewer(
+        f"The database is at revision {revision}, and this Flopwatch knows none after {known[-1]}: "
+        "upgrade Flopwatch, or point FLOPWATCH_DATA_DIR at another folder."
+    )

@@ -1,8 +1,8 @@
 """Keeps the data folder private to its owner: results, logs and code of all jobs are in it, and a user who may write to
 it can make server and worker do anything.
 
-Files that Flopwatch makes are private from the start. Wider permissions, set by an older version or an administrator,
-are corrected where that can harm nobody, and refused elsewhere; PostgreSQL does the same with its folder.
+Files that Flopwatch makes are private from the start. Wider permissions, set by an administrator, are
+corrected where that can harm nobody, and refused elsewhere; PostgreSQL does the same with its folder.
 """
 
 from __future__ import annotations

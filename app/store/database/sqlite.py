@@ -43,7 +43,6 @@ SAFE_VERSION = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 << 20
 """A write that leaves a longer log truncates it."""
 WAL_RETRY_S = 10.0
-INCREMENTAL = 2
 KEPT_FREE = 0.05
 """Fraction of the pages that stays free for new rows; without it the file would shrink and grow all the time."""
 PAGES_AT_ONCE = 100
@@ -196,10 +195,6 @@ class SQLite:
         with self._impatient(self._busy_timeout_s if wait_s is None else wait_s) as cursor:
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def can_shrink(self, connection: Connection) -> bool:
-        """Return True if free pages can be cut off the file; an older database needs a VACUUM first."""
-        return bool(connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one() == INCREMENTAL)
-
     def spare_pages(self, connection: Connection) -> int:
         """Return the number of free pages beyond the share that is kept for new rows."""
         free: int = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
@@ -211,20 +206,20 @@ class SQLite:
 
         Returns their number. The file itself becomes shorter at the next checkpoint.
         """
-        number = min(self.spare_pages(connection), PAGES_AT_ONCE) if self.can_shrink(connection) else 0
-        if number:
-            raw = connection.connection.driver_connection
-            assert raw is not None
-            raw.execute(f"PRAGMA incremental_vacuum({number})").fetchall()  # each row that is fetched cuts off one page
-        return number
+        number = min(self.spare_pages(connection), PAGES_AT_ONCE)
+        if not number:
+            return 0
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        # Each row that is fetched cuts off one page; a database that was restored from SQL text has none to cut off.
+        return len(raw.execute(f"PRAGMA incremental_vacuum({number})").fetchall())
 
     def vacuum(self, timeout_s: float) -> None:
-        """Rewrite the database without free pages, so that it can shrink from now on. Nobody else can write meanwhile.
+        """Rewrite the database without free pages. Nobody else can write meanwhile.
 
         Needs free disk space of twice the database's size.
         """
         with self.write_lock(timeout_s), self._impatient(timeout_s) as cursor:
-            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
             cursor.execute("VACUUM")
         self.checkpoint()
 

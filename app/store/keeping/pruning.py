@@ -151,7 +151,7 @@ class Pruning:
                 jobs=0 if jobs is None else count(select(_job.id).where(jobs, DELETABLE)),
                 sweeps=0 if keep.jobs is None else count(_old_sweeps(now - keep.jobs, but=jobs)),
                 code_files=count(_unused_code(now - KEEP_UNUSED_CODE)),
-                pages=backend.spare_pages(connection) if backend.can_shrink(connection) else 0,
+                pages=backend.spare_pages(connection),
             )
 
     def _delete(self, which: Select[Any]) -> int:

@@ -5,7 +5,6 @@ Sweeps have thousands of jobs, and nobody else can write meanwhile, so a few sta
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
-from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, insert, literal, select, union_all
+from sqlalchemy import ColumnElement, Connection, Select, func, insert, literal, select
 
 from app.errors import Conflict
 from app.specs import spec_adapter
@@ -24,29 +23,22 @@ from app.store.queue import submission
 from app.store.records import NewJob
 
 _job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
-_POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
-"""Distinguishes the points of a sweep. Jobs of an older Flopwatch, whose point is unknown, are distinguished by their
-specs."""
 
 
 def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
     """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`.
 
-    An index contains everything that the first part needs, so no job's row is read.
+    An index contains everything that it needs, so no job's row is read.
     """
-    latest = select(func.max(_job.id).label("id")).where(_job.sweep_id.in_(sweep_ids))
-    placed = latest.where(_job.point.is_not(None)).group_by(_job.sweep_id, _job.point)
-    of_older = latest.where(_job.point.is_(None)).group_by(_job.sweep_id, _POINT)
-    either = union_all(placed, of_older).subquery("points")
-    return select(either.c.id)
+    return select(func.max(_job.id)).where(_job.sweep_id.in_(sweep_ids)).group_by(_job.sweep_id, _job.point)
 
 
 def later_job(connection: Connection, job_id: int, sweep_id: int | None) -> int | None:
     """Return the id of the job that a resumed sweep has instead of this one; None if this one still counts."""
     if sweep_id is None:
         return None
-    own = select(_POINT).where(_job.id == job_id).scalar_subquery()
-    later = select(func.max(_job.id)).where(_job.sweep_id == sweep_id, _job.id > job_id, own == _POINT)
+    own = select(_job.point).where(_job.id == job_id).scalar_subquery()
+    later = select(func.max(_job.id)).where(_job.sweep_id == sweep_id, _job.id > job_id, _job.point == own)
     found: int | None = connection.execute(later).scalar_one()
     return found
 
@@ -66,19 +58,10 @@ def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
 
 
 def points_without_job(connection: Connection, sweep_id: int, points: Sequence[Point]) -> list[Point]:
-    """Return the points of the sweep that have no job any more, since every job was deleted.
-
-    Jobs of an older Flopwatch whose point is unknown belong to the points that have their spec.
-    """
-    of_sweep = _job.sweep_id == sweep_id
-    placed = connection.execute(select(_job.point).where(of_sweep, _job.point.is_not(None))).scalars()
-    known = {place(point) for point in placed}
-    lacking = [point for point in points if place(point.choice) not in known]
-    if not lacking:
-        return []
-    unplaced = connection.execute(select(_job.spec).where(of_sweep, _job.point.is_(None))).scalars()
-    specs = {_comparable(spec) for spec in unplaced}
-    return [point for point in lacking if not specs or _comparable(point.spec) not in specs]
+    """Return the points of the sweep that have no job any more, since every job was deleted."""
+    of_sweep = select(_job.point).where(_job.sweep_id == sweep_id)
+    known = {place(point) for point in connection.execute(of_sweep).scalars()}
+    return [point for point in points if place(point.choice) not in known]
 
 
 def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
@@ -135,10 +118,3 @@ def say_of_each(
     rows = select(_job.id, _job.attempt, *(literal(value, _event[column].type) for column, value in said.items()))
     into = insert(tables.event).from_select(["job_id", "attempt", *said], rows.where(which).order_by(_job.id))
     connection.execute(into)
-
-
-def _comparable(spec: Mapping[str, Any]) -> str:
-    """Return the spec as text. If it is valid, every default is filled in."""
-    with contextlib.suppress(ValidationError):  # a spec of another version equals only itself
-        spec = spec_adapter.validate_json(to_json(spec)).model_dump(mode="json")
-    return json.dumps(spec, sort_keys=True)

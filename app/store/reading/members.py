@@ -267,9 +267,7 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
 
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:
-    """Return the point's value on each path; none of a job of an older Flopwatch, whose point is unknown."""
-    if not isinstance(point, dict):
-        return {}
+    """Return the point's value on each path."""
     found = {path: values[point[path]] for path, values in sweep["grid"].items() if path in point}
     for path in searched(sweep):
         if path in point:  # on the axis of a search a point has the value itself

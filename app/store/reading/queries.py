@@ -63,9 +63,6 @@ MAX_PAGE = 1000
 MAX_PAGE_BYTES = 4 << 20
 """Largest size of specs, environments and verdicts on a page of jobs, and of grids on a page of sweeps. Jobs that do
 not fit are on the next page; a page has at least one."""
-MAX_LISTED_TEXT = 8192
-"""Largest number of characters of each text of an error or a progress message in a list. A single job has the whole
-stored texts."""
 MAX_MEASUREMENTS = 10_000
 """Most measurements on a page."""
 MAX_EVENT_BYTES = 1 << 20
@@ -610,7 +607,7 @@ def _page(
     """Return the rows of a page, newest first, and the cursor of the next one.
 
     The page ends before its columns `large` have more than MAX_PAGE_BYTES together. Rows are read one by one, so that
-    at most one row with uncut texts is in memory.
+    no more than a page is in memory.
     """
     limit = min(limit, MAX_PAGE)
     if after is not None:
@@ -625,21 +622,8 @@ def _page(
             room -= row["page_bytes"]
             if len(rows) == limit or (rows and room < 0):
                 return rows, str(rows[-1]["id"])
-            rows.append({**row, **{name: _shortened(row[name]) for name in _SHORTENED if name in row}})
+            rows.append(dict(row))
     return rows, None
-
-
-_SHORTENED = ("error", "progress")
-
-
-def _shortened(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Cut the texts of an error or a progress message, which earlier versions stored at any length."""
-    if value is None or is_unreadable(value):
-        return value
-    return {
-        name: f"{text[: MAX_LISTED_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_LISTED_TEXT else text
-        for name, text in value.items()
-    }
 
 
 def _cursor(after: str) -> int:

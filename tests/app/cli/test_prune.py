@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
-from app.store.database.engine import Database, open_database
+from app.store.database.engine import open_database
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewJob, Offer
@@ -70,31 +70,11 @@ def test_jobs_stay_by_default(folder: Path) -> None:
     assert jobs(folder) == 1
 
 
-def test_an_older_database_is_told_to_be_vacuumed_once(folder: Path) -> None:
-    database = Database(Settings(data_dir=folder).resolved_database_url)
-    raw = database.backend.engine.raw_connection()
-    raw.execute("PRAGMA auto_vacuum = NONE")  # type: ignore[attr-defined]
-    raw.execute("VACUUM")  # type: ignore[attr-defined]
-    raw.close()
-    database.close()
-    assert "flopwatch prune --vacuum" in prune(folder).stderr
-    vacuumed = prune(folder, "--vacuum")
-    assert (vacuumed.exit_code, vacuumed.stderr) == (0, "")
-    assert prune(folder).stderr == ""
-
-
-def test_it_neither_makes_nor_migrates_a_database(folder: Path, tmp_path: Path) -> None:
+def test_it_makes_no_database(tmp_path: Path) -> None:
     missing = prune(tmp_path / "none")
     assert missing.exit_code == 1
     assert "There is no database" in missing.stderr
     assert not (tmp_path / "none").exists()
-    database = Database(Settings(data_dir=folder).resolved_database_url)
-    with database.write() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
-    database.close()
-    older = prune(folder)
-    assert older.exit_code == 1
-    assert "start the server once" in older.stderr
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "1e9", "for ever"])

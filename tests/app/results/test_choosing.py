@@ -131,14 +131,6 @@ class TestSweeps:
         self.finish(shop, queue, record, BROKEN)
         assert table(database, sweep=number).rows == []
 
-    def test_all_jobs_whose_points_nobody_knows(
-        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]
-    ) -> None:
-        number = sweep(None, None)
-        for _ in range(2):
-            self.finish(shop, queue, record, Finish("succeeded"))
-        assert len(table(database, sweep=number).rows) == 2
-
 
 def test_only_the_last_recorded_attempt_counts(
     database: Database, queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]

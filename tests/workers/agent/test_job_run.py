@@ -498,7 +498,6 @@ def test_control_of_the_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
     for module in ("workers.agent.unit_run", "workers.agent.checked"):
         monkeypatch.setattr(f"{module}.cut", lambda text: text)
     monkeypatch.setattr("app.errors.MAX_DETAIL", 2 * LONG)
-    monkeypatch.setattr("app.store.reading.queries.MAX_LISTED_TEXT", 2 * LONG)
     assert min(listed_bytes(site, monkeypatch)) > LONG
 
 

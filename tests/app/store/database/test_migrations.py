@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -20,7 +19,7 @@ from sqlmodel import SQLModel
 from app.errors import DatabaseNewer, InvalidEnvironment
 from app.settings import Settings
 from app.store.database import migrating, sqlite
-from app.store.database.engine import Database, open_database
+from app.store.database.engine import Database, open_database, open_existing
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from tests.forked import PROJECT, forkserver
@@ -93,14 +92,25 @@ def test_a_current_database_is_opened_without_alembic(settings: Settings) -> Non
     assert seconds < 0.3
 
 
-def test_an_unknown_revision_is_refused_and_nothing_changes(settings: Settings) -> None:
-    set_revision(settings, "9999")
-    with pytest.raises(DatabaseNewer, match=r"9999.*upgrade Flopwatch"):
+@pytest.mark.parametrize(
+    ("revision", "error", "message"),
+    [
+        ("9999", DatabaseNewer, r"9999.*upgrade Flopwatch"),
+        ("0009", InvalidEnvironment, r"revision 0009\): check out commit 68770c8.*or begin with an empty data folder"),
+        ("0001", InvalidEnvironment, r"revision 0001\): check out commit 68770c8"),
+    ],
+)
+def test_a_database_of_another_revision_is_refused_and_keeps_its_bytes(
+    settings: Settings, revision: str, error: type[Exception], message: str
+) -> None:
+    set_revision(settings, revision)
+    file = settings.data_dir / "flopwatch.sqlite3"
+    before = file.read_bytes()
+    with pytest.raises(error, match=message):
         open_database(settings)
-    database = Database(settings.resolved_database_url)
-    with database.read() as connection:
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
-    database.close()
+    with pytest.raises(error, match=message):
+        open_existing(settings)
+    assert file.read_bytes() == before
 
 
 def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
@@ -136,6 +146,8 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_older_database_is_upgraded_and_keeps_its_rows(settings: Settings, shop: Any, next_revision: Path) -> None:
     claim = shop.running_job(labels={"a": "b"})
+    with pytest.raises(InvalidEnvironment, match="start the server once"):
+        open_existing(settings)
     database = open_database(settings)
     reading = Reading(database)
     assert reading.job(claim.job_id)[0]["labels"] == {"a": "b"}
@@ -160,36 +172,6 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(settings: Settings
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() != "9000"
         assert connection.execute(text("SELECT count(*) FROM event")).scalar_one() == 0
     before.close()
-
-
-def test_broken_workers_do_not_stop_the_upgrade(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path)
-    former = Database(settings.resolved_database_url)
-    config = Config()
-    config.set_main_option("script_location", str(migrating.migrations_folder()))
-    with former.migration() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-        rows = {
-            "well": ('["benchmark"]', "2026-01-01"),
-            "cut": ('["bench', "2026-01-01"),
-            "null": ("null", "2026-01-01"),
-        }
-        for name, (kinds, seen) in {**rows, "timeless": ("[]", "long ago")}.items():
-            connection.execute(
-                text(
-                    "INSERT INTO worker (id, hostname, pid, state, kinds, capabilities, devices, versions, beat,"
-                    " registered_at, last_seen_at)"
-                    " VALUES (:id, 'h', 1, 'stopped', :kinds, '[]', '[]', '{}', 0, :at, :at)"
-                ),
-                {"id": name, "kinds": kinds, "at": seen},
-            )
-    former.close()
-    database = open_database(settings)
-    with database.read() as connection:
-        assert connection.execute(text("SELECT kinds, gpus FROM known_host")).all() == [('["benchmark"]', 0)]
-        assert connection.execute(text("SELECT count(*) FROM worker")).scalar_one() == 4
-    database.close()
 
 
 def test_processes_that_start_together_migrate_once(tmp_path: Path) -> None:

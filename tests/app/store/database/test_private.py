@@ -50,7 +50,7 @@ def test_what_is_made_is_private(tmp_path: Path) -> None:
     check(tmp_path / "new")
 
 
-def test_what_a_former_version_made_is_mended(tmp_path: Path) -> None:
+def test_wider_permissions_are_corrected(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     use(folder)
     (folder / "backup").unlink()

@@ -367,20 +367,6 @@ class TestFile:
         with database.read() as connection:
             assert connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
 
-    def test_an_older_one_shrinks_after_a_vacuum(
-        self, database: Database, queue: Queue, shop: Any, files: ArtifactFiles
-    ) -> None:
-        raw = database.backend.engine.raw_connection()
-        raw.execute("PRAGMA auto_vacuum = NONE")  # type: ignore[attr-defined]
-        raw.execute("VACUUM")  # type: ignore[attr-defined]
-        raw.close()
-        before = self.grown(database, queue, shop)
-        assert not database.can_shrink()
-        assert Pruning(Slices(database), files, KEPT).run().pages == 0
-        database.vacuum()
-        assert database.can_shrink()
-        assert database.backend.size < before / 2
-
 
 def test_stopping(database: Database, files: ArtifactFiles, shop: Any) -> None:
     shop.register()

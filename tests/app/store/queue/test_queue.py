@@ -281,25 +281,6 @@ class TestSweepsAsWholes:
         with pytest.raises(Conflict, match="nothing to resume"):
             queue.resume_sweep(sweep)
 
-    def test_jobs_belong_to_the_points_of_their_specs(
-        self, queue: Queue, reading: Reading, database: Database, swept: int
-    ) -> None:
-        with database.write() as connection:
-            connection.exec_driver_sql("UPDATE job SET point = NULL")
-        assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "the one that failed"
-        queue.cancel_sweep(swept)
-        (queued, failed) = [job["id"] for job in reading.jobs(sweep=swept)[0] if job["spec"]["context_length"] == 16]
-        for job_id in (queued, failed):
-            queue.delete(job_id)
-        assert queue.resume_sweep(swept)["counts"] == {
-            "queued": 3,
-            "running": 0,
-            "succeeded": 1,
-            "failed": 0,
-            "cancelled": 0,
-        }
-        assert [job["spec"]["context_length"] for job in reading.jobs(sweep=swept)[0][:3]] == [16, 64, 32]
-
     def test_a_point_that_is_no_longer_valid_says_so(self, queue: Queue, reading: Reading, swept: int) -> None:
         with queue._database.write() as connection:
             connection.exec_driver_sql("""UPDATE sweep SET base = '{"kind": "benchmark", "gone": 1}'""")

@@ -72,22 +72,6 @@ class TestJobs:
         assert [[sweep["id"] for sweep in page] for page in (first, rest)] == [[3, 2], [1]]
         assert end is None
 
-    def test_texts_that_a_former_version_kept_whole_are_cut_in_lists(
-        self, shop: Any, reading: Reading, queue: Queue, database: Database
-    ) -> None:
-        failed, running = shop.running_job(), shop.running_job()
-        queue.finish(failed, Finish("failed", error=job_problem("failed", "short")))
-        with database.write() as connection:
-            for column, job_id, key in (("error", failed.job_id, "detail"), ("progress", running.job_id, "message")):
-                told = json.dumps({"total": 3, "code": "failed", key: "x" * 1_000_000})
-                connection.exec_driver_sql(f"UPDATE job SET {column} = ? WHERE id = ?", (told, job_id))
-        listed = {job["id"]: job for job in reading.jobs()[0]}
-        assert len(json.dumps(list(listed.values()))) < 50_000
-        cut = {"total": 3, "code": "failed", "detail": "x" * 8191 + "…"}
-        assert listed[failed.job_id]["error"] == cut
-        assert listed[running.job_id]["progress"]["message"] == "x" * 8191 + "…"
-        assert len(reading.job(failed.job_id)[0]["error"]["detail"]) == 1_000_000, "by itself it has all"
-
     def test_filters(self, shop: Any, queue: Queue, reading: Reading) -> None:
         running = shop.running_job(labels={"team": "a", "run": "1"})
         queued = shop.submit(labels={"team": "a"})
