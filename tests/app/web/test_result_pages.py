@@ -100,7 +100,7 @@ class TestSweeps:
     def test_bad_queries_are_refused(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)
 
-    def test_a_page_that_has_not_changed_keeps_the_policy_of_plots(self, filled: Any) -> None:
+    def test_an_unchanged_page_keeps_the_policy_of_plots(self, filled: Any) -> None:
         first = filled.http.get("/ui/sweeps/1")
         again = filled.http.get("/ui/sweeps/1", headers={"If-None-Match": first.headers["etag"]})
         assert again.status_code == 304

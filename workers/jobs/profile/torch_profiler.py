@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from workers.jobs import _training
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.outcome import InvalidEnvironment, RunnerError
+from workers.reporter import Reporter
 from workers.torch_host import start_afresh
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ class Profiling:
         Raises:
             OutOfMemory: the memory did not suffice.
         """
-        from workers.measure.memory import memory_needed_for
+        from workers.measure.memory import translate_oom
         from workers.measure.profiling.recording import record
         from workers.measure.ranges import Ranges, named_layers
         from workers.measure.timing import make_clock, run_step
@@ -322,7 +323,7 @@ class Profiling:
                 self.report.progress(number, steps, message)
 
         whole = spec.compile and spec.compile_scope == "model"
-        with memory_needed_for("the profiled steps"), named_layers(self.timed.training.model, compiled=whole):
+        with translate_oom("the profiled steps"), named_layers(self.timed.training.model, compiled=whole):
             return record(run, on_gpu=self.on_gpu, python=python), laps_ms, phases_ms
 
     def _add_times(self, found: Attribution) -> None:
