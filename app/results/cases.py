@@ -30,7 +30,7 @@ from app.specs import KINDS, Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.public import finite
 from app.store.reading import measurements
-from app.store.stored_json import decoded
+from app.store.reading.packed import decoded
 from app.table_options import Statistic
 
 METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Row, select
 from app.specs import KINDS, Scalar
 from app.specs._base import flat
 from app.store import tables
-from app.store.public import readable
 from app.store.reading import measurements
 
 DECISIVE = {
@@ -83,7 +82,7 @@ def _environments(connection: Connection, jobs: Sequence[Row[Any]], side: Side) 
     found = []
     for job_id, attempt in recorded.items():
         of_job = query.where(unit.job_id == job_id, unit.attempt == attempt, unit.environment.is_not(None))
-        environment = readable(connection.execute(of_job).scalar_one_or_none())
+        environment = connection.execute(of_job).scalar_one_or_none()
         if environment:
             found.append(_flat(environment))
     return found

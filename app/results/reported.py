@@ -22,10 +22,10 @@ from app.results.arranging import ordered, page
 from app.results.sheet import Column, Sheet, free_names
 from app.specs import KINDS, Scalar
 from app.store import tables
+from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import checked_id, of_attempt
 from app.store.reading.measurements import recorded_attempt
-from app.store.stored_json import is_unreadable
 
 UNIT_INDEX = "unit_index"
 NOTE = "note"
@@ -232,7 +232,7 @@ def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
 
 def _check_readable(parts: Sequence[Row[Any]]) -> None:
     for part in parts:
-        if is_unreadable(part.columns):
+        if broken(part._mapping):
             raise _cannot_be_read(part)
 
 
