@@ -361,13 +361,13 @@ class Timeline:
             if time.monotonic() > until:
                 raise RuntimeError("an operation has not ended: wait for all before you ask for their times")
             time.sleep(0.001)
-        found: list[Interval] = []
+        intervals: list[Interval] = []
         for name, size_bytes, begun, ended in self._notes:
             start, end = self._since_begin(begun), self._since_begin(ended[0])
-            if self._on_gpu and found:
-                start = max(start, found[-1].end_ms)
-            found.append(Interval(name, size_bytes, start, end))
-        return found
+            if self._on_gpu and intervals:
+                start = max(start, intervals[-1].end_ms)
+            intervals.append(Interval(name, size_bytes, start, end))
+        return intervals
 
     def _since_begin(self, moment: Any) -> float:
         if self._on_gpu:

@@ -521,15 +521,15 @@ def _is_stopped(pid: int) -> bool:
 
 def children_of(parent: int) -> list[int]:
     """Return the process ids of a process's children, ended ones that nobody has waited for among them."""
-    found = []
+    children = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended
         if int(fields[1]) == parent:
-            found.append(int(status.parent.name))
-    return found
+            children.append(int(status.parent.name))
+    return children
 
 
 def shared_memory_of(pid: int) -> set[Path]:

@@ -117,12 +117,12 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
 
     For a job that did not succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
-    if server.get(f"/jobs/{job['id']}/measurements", limit=1)["rows"]:
+    if server.has_measurements(job):
         echo()
-        echo_table(server.text("/tables", job=job["id"], format="markdown"))
-        print_missing(server.get("/tables", job=job["id"])["missing"])
-    _print_units(server.get(f"/jobs/{job['id']}/units")["data"])
-    _print_tables(job["id"], server.get(f"/jobs/{job['id']}/tables")["data"])
+        echo_table(server.table_text(job=job))
+        print_missing(server.missing(job))
+    _print_units(server.units(job))
+    _print_tables(job["id"], server.list_tables(job))
 
 
 def grid_text(sweep: Mapping[str, Any]) -> str:

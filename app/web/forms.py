@@ -79,7 +79,7 @@ class Field:
 
     @property
     def is_changed(self) -> bool:
-        return self.values != written(self, self.default)
+        return self.values != texts_of(self, self.default)
 
 
 def fields_of(schema: Mapping[str, Any], example: Mapping[str, Any]) -> list[Field]:
@@ -109,7 +109,7 @@ def _walk(place: Mapping[str, Any], defs: Mapping[str, Any], example: Mapping[st
             default=default,
             own_default=given.get("default"),
         )
-        yield replace(field, values=written(field, default))
+        yield replace(field, values=texts_of(field, default))
 
 
 def _resolved(place: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
@@ -135,7 +135,7 @@ def _field(path: str, place: Mapping[str, Any], defs: Mapping[str, Any]) -> Fiel
     return Field(path, "json", "")
 
 
-def written(field: Field, value: Any) -> tuple[str, ...]:
+def texts_of(field: Field, value: Any) -> tuple[str, ...]:
     """Return the texts that represent this value in a field."""
     if value is None or value == []:
         return ()
@@ -147,7 +147,7 @@ def written(field: Field, value: Any) -> tuple[str, ...]:
     return tuple(one if isinstance(one, str) else json.dumps(one) for one in values)
 
 
-def filled(fields: Sequence[Field], spec: Mapping[str, Any]) -> list[Field]:
+def with_values(fields: Sequence[Field], spec: Mapping[str, Any]) -> list[Field]:
     """Return the fields with the values of a spec, which may be partial."""
     filled_fields = []
     for field in fields:
@@ -156,15 +156,15 @@ def filled(fields: Sequence[Field], spec: Mapping[str, Any]) -> list[Field]:
         for parent in parents:
             inside = inside.get(parent) if isinstance(inside, Mapping) else None
         if isinstance(inside, Mapping) and last in inside:
-            filled_fields.append(replace(field, values=written(field, inside[last])))
+            filled_fields.append(replace(field, values=texts_of(field, inside[last])))
         elif isinstance(inside, Mapping) and parents:
-            filled_fields.append(replace(field, values=written(field, field.own_default)))
+            filled_fields.append(replace(field, values=texts_of(field, field.own_default)))
         else:
             filled_fields.append(field)
     return filled_fields
 
 
-def sent(fields: Sequence[Field], form: Mapping[str, Sequence[str]]) -> list[Field]:
+def with_form_texts(fields: Sequence[Field], form: Mapping[str, Sequence[str]]) -> list[Field]:
     """Return the fields as a browser sent them. Fields that it did not send are empty."""
     return [replace(field, values=tuple(_split(field, form.get(field.key, ())))) for field in fields]
 
@@ -204,7 +204,7 @@ def _json(text: str) -> Any:
     return value
 
 
-def problems(fields: Sequence[Field], options: Mapping[str, str]) -> list[dict[str, str]]:
+def text_problems(fields: Sequence[Field], options: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the problems of the texts themselves: invalid JSON, and invalid labels."""
     wrong_texts = []
     for field in fields:
@@ -234,7 +234,7 @@ def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> d
         values = [_parsed(field, text) for text in field.values]
         if not field.is_list and len(values) > 1:
             grid[field.path] = values
-        elif field.values == written(field, default):
+        elif field.values == texts_of(field, default):
             continue
         elif values:
             _set(spec, field.path, values if field.is_list else values[0])
@@ -271,7 +271,7 @@ def options_of(texts: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
-def sent_options(form: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def options_from_form(form: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the text in the field of each option, as a browser sent it."""
     return {name: form.get(OPTIONS + name, [""])[0].strip() for name in OPTION_NAMES}
 

@@ -58,7 +58,7 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
         right: The same, right.
         is_causal: Query i sees keys 0 … i only.
     """
-    found = []
+    bounds = []
     for index, (one, other) in enumerate(zip(plain, right, strict=True)):
         cancelling = 0.0
         if index in (1, 2) and other.any():
@@ -68,8 +68,8 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
             # The gradient of a key that no query sees is exactly zero, and has no terms.
             elements = other.numel() * (min(1, queries / keys) if is_causal and index == 2 else 1)
             cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
-        found.append(beside(error(one, other), plain[0].dtype, cancelling))
-    return tuple(found)
+        bounds.append(beside(error(one, other), plain[0].dtype, cancelling))
+    return tuple(bounds)
 
 
 def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
@@ -92,7 +92,7 @@ def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, is_causal: bool) ->
             part = attention(parts[0], parts[1], parts[2], is_causal, first_query=start)
         out[..., rows, :] = part.detach()
         if grad_out is not None:
-            found = torch.autograd.grad(part, parts, grad_out[..., rows, :])
-            for gradient, place, share in zip(gradients, places, found, strict=True):
+            part_gradients = torch.autograd.grad(part, parts, grad_out[..., rows, :])
+            for gradient, place, share in zip(gradients, places, part_gradients, strict=True):
                 gradient[place] += share
     return out, *gradients

@@ -102,7 +102,7 @@ def test_a_forbidden_import_breaks_its_contract(copy: Path) -> None:
         assert f"{module} -> {line.removeprefix('import ')} " in parts[contract], result.stdout
 
 
-def test_the_service_imports_nothing_of_gpu_hosts_and_no_pandas(root: Path, imported: Callable[..., set[str]]) -> None:
+def test_the_service_imports_no_torch_and_no_pandas(root: Path, imported: Callable[..., set[str]]) -> None:
     names = imported(root, "app,flopwatch", skipped="app.results")
     assert not names & {*GPU_SIDE, "pandas"}
     assert "fastapi" in names

@@ -38,29 +38,29 @@ document.addEventListener("securitypolicyviolation", (event) =>
 
 @dataclass
 class Watch:
-    """What a page did that it must not do."""
+    """Collects requests to other hosts, and errors on the console."""
 
     own_host: str
-    strangers: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+    foreign_requests: list[str] = field(default_factory=list)
+    console_errors: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
 
     def expect(self, pattern: str) -> None:
-        """Let the console complain about this, a regular expression: Chromium logs every answer that is an error."""
+        """Allow console errors that match this regular expression: Chromium logs each answer that is an error."""
         self.expected.append(pattern)
 
     def request(self, request: Request) -> None:
         address = urlsplit(request.url)
         if address.scheme not in ("data", "blob", "about") and address.netloc != self.own_host:
-            self.strangers.append(request.url)
+            self.foreign_requests.append(request.url)
 
     def console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.complaints.append(f"{message.text} ({message.location['url']})")
+            self.console_errors.append(f"{message.text} ({message.location['url']})")
 
     def check(self) -> None:
-        assert self.strangers == [], "requests to other hosts"
-        unexpected = [text for text in self.complaints if not any(re.search(one, text) for one in self.expected)]
+        assert self.foreign_requests == [], "requests to other hosts"
+        unexpected = [text for text in self.console_errors if not any(re.search(one, text) for one in self.expected)]
         assert unexpected == [], "errors on the console"
 
 
@@ -94,7 +94,7 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 
 @pytest.fixture
 def watch(site: Site) -> Watch:
-    """What the test's page does: `watch.expect("422")` before a page that answers so."""
+    """The watch of the test's page: `watch.expect("422")` before a page that answers so."""
     return Watch(site.client.base_url.netloc.decode())
 
 
@@ -107,7 +107,7 @@ def page(chromium: Browser, site: Site, watch: Watch) -> Iterator[Page]:
 
 @contextlib.contextmanager
 def watched_page(chromium: Browser, url: str, watch: Watch) -> Iterator[Page]:
-    """A new browser's only page, on the site at this address; fails in the end if the page did what it must not."""
+    """A new browser's only page, on the site at this address; fails in the end if the watch has seen anything."""
     context = chromium.new_context(
         base_url=url,
         viewport={"width": 1400, "height": 900},
@@ -117,7 +117,7 @@ def watched_page(chromium: Browser, url: str, watch: Watch) -> Iterator[Page]:
     context.add_init_script(NOTE_VIOLATIONS)
     context.on("request", watch.request)
     context.on("console", watch.console)
-    context.on("weberror", lambda error: watch.complaints.append(str(error.error)))
+    context.on("weberror", lambda error: watch.console_errors.append(str(error.error)))
     yield context.new_page()
     context.close()
     watch.check()

@@ -95,13 +95,13 @@ def hand_the_trace_over(page: Page, watch: Watch, trace: bytes) -> None:
     answer = {"body": PERFETTO, "content_type": "text/html"}
     page.context.route("https://ui.perfetto.dev/**", lambda route: route.fulfill(**answer))
     watch.expect("postMessage")  # Chromium logs each message that comes before the tab has its address
-    assert watch.strangers == []
+    assert watch.foreign_requests == []
     with page.expect_popup() as popup:
         page.get_by_role("button", name="Open in Perfetto").click()
     expect(popup.value).to_have_title(f"trace.json.gz: {len(trace)} bytes")
     expect(page.locator("#panel-trace").get_by_role("status")).to_have_text("Perfetto has the trace.")
-    assert watch.strangers == ["https://ui.perfetto.dev/"]
-    watch.strangers.clear()
+    assert watch.foreign_requests == ["https://ui.perfetto.dev/"]
+    watch.foreign_requests.clear()
 
 
 def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) -> None:

@@ -147,7 +147,7 @@ def test_control_of_the_watch(page: Page, watch: Watch) -> None:
     page.goto("/ui")
     watch.check()
     page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: '1'}))")
-    wait_until(lambda: watch.complaints, timeout_s=PATIENCE_S, what="the inline script to be noted")
+    wait_until(lambda: watch.console_errors, timeout_s=PATIENCE_S, what="the inline script to be noted")
     with pytest.raises(AssertionError, match="console"):
         watch.check()
     page.evaluate("fetch('http://example.invalid/').catch(() => {})")
@@ -155,7 +155,7 @@ def test_control_of_the_watch(page: Page, watch: Watch) -> None:
     with pytest.raises(AssertionError):
         watch.check()
     watch.expect("")  # the fixture looks once more in the end
-    watch.strangers.clear()
+    watch.foreign_requests.clear()
 
 
 def row(page: Page, job_id: int) -> Locator:

@@ -84,7 +84,7 @@ def drawn(page: Page, caption: str) -> Any:
     return figure
 
 
-def test_a_sweep_is_followed_drawn_cancelled_resumed_and_exported(site: PlayedSite, page: Page) -> None:
+def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     sweep = submit_sweep(site)
     page.goto("/ui/sweeps")
     page.get_by_role("link", name="lengths").click()
@@ -215,9 +215,7 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
     assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
 
 
-def test_exported_files_draw_their_figures_without_server_and_network(
-    site: PlayedSite, chromium: Browser, tmp_path: Path
-) -> None:
+def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
     sweep = submit_sweep(site)
     jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
     watch = Watch("")  # files have no host
@@ -269,8 +267,8 @@ def test_workers_with_their_devices_and_waiting_jobs(site: PlayedSite, page: Pag
     services.registration.set_worker_state("gone", "stopped")
     busy = {"utilisation_percent": 97, "memory_used_mib": 40_960, "temperature_c": 63, "power_w": 548.4}
     busy |= {"sm_clock_mhz": 1755, "memory_clock_mhz": 3201, "throttling": ["software power cap"]}
-    told = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cuda", "uuid": "GPU-0", **busy}]}
-    services.queue.renew([], ("here", "active"), told)
+    readings = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cuda", "uuid": "GPU-0", **busy}]}
+    services.queue.renew([], ("here", "active"), readings)
     site.worker.id = "here"
     running = site.submit(name="now")["id"]
     site.worker.claim()

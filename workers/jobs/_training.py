@@ -192,7 +192,7 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
     """
     import torch
 
-    from workers.measure.memory import memory_meter, memory_needed_for
+    from workers.measure.memory import memory_meter, translate_oom
     from workers.model.graphed import GraphedStep
     from workers.model.precision import set_parameter_dtype
 
@@ -201,7 +201,7 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
         # it already.
         importlib.import_module("torch._dynamo")
     meter = memory_meter(device)
-    with memory_needed_for("making the model"):
+    with translate_oom("making the model"):
         torch.manual_seed(spec.seed)
         with device:
             model = build_model()
@@ -295,7 +295,7 @@ def measure(
         meter.reset()
         monitor.start(warm=least > 0)
 
-    def stepped(warmed_up: int, measured: int) -> None:
+    def on_progress(warmed_up: int, measured: int) -> None:
         if measured:
             monitor.watch(last=measured == spec.measure_steps)
         total = max(least, warmed_up) + spec.measure_steps
@@ -311,7 +311,7 @@ def measure(
         window_s=WINDOW_S[training.device.type],
         measure_steps=spec.measure_steps,
         measuring=measuring,
-        stepped=stepped,
+        on_progress=on_progress,
     )
     values = Values(metrics(spec.mode))
     peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")

@@ -93,13 +93,13 @@ class AttentionRunner(OperationRunner):
 
         The log says what it chose.
         """
-        from workers.measure.memory import memory_needed_for
+        from workers.measure.memory import translate_oom
 
         implementation = implementation_of(spec, cell)
         if not spec.autotune or implementation.tune is None:
             return
         backward = problem.grad_out is not None and implementation.has_backward
-        with memory_needed_for("tuning"):
+        with translate_oom("tuning"):
             chosen = implementation.tune(
                 *problem.inputs, cell.causal, backward=backward, tell=lambda line: trial.tell(f"tuning, {line}")
             )

@@ -83,11 +83,11 @@ class CeilingRunner(GridRunner[CeilingContext]):
         """Copy one tensor to another. The rate counts the bytes read and the bytes written."""
         import torch
 
-        from workers.measure.memory import memory_needed_for
+        from workers.measure.memory import translate_oom
 
         mib = spec.copy_mib or COPY_MIB[context.device.type]
         numbers = mib * 2**20 // 4
-        with memory_needed_for("the tensors that are copied"):
+        with translate_oom("the tensors that are copied"):
             source = torch.rand(numbers, generator=context.generator, device=context.device)
             target = torch.empty_like(source)
         timing = self._time(lambda: void(target.copy_(source)), spec, context, trial)
@@ -99,9 +99,9 @@ class CeilingRunner(GridRunner[CeilingContext]):
 
     def _multiply(self, spec: CeilingSpec, precision: str, context: CeilingContext, trial: Trial) -> None:
         """Multiply two square matrices."""
-        from workers.measure.memory import memory_needed_for
+        from workers.measure.memory import translate_oom
 
-        with memory_needed_for("the matrices"):
+        with translate_oom("the matrices"):
             size = spec.matrix_size or MATRIX_SIZES[context.device.type][precision]
             work = self._make_product(size, precision, context)
         timing = self._time(work, spec, context, trial)
@@ -112,10 +112,10 @@ class CeilingRunner(GridRunner[CeilingContext]):
         record(precision, why_not_to_record("matrix_size", spec.matrix_size, timing, trial.checks), rate, context)
 
     def _time(self, work: Work, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> Timing:
-        from workers.measure.memory import memory_needed_for
+        from workers.measure.memory import translate_oom
 
         trial.monitor.start(warm=False)
-        with memory_needed_for("the call"):
+        with translate_oom("the call"):
             timing = context.watch.time(work, warmup=spec.warmup_steps, calls=spec.measure_steps)
         trial.checks += check_timing(timing, context.device)
         trial.values.set("host_us", None, timing.host_us, GPU_ONLY)

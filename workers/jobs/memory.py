@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from workers.measure.allocations.ledger import Allocation, Point, Stretch
     from workers.measure.allocations.recording import Recorded, Recording
     from workers.measure.check import Check
-    from workers.measure.timing import Where
+    from workers.measure.timing import StepPosition
 
 INITIALISATION = "initialisation"
 """The phase in which the model is made."""
@@ -135,9 +135,9 @@ def record(
     """Record initialisation and steps, and save the snapshots."""
     from workers.measure.allocations import make_recording
     from workers.measure.memory import OutOfMemory
-    from workers.measure.timing import Where
+    from workers.measure.timing import StepPosition
 
-    session, recording, where = Session(spec), make_recording(device, spec.history_entries), Where()
+    session, recording, where = Session(spec), make_recording(device, spec.history_entries), StepPosition()
     where.phase = INITIALISATION
     owners: Callable[[], Owners] = dict
     recording.begin({})
@@ -193,7 +193,7 @@ def record_steps(
     training: Training,
     recording: Recording,
     owners: Callable[[], Owners],
-    where: Where,
+    where: StepPosition,
     report: Reporter,
 ) -> None:
     """Warm up, record the steps, and save the snapshots of the last one's phases.
@@ -203,14 +203,14 @@ def record_steps(
     """
     from workers.measure.allocations.recording import PhaseMarks
     from workers.measure.allocations.residual import ResidualStream
-    from workers.measure.timing import memory_needed_in, run_step
+    from workers.measure.timing import run_step, translate_oom_in_step
 
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     marks, stream = PhaseMarks(recording, owners), ResidualStream()
     # The profiler of a CPU would keep each of the compiler's millions of calls.
     recording.begin(owners(), stacks=not spec.compile)
-    with memory_needed_in(where):
+    with translate_oom_in_step(where):
         for number in range(total):
             if number == warmup and warmup:
                 recording.end()
@@ -219,7 +219,7 @@ def record_steps(
             if 0 < number == warmup - 1:
                 recording.learn_workspaces()
             marks.keep = number + 1 == total
-            where.prepares()
+            where.preparation_begins()
             step.prepare()
             # A hook on a compiled block would cause a recompilation.
             with nullcontext() if spec.compile else stream.of(training.model):
@@ -231,7 +231,7 @@ def record_steps(
     for one in session.phases():
         save_snapshot(session, one.stretch.phase, one, report)
         if one.stretch.phase == "forward" and not spec.compile and stream.storages:
-            session.streams = stream.seen_among(one.stretch.made)
+            session.streams = stream.sizes_among(one.stretch.made)
 
 
 def save_snapshot(session: Session, name: str, recorded: Recorded, report: Reporter) -> None:

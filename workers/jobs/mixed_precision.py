@@ -16,7 +16,7 @@ from workers.jobs import _training
 from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric
-from workers.measure.table import Column, Scalar, as_many_as_are_kept
+from workers.measure.table import Column, Scalar, first_rows
 from workers.torch_host import translated
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
         if context.accumulations:
             context.report.table("accumulations", ACCUMULATION_COLUMNS, context.accumulations)
         if context.dtypes:
-            context.report.table("dtypes", DTYPE_COLUMNS, as_many_as_are_kept("dtypes", context.dtypes))
+            context.report.table("dtypes", DTYPE_COLUMNS, first_rows("dtypes", context.dtypes))
             context.report.table("kept-in-float32", KEPT_COLUMNS, context.kept)
 
 
@@ -153,7 +153,7 @@ def as_float(number: Decimal | None) -> float | None:
 def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:
     """Run one step of the cell's model, and keep the data types of its tensors, even if the step fails."""
     from workers.measure.dtypes import DtypeAudit
-    from workers.measure.memory import gist, memory_needed_for
+    from workers.measure.memory import short_message, translate_oom
 
     model, step = build(spec, cell, context.device)
     watched = DtypeAudit(model)
@@ -166,10 +166,10 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
 
     scaled = step.scaler is not None
     try:
-        with memory_needed_for("the step"):
+        with translate_oom("the step"):
             watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
     except Exception as error:
-        why = str(translated(error) or f"{type(error).__name__}: {gist(error)}")
+        why = str(translated(error) or f"{type(error).__name__}: {short_message(error)}")
         add_rows(watched.tensors(scaled=scaled, error=why), cell, context)
         raise
     tensors = watched.tensors(scaled=scaled)

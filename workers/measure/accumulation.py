@@ -1,7 +1,7 @@
 """Adds up one number many times in several data types, and says exactly how far each sum is off, and why.
 
-The right sum is exact: the number's decimal digits times the number of additions. A sum has two errors, which add up to
-the whole: each addend was rounded to its data type before it was added, and each addition rounds the sum.
+The right sum is exact: the number's decimal digits times the number of additions. The error of a computed sum has two
+parts: each addend is rounded to its data type before it is added, and each addition rounds the sum.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures how long a GPU is busy in a step, with CUPTI through torch's profiler.
 
-Events on a stream cannot tell this: between two of them a device may work or wait for the host. The driver's queue is
+Events on a stream do not show this: between two of them a device may work or wait for the host. The driver's queue is
 too short for a whole step to be enqueued behind a delay. So a few further steps run under the profiler, which records
 when each kernel, copy and fill began and ended. The profiler slows down the host but not the kernels, so the sum of
 their times is compared with the wall time of the steps that were measured without it.
@@ -18,7 +18,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from kernels.device_clock import Work, nothing
-from workers.measure.memory import gist
+from workers.measure.memory import short_message
 
 STEPS = 2
 DEVICE_GAP_US = 1.0
@@ -47,21 +47,23 @@ class Busy:
 
 
 def measure_busy(run: Work, prepare: Work = nothing, steps: int = STEPS) -> Busy | str:
-    """Return the device's work in `run`, without that of `prepare`, as the median of some runs; or why it is unknown.
+    """Return the device's work in one `run`, the median of `steps` runs, or the reason why it is unknown.
+
+    `prepare` runs before each `run` and is not counted.
 
     It cannot be measured while another profiler (nsys, ncu) holds CUPTI.
     """
-    found: list[Busy] = []
+    measured: list[Busy] = []
     try:
         for _ in range(steps):
             prepare()
             spans = device_work(run)
             if not spans:
                 return NOTHING_SEEN
-            found.append(Busy(1e-6 * covered_ns(spans), len(spans)))
+            measured.append(Busy(1e-6 * covered_ns(spans), len(spans)))
     except RuntimeError as error:
-        return f"the profiler failed: {gist(error)}"
-    return Busy(statistics.median(one.busy_ms for one in found), found[-1].launches)
+        return f"the profiler failed: {short_message(error)}"
+    return Busy(statistics.median(one.busy_ms for one in measured), measured[-1].launches)
 
 
 def device_work(run: Work) -> list[Span]:
@@ -82,7 +84,7 @@ def device_work(run: Work) -> list[Span]:
 
 
 def covered_ns(spans: Iterable[Span]) -> int:
-    """Return the length of the union of spans: time in which several run side by side counts once."""
+    """Return the length of the union of spans: time in which several kernels run at once counts once."""
     total, reached = 0, 0
     for span in sorted(spans):
         if span.end_ns > reached:

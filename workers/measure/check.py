@@ -1,4 +1,4 @@
-"""A check of one aspect of a measurement. This module imports no torch, since the agent reads checks, too."""
+"""A check of one aspect of a measurement. Imports no torch, since the agent reads checks, too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 
 Severity = Literal["note", "suspect", "invalid"]
 SEVERITIES: tuple[Severity, ...] = ("invalid", "suspect", "note")
-"""Severities, the worst first."""
+"""All severities, from worst to mildest."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check. `severity` is the verdict if it is not ok; a "note" does not change the verdict."""
+    """The result of one check. If not ok, it lowers the verdict to its `severity`; a "note" does not change it."""
 
     name: str
     ok: bool

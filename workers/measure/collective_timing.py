@@ -5,8 +5,8 @@ on a GPU by events behind a delay and a barrier on the device, on a CPU by the h
 latency is the maximum over the ranks. Times of different ranks are never pooled: that would count each step several
 times, and hide the slowest rank behind the others.
 
-Every call gets its numbers with the opposite sign of the last one's, so a call that does nothing leaves wrong results
-behind. The numbers are small integers whose sums are exact in every data type, in whatever order they are added up.
+The numbers change sign before every call, so a call that does nothing leaves a wrong result. They are small integers,
+whose sums are exact in every data type and in any order.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from kernels.device_clock import DeviceClock, Lap, host_lap_ms
 from parallel.collectives import default_group, start_all_gather, start_all_reduce, start_reduce_scatter
 from parallel.process_group import Rank
 from workers.measure.host_memory import MEMINFO, host_memory
-from workers.measure.memory import gist, is_out_of_memory
+from workers.measure.memory import is_out_of_memory, short_message
 from workers.measure.warmup import WarmUp
 
 MB = 2**20
 PIECE_BYTES = 16
-"""Each rank's piece of a tensor is a multiple of it: NCCL is slow on pieces that begin elsewhere."""
+"""Each rank's piece of a tensor is a multiple of this size: NCCL is slow on pieces that are not aligned to it."""
 PATTERN_LENGTH = 2**20 + 7
-"""A prime, so that swapped pieces do not look alike."""
-HIGHEST = 3
+"""A prime, so that swapped pieces have different numbers."""
+LARGEST_NUMBER = 3
 """Numbers in tensors are 1 to HIGHEST, changed by at most 1. 64 ranks of them sum up to less than 256, and bfloat16
 holds all integers to 256."""
-HALF_A_NUMBER = 0.25
-"""Largest error of a right number. With ranks that are no power of two, the numbers of an all-reduce are divided back
-inexactly after each call, by 1e-7 each time."""
+MAX_ERROR = 0.25
+"""Largest error of a right number. If the number of ranks is no power of two, dividing an all-reduce's numbers by it
+after each call adds a relative error of 1e-7."""
 HEARTBEAT_S = 1.0
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-NO_SUCH_DTYPE = ("Invalid scalar type", "Unsupported data type", "unsupported data type")
+UNSUPPORTED_DTYPE_MESSAGES = ("Invalid scalar type", "Unsupported data type", "unsupported data type")
 """Parts of the errors of gloo and NCCL for a data type that they do not move."""
 
 
@@ -53,14 +53,14 @@ def size_bytes(size_mb: float, ranks: int) -> int:
 
 
 class Numbers:
-    """The numbers in the ranks' tensors: rank r has pattern(i) + shift(r) at place i, and the shifts sum up to 0.
+    """The numbers in the ranks' tensors: rank r has pattern(i) + shift(r) at index i, and the shifts sum up to 0.
 
-    So the sum over all ranks is ranks × pattern(i), and dividing it by the ranks gives what they can add up again.
+    So the sum over all ranks is ranks × pattern(i); divided by the number of ranks, it is the input of the next call.
     """
 
     def __init__(self, seed: int, ranks: int, device: torch.device, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(seed)
-        pattern = torch.randint(1, HIGHEST + 1, (PATTERN_LENGTH,), generator=generator)
+        pattern = torch.randint(1, LARGEST_NUMBER + 1, (PATTERN_LENGTH,), generator=generator)
         self._pattern = pattern.to(device=device, dtype=dtype)
         self._ranks = ranks
         self.dtype = dtype
@@ -72,24 +72,24 @@ class Numbers:
         return -1 if rank % 2 else 1
 
     def fill(self, tensor: Tensor, *, rank: int, first: int = 0) -> None:
-        """Write a rank's numbers from place `first` on into a one-dimensional tensor."""
+        """Write a rank's numbers from index `first` on into a one-dimensional tensor."""
         for _, part, pattern in self._parts(tensor, first):
             torch.add(pattern, self.shift(rank), out=part)
 
     def wrong(self, tensor: Tensor, *, factor: int, shift: int = 0, first: int = 0) -> str | None:
-        """Return the fault of a result that should be factor × (pattern + shift); None if it is right."""
+        """Describe the first wrong number of a result that should be factor × (pattern + shift); None if none is."""
         for start, part, pattern in self._parts(tensor, first):
             expected = (pattern + shift) * factor
             # Written so that a NaN is wrong, too.
-            bad = torch.nonzero(~((part - expected).abs() <= HALF_A_NUMBER))
+            bad = torch.nonzero(~((part - expected).abs() <= MAX_ERROR))
             if len(bad):
                 place = int(bad[0])
-                found, right = float(part[place]), float(expected[place])
-                return f"number {first + start + place} is {found:g} instead of {right:g}, and others are wrong, too"
+                value, right = float(part[place]), float(expected[place])
+                return f"number {first + start + place} is {value:g} instead of {right:g}, and others are wrong, too"
         return None
 
     def _parts(self, tensor: Tensor, first: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield where each part starts, the part, and the pattern there. A copy of all would double the memory."""
+        """Yield each part's start, the part, and its pattern. Expanding the whole pattern would double the memory."""
         start = 0
         while start < tensor.numel():
             offset = (first + start) % PATTERN_LENGTH
@@ -99,7 +99,7 @@ class Numbers:
 
 
 class Collective(abc.ABC):
-    """One operation on its own tensors, which can be called repeatedly with other numbers.
+    """One operation on its own tensors, which can be called repeatedly; the numbers change between calls.
 
     Args:
         numel: Numbers in the full tensor, a multiple of the group's ranks.
@@ -116,7 +116,7 @@ class Collective(abc.ABC):
         self.make()
 
     def prepare(self) -> None:
-        """Give the next call its numbers, which have the opposite sign of the last ones."""
+        """Change the sign of the tensors' numbers for the next call."""
         if self._sign:
             self.turn()
         self._sign = -self._sign or 1
@@ -129,7 +129,7 @@ class Collective(abc.ABC):
     def host_bytes(cls, size: int, ranks: int) -> int:
         """Return the bytes that a rank needs on a CPU for a full tensor of `size`, with gloo's own copies.
 
-        The copies are what ranks' resident memory grew by with torch 2.13.
+        The size of gloo's copies was measured as growth of the ranks' resident memory, with torch 2.13.
         """
 
     @abc.abstractmethod
@@ -146,7 +146,7 @@ class Collective(abc.ABC):
 
     @abc.abstractmethod
     def wrong(self) -> str | None:
-        """Return the fault of the last call's result on this rank; None if it is right."""
+        """Describe what is wrong with the last call's result on this rank; None if it is right."""
 
 
 class AllReduce(Collective):
@@ -253,10 +253,10 @@ OPERATIONS: Final[Mapping[str, type[Collective]]] = {
 
 @dataclass(frozen=True)
 class TimedCollective:
-    """One operation at one size, as it travels to the ranks.
+    """One operation at one size, as it is sent to the ranks.
 
     Attributes:
-        position: Its place among the job's cells, which all reports about it carry.
+        position: Its index among the job's cells; all reports about it contain it.
     """
 
     position: int
@@ -268,8 +268,8 @@ class TimedCollective:
 class CellTimer:
     """Times cells on one rank, and reports them.
 
-    Every decision that another rank must share (is there memory, is the warm-up over) is exchanged, since a rank that
-    makes one call more than the others would wait for ever.
+    Ranks agree on every decision that changes the number of calls (is there memory, is the warm-up over), since a rank
+    that made one call more than the others would wait for ever.
     """
 
     def __init__(self, rank: Rank, warmup: int | None, steps: int, seed: int) -> None:
@@ -277,9 +277,9 @@ class CellTimer:
         self._group = default_group()
         self._token = torch.zeros(1, device=rank.device)
         self._clock = DeviceClock(rank.device) if rank.device.type == "cuda" else None
-        self._beaten_at = float("-inf")
-        self._meet()
-        self._beat()
+        self._heartbeat_at = float("-inf")
+        self._wait_for_all()
+        self._heartbeat()
 
     def measure(self, cell: TimedCollective) -> None:
         """Measure one cell and report it: {"event": "oom" | "raised" | "done", …}.
@@ -290,22 +290,23 @@ class CellTimer:
         try:
             self._measure(cell)
         except Exception as error:
-            oom, text = is_out_of_memory(error), f"{type(error).__name__}: {gist(error)}"
-            outcome = "oom" if oom else "unsupported" if any(told in str(error) for told in NO_SUCH_DTYPE) else "failed"
-            self._tell(cell, "raised", outcome=outcome, reason=text)
+            oom, text = is_out_of_memory(error), f"{type(error).__name__}: {short_message(error)}"
+            unsupported = any(message in str(error) for message in UNSUPPORTED_DTYPE_MESSAGES)
+            outcome = "oom" if oom else "unsupported" if unsupported else "failed"
+            self._report(cell, "raised", outcome=outcome, reason=text)
             raise
         if self._clock is not None:
             torch.cuda.empty_cache()
         # No rank continues before all have reported this cell and freed its memory.
-        self._meet()
+        self._wait_for_all()
 
     def _measure(self, cell: TimedCollective) -> None:
-        self._tell(cell, "warming up")
+        self._report(cell, "warming up")
         size = size_bytes(cell.size_mb, self._rank.world_size)
         operation, reason = self._make(cell, size)
-        self._beat()
+        self._heartbeat()
         if operation is None:
-            self._tell(cell, "oom", reason=reason)
+            self._report(cell, "oom", reason=reason)
             return
         if self._clock is not None:
             self._clock.forget()
@@ -313,11 +314,11 @@ class CellTimer:
         self._lap(operation)
         wrong = operation.wrong()
         warming = WarmUp(self._warmup)
-        while not self._first_says(warming.over):
+        while not self._answer_of_first(warming.over):
             warming.add(self._lap(operation).device_ms)
-        self._tell(cell, "measuring")
+        self._report(cell, "measuring")
         laps = [self._lap(operation) for _ in range(self._steps)]
-        self._tell(
+        self._report(
             cell,
             "done",
             bytes=size,
@@ -332,20 +333,20 @@ class CellTimer:
         )
 
     def _make(self, cell: TimedCollective, size: int) -> tuple[Collective | None, str | None]:
-        """Make the operation; return None, and the reason if it is this rank's, if a rank has no memory for it."""
+        """Make the operation. If any rank lacks memory for it, return None, and the reason if that is this rank."""
         kind, dtype = OPERATIONS[cell.operation], DTYPES[cell.dtype]
         operation, reason = None, None
         if self._clock is None:
             reason = why_too_large_for_host(kind.host_bytes(size, self._rank.world_size) * self._rank.world_size)
-        if self._all_say(reason is None):
+        if self._all_agree(reason is None):
             try:
                 numbers = Numbers(self._seed, self._rank.world_size, self._rank.device, dtype)
                 operation = kind(size // dtype.itemsize, numbers, self._rank, self._group)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                reason = f"out of memory in the tensors: {gist(error)}"
-            if self._all_say(operation is not None):
+                reason = f"out of memory in the tensors: {short_message(error)}"
+            if self._all_agree(operation is not None):
                 return operation, None
         return None, reason
 
@@ -356,7 +357,7 @@ class CellTimer:
         else:
             time_ms = host_lap_ms(operation.call, lambda: self._ready(operation))
             lap = Lap(time_ms, 1e3 * time_ms, hidden=True)
-        self._beat()
+        self._heartbeat()
         return lap
 
     def _ready(self, operation: Collective) -> None:
@@ -364,34 +365,34 @@ class CellTimer:
         dist.barrier(self._group)
 
     def _align(self) -> None:
-        """Let the devices wait for each other, not the hosts."""
+        """Make the devices wait for each other; the hosts continue."""
         start_all_reduce(self._token, dist.ReduceOp.SUM, self._group).wait()
 
-    def _meet(self) -> None:
+    def _wait_for_all(self) -> None:
         """Wait for all ranks."""
         self._align()
         self._token.zero_().item()
 
-    def _all_say(self, answer: bool) -> bool:
-        """Return True if every rank says so."""
+    def _all_agree(self, answer: bool) -> bool:
+        """Return True if `answer` is True on every rank."""
         flag = torch.tensor([int(answer)], device=self._rank.device)
         start_all_reduce(flag, dist.ReduceOp.MIN, self._group).wait()
         return bool(flag.item())
 
-    def _first_says(self, answer: bool) -> bool:
+    def _answer_of_first(self, answer: bool) -> bool:
         """Return rank 0's answer."""
         flag = torch.tensor([int(answer)], device=self._rank.device)
         dist.broadcast(flag, 0, group=self._group)
         return bool(flag.item())
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Send a heartbeat of this rank, at most once a second."""
         now = time.monotonic()
-        if now - self._beaten_at >= HEARTBEAT_S:
+        if now - self._heartbeat_at >= HEARTBEAT_S:
             self._rank.step_done()
-            self._beaten_at = now
+            self._heartbeat_at = now
 
-    def _tell(self, cell: TimedCollective, event: str, **content: Any) -> None:
+    def _report(self, cell: TimedCollective, event: str, **content: Any) -> None:
         self._rank.report({"position": cell.position, "event": event, **content})
 
 
@@ -411,9 +412,9 @@ def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | Non
 
 
 def why_too_large_for_host(needed: int, meminfo: Path = MEMINFO) -> str | None:
-    """Return why the host cannot hold `needed` bytes of all ranks; None if it can, or does not tell.
+    """Return why the host cannot hold `needed` bytes of all ranks; None if it can, or if its memory is unknown.
 
-    The kernel would promise the memory, and kill a rank when it is used.
+    Without this check the kernel would grant the memory, and kill a rank once the rank uses it.
     """
     available = host_memory("MemAvailable", meminfo)
     if available is None or needed <= available:

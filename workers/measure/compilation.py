@@ -19,7 +19,7 @@ class Compilation:
 
     @property
     def cache(self) -> str:
-        """The compile cache on disk: "cold", "warm", "mixed", or "unused" when nothing asked for it."""
+        """How the compile cache on disk served this process: "cold", "warm", "mixed" or "unused"."""
         if self.cache_hits and self.cache_misses:
             return "mixed"
         if self.cache_hits:
@@ -38,7 +38,7 @@ def compilation() -> Compilation:
         graphs=counters["stats"]["unique_graphs"],
         graph_breaks=sum(counters["graph_break"].values()),
         frames_not_compiled=frames["total"] - frames["ok"],
-        # On a hit of the outer cache, Inductor's inner cache is not asked.
+        # After a hit in the outer cache, torch does not look into Inductor's inner one.
         cache_hits=max(caches[0]["autograd_cache_hit"], caches[1]["fxgraph_cache_hit"]),
         cache_misses=max(caches[0]["autograd_cache_miss"], caches[1]["fxgraph_cache_miss"]),
     )

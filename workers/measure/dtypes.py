@@ -45,7 +45,7 @@ class DtypeAudit:
     def run(
         self, forward: Callable[[], Tensor], backward: Callable[[], None], scaled: Callable[[Tensor], Tensor] | None
     ) -> None:
-        """Run the step. If it raises, what was seen until then is kept.
+        """Run the step. If it raises, the data types seen until then are kept.
 
         Args:
             forward: Computes the loss.
@@ -74,24 +74,24 @@ class DtypeAudit:
             yield
 
     def tensors(self, *, scaled: bool, error: str | None = None) -> list[TypedTensor]:
-        """Return what was seen, in the order of the model. A module whose outputs differ has one entry for each type.
+        """Return the tensors in the order of the model. A module with outputs of several types has one entry for each.
 
         Args:
             scaled: True if the step scales its loss.
-            error: The error that ended the step, if one did; what it kept from existing has it as the reason.
+            error: The error that ended the step, if one did: the reason of tensors that were not computed.
         """
-        found = [
+        listed = [
             TypedTensor("parameter", name, self._class_of(name), parameter.dtype)
             for name, parameter in self.model.named_parameters()
         ]
         for name, module in self.model.named_modules():
-            found += self._outputs_of(name, module, error)
+            listed += self._outputs_of(name, module, error)
         losses: list[Role] = ["loss", "scaled_loss"] if scaled else ["loss"]
-        found += [
+        listed += [
             TypedTensor(role, "", "", self._losses.get(role), None if role in self._losses else error)
             for role in losses
         ]
-        return found + [self._gradient(name, parameter, error) for name, parameter in self.model.named_parameters()]
+        return listed + [self._gradient(name, parameter, error) for name, parameter in self.model.named_parameters()]
 
     def _outputs_of(self, name: str, module: nn.Module, error: str | None) -> list[TypedTensor]:
         """Return a module's outputs; none for a module that was not called, such as a list of others."""

@@ -1,4 +1,4 @@
-"""The host's memory, as its kernel tells it. Imports no torch."""
+"""Reads the host's memory from /proc/meminfo. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
-    """Return an amount of the host's memory in bytes; None if the host does not tell.
+    """Return an amount of the host's memory in bytes; None if it is unknown.
 
     Args:
         name: "MemTotal", or "MemAvailable": what a process could take without pushing others out.

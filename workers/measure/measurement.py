@@ -1,4 +1,4 @@
-"""One metric of one case, as a runner reports it, and its form on the way to the agent."""
+"""One metric of one case, as a runner reports it, and the message that it sends to the agent."""
 
 from __future__ import annotations
 

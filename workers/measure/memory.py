@@ -1,4 +1,4 @@
-"""Measures peak memory, and recognises errors that mean a lack of memory."""
+"""Measures peak memory, and recognises out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ OUT_OF_MEMORY_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Parts of the messages of RuntimeErrors that libraries raise for a lack of memory, instead of torch's own class."""
+"""Parts of the messages of RuntimeErrors that libraries raise when out of memory, instead of torch's own class."""
 
 
 class OutOfMemory(Exception):
-    """The device's memory did not hold the case; the message says in which phase."""
+    """The case does not fit into the device's memory; the message says in which phase."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if an error, or one that caused it (compilers wrap them), means that the device or the host lacks
-    memory."""
+    """Return True if an error, or one of its causes (compilers wrap errors), means that device or host lack memory."""
     seen = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -38,31 +37,31 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def gist(error: BaseException) -> str:
-    """Return the first sentences of an error, on one line, since allocators add a page of advice."""
+def short_message(error: BaseException) -> str:
+    """Return an error's first 160 characters on one line, since allocators add a page of advice."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:160]}…"
 
 
 @contextmanager
-def memory_needed_for(what: str) -> Iterator[None]:
-    """Turn a lack of memory inside the context into OutOfMemory that names `what`; other errors pass."""
+def translate_oom(what: str) -> Iterator[None]:
+    """Turn out-of-memory errors of the context into OutOfMemory that names `what`; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {what}: {gist(error)}") from error
+            raise OutOfMemory(f"out of memory in {what}: {short_message(error)}") from error
         raise
 
 
 class MemoryMeter(Protocol):
-    """Measures the peak memory of a stretch of work."""
+    """Measures peak memory since its last `reset`."""
 
     def reset(self) -> None:
-        """Begin the stretch."""
+        """Begin to measure."""
 
     def peak_mib(self) -> tuple[float | None, str]:
-        """Return the stretch's peak in MiB and how it was measured, or None and the reason why there is none."""
+        """Return the peak in MiB and how it was measured, or None and the reason why it is unknown."""
         ...
 
     def reserved_mib(self) -> float | None:
@@ -90,13 +89,13 @@ class HostMemory:
 
     Create it before the model, so that the growth includes the model. Pages of files, which are the code of libraries,
     do not count: an exec'd interpreter has touched most of them when it starts, and a fork touches them while it
-    measures. The kernel keeps a peak of all resident pages only. Pages of files come and do not go, so what there is of
-    them at the end is taken off that peak.
+    measures. The kernel records only the peak of all resident pages. Pages of files stay once they are resident, so
+    their number at the end is subtracted from that peak.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
         self._process = process
-        self._before = self._anonymous("VmRSS")
+        self._before = self._anonymous_kib("VmRSS")
         self._reset_failed = False
 
     def reset(self) -> None:
@@ -108,7 +107,7 @@ class HostMemory:
             self._reset_failed = False
 
     def peak_mib(self) -> tuple[float | None, str]:
-        peak = self._anonymous("VmHWM")
+        peak = self._anonymous_kib("VmHWM")
         if self._before is None or peak is None:
             return None, "this system does not tell a process's resident memory"
         if self._reset_failed:
@@ -120,12 +119,16 @@ class HostMemory:
     def reserved_mib(self) -> float | None:
         return None
 
-    def _anonymous(self, resident: str) -> int | None:
-        """Return a number of resident pages in KiB without those of files; None if it is not known."""
-        found = self._status(resident)
-        return None if found is None else found - (self._status("RssFile") or 0) - (self._status("RssShmem") or 0)
+    def _anonymous_kib(self, resident: str) -> int | None:
+        """Return a field that counts resident pages, less the pages of files, in KiB; None if it is unknown."""
+        resident_kib = self._status_kib(resident)
+        return (
+            None
+            if resident_kib is None
+            else resident_kib - (self._status_kib("RssFile") or 0) - (self._status_kib("RssShmem") or 0)
+        )
 
-    def _status(self, field: str) -> int | None:
+    def _status_kib(self, field: str) -> int | None:
         """Return a field of /proc/self/status in KiB."""
         try:
             lines = (self._process / "status").read_text().splitlines()

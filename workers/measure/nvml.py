@@ -1,5 +1,5 @@
-"""Queries NVML about the GPU that torch uses. If library, driver or answer are missing, the result is None, never an
-error."""
+"""Queries NVML about the GPU that torch uses. Without the library, the driver or an answer, the result is None: no
+function raises."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Reading:
 class Gpu:
     """One GPU, or one MIG instance of a GPU, as NVML shows it.
 
-    An instance does not know clocks, throttling, power and links, so its board is asked for them.
+    NVML reports no clocks, throttling, power and links for an instance, so they are those of the whole board.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        # NVML refuses the handle of a GPU that is no instance here.
+        # None for a whole GPU: NVML refuses its handle here.
         self._board = ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", handle)
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """Return the answer of `nvml<function>` for this GPU; None if the GPU or the library does not know."""
+        """Return the result of `nvml<function>` for this GPU; None if the GPU or the library has none."""
         answer = ask(self._nvml, function, self._handle, *arguments)
         if answer is None and self._board is not None:
             answer = ask(self._nvml, function, self._board, *arguments)
@@ -69,7 +69,7 @@ class Gpu:
         )
 
     def load(self) -> dict[str, Any]:
-        """Return the GPU's present load: the values of `read` in plain form for people, and memory and utilisation.
+        """Return the GPU's present load, JSON-ready: the values of `read`, memory and utilisation.
 
         Utilisation is the share of the driver's last sample period (up to 1 s) in which a kernel ran; a MIG instance
         has none of its own.
@@ -145,7 +145,7 @@ def _library() -> Any | None:
 
 
 def is_available(library: Callable[[], Any | None] = _library) -> bool:
-    """Return True if there is a library with a driver to ask."""
+    """Return True if NVML and a driver are present."""
     return library() is not None
 
 
@@ -171,7 +171,7 @@ def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | 
 
 
 def ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """Return the answer of `nvml<function>`, or None."""
+    """Return the result of `nvml<function>`, or None if the library has no such function or it fails."""
     call = getattr(nvml, f"nvml{function}", None)
     if call is None:
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.device_clock import Work, nothing
-from workers.measure.memory import MIB, memory_meter, memory_needed_for
+from workers.measure.memory import MIB, memory_meter, translate_oom
 from workers.measure.stopwatch import Stopwatch, Timing
 
 
@@ -81,14 +81,14 @@ def time_passes(
     times: dict[str, Timing] = {}
     for name in passes:
         prepare, work = works[name]
-        with memory_needed_for(name), torch.set_grad_enabled(operation.grad_out is not None):
+        with translate_oom(name), torch.set_grad_enabled(operation.grad_out is not None):
             times[name] = watch.time(work, prepare=prepare, measuring=measuring, warmup=warmup, calls=calls)
             out.clear()
     return times
 
 
 @dataclass(frozen=True)
-class Memory:
+class OperationMemory:
     """Memory of one forward pass and, if it has one, its backward pass, inputs included; None where unknown."""
 
     before_backward_mib: float | None
@@ -99,7 +99,7 @@ class Memory:
     """The method by which the peak was measured, or the reason why it is unknown."""
 
 
-def measure_memory(operation: Operation, device: torch.device) -> Memory:
+def measure_memory(operation: Operation, device: torch.device) -> OperationMemory:
     """Run the operation once and measure the memory that it holds between the passes and at its peak.
 
     Raises:
@@ -116,7 +116,7 @@ def measure_memory(operation: Operation, device: torch.device) -> Memory:
         others_reserved = torch.cuda.memory_reserved(device) - operation.input_bytes
     before_backward = None
     meter.reset()
-    with memory_needed_for("the memory's measurement"), torch.set_grad_enabled(operation.grad_out is not None):
+    with translate_oom("the memory's measurement"), torch.set_grad_enabled(operation.grad_out is not None):
         out = operation.forward()
         if on_gpu:
             before_backward = (torch.cuda.memory_allocated(device) - others) / MIB
@@ -129,4 +129,4 @@ def measure_memory(operation: Operation, device: torch.device) -> Memory:
         if reserved is not None:
             # Some of the operation's tensors may lie in gaps between other tensors, in memory reserved before.
             reserved = max(reserved - others_reserved / MIB, peak or 0.0)
-    return Memory(before_backward, peak, reserved, how)
+    return OperationMemory(before_backward, peak, reserved, how)

@@ -11,7 +11,7 @@ from torch import nn
 from kernels.ranges import listening, named
 
 NORM = "norm"
-"""Name of the work of a norm module, whose kernels look like any other elementwise ones."""
+"""Name of a norm module's work: its kernels have the names of ordinary elementwise ones."""
 
 
 class Ranges:
@@ -46,8 +46,8 @@ class Ranges:
 def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool = False) -> Iterator[None]:
     """Name the work of the context, and in it that of each of the model's layers (`layers.0`, …) and norms (`norm`).
 
-    A layer that is compiled by itself is named from outside, and its norms are not: a hook inside would make the
-    compiler compile it anew.
+    A layer that is compiled by itself is named from outside, and its norms are not named: a hook inside would make the
+    compiler compile it again.
 
     Args:
         model: The model under test.
@@ -71,7 +71,7 @@ def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool 
 
 
 def _hook(module: nn.Module, name: str) -> Callable[[], None]:
-    """Name the calls of a module by hooks. Returns what removes them."""
+    """Name the calls of a module by hooks. Returns a function that removes them."""
     open_ranges: list[ExitStack] = []
 
     def begin(_module: nn.Module, _inputs: Any) -> None:
@@ -93,7 +93,7 @@ def _hook(module: nn.Module, name: str) -> Callable[[], None]:
 
 
 def _wrap_compiled(module: nn.Module, name: str) -> Callable[[], None]:
-    """Name the calls of a module that `Module.compile` compiled. Returns what undoes it."""
+    """Name the calls of a module that `Module.compile` compiled. Returns a function that undoes this."""
     call = module._compiled_call_impl
     assert call is not None
 

@@ -29,14 +29,14 @@ class Timing:
     warmup: int
     """Calls made before measuring began."""
     steady: bool | None
-    """True if times were steady when measuring began; None if nobody judged that, since the caller fixed the number of
-    warm-up calls, or calls are too slow."""
+    """True if times were steady when measuring began; None if this was not judged, because the caller fixed the number
+    of warm-up calls or because calls are too slow."""
     host_bound: bool
     """True if the host takes longer to issue the call than the device takes for its work (medians). In a program that
     makes such calls one after the other, the device then waits for the host."""
     exposed: bool = False
-    """True if most samples include that waiting, since the call waits for the device inside or has more launches than
-    the driver's queue holds. If False, the median of `samples` is the device's own time even if `host_bound`."""
+    """True if most samples include the device's waiting: the call itself waits for the device, or makes more launches
+    than the driver's queue holds. If False, the median of `samples` is the device's own time even if `host_bound`."""
     too_slow: bool = False
     """True if calls are too slow to judge `steady`."""
 

@@ -49,8 +49,8 @@ class Table:
 
     Raises:
         TooLarge: more than MAX_ROWS rows or MAX_BYTES bytes.
-        ValueError: a name is empty or stands twice, a row has not as many values as there are columns, or a value is
-            not of its column's type; the message says which.
+        ValueError: a name is empty or not unique, a row has more or fewer values than there are columns, or a value
+            has not its column's type; the message says which.
     """
 
     name: str
@@ -93,13 +93,13 @@ class Table:
         )
 
     def to_wire(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the table, JSON-ready."""
         columns = [asdict(column) for column in self.columns]
         return {"name": self.name, "columns": columns, "rows": [list(row) for row in self.rows]}
 
 
-def as_many_as_are_kept(name: str, rows: Sequence[Sequence[Scalar]]) -> Sequence[Sequence[Scalar]]:
-    """Return the first MAX_ROWS rows of a table, and log how many there were."""
+def first_rows(name: str, rows: Sequence[Sequence[Scalar]]) -> Sequence[Sequence[Scalar]]:
+    """Return the first MAX_ROWS rows of a table; log the number of rows if there are more."""
     if len(rows) > MAX_ROWS:
         sys.stderr.write(f"table {name}: the first {MAX_ROWS} of {len(rows)} rows are kept\n")
     return rows[:MAX_ROWS]

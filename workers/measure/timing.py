@@ -1,10 +1,11 @@
-"""Times steps, and the phases of which they consist.
+"""Times steps and their phases.
 
-A step starts on an idle device, so it holds no work of a former step nor the making of its batch. On a GPU events time
-the phases; the host's clock times the step up to a synchronisation, and the time in which the host issued it.
+A step starts on an idle device, so its time includes neither work of the previous step nor the making of its batch. On
+a GPU events time the phases; the host's clock measures the step up to a synchronisation, and how long the host took to
+issue it.
 
-The clock is one of several observers of steps and phases; a profiler or a memory recorder are others. The clock is
-innermost among them, so its times do not hold the others' work.
+The clock is one of several observers of steps and phases; a profiler or a memory recorder are others. The clock is the
+innermost observer, so its times do not include the others' work.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
+from workers.measure.memory import OutOfMemory, is_out_of_memory, short_message
 from workers.measure.warmup import WINDOW_S, WarmUp
 
 REPORT_INTERVAL_S = 0.5
@@ -117,7 +118,7 @@ def make_clock(device: torch.device) -> Clock:
 
 
 def run_step(phases: Mapping[str, Callable[[], None]], observers: Sequence[Observer]) -> None:
-    """Run a prepared step's phases in order. Observers hear of a beginning in order, of an end in reverse order."""
+    """Run a prepared step's phases. Observers are called in order at each beginning, in reverse order at each end."""
     for observer in observers:
         observer.step_begins()
     for name, work in phases.items():
@@ -132,7 +133,7 @@ def run_step(phases: Mapping[str, Callable[[], None]], observers: Sequence[Obser
 
 @dataclass
 class StepTimes:
-    """Times in ms. The very first step is kept apart; it is also the first sample if there was no warm-up."""
+    """Times in ms. The very first step has a field of its own; without a warm-up it is also the first sample."""
 
     first_step: float = 0.0
     step: array[float] = field(default_factory=lambda: array("d"))
@@ -142,10 +143,10 @@ class StepTimes:
     warmup: int = 0
     """Number of steps before measuring began."""
     steady: bool | None = None
-    """Whether times were steady then; None where that was not judged: a number of steps was asked for, or they are too
-    slow."""
+    """Whether times were steady then; None if this was not judged, because the caller fixed the number of steps or
+    because they are too slow."""
     too_slow: bool = False
-    """Whether steps are too slow for a judgement of `steady`."""
+    """Whether steps are too slow to judge `steady`."""
 
     def keep(self, step: StepTime, inner: Mapping[str, float]) -> None:
         """Add one measured step, with the times of phases inside its phases."""
@@ -167,7 +168,7 @@ def time_steps(
     window_s: float = WINDOW_S,
     measure_steps: int,
     measuring: Callable[[], None] = lambda: None,
-    stepped: Callable[[int, int], None] = lambda warmed_up, measured: None,
+    on_progress: Callable[[int, int], None] = lambda warmed_up, measured: None,
 ) -> StepTimes:
     """Run warm-up steps, then measured ones, each `prepare` (untimed) and then the phases in order.
 
@@ -176,7 +177,7 @@ def time_steps(
     Args:
         phases: Name -> work, in the order they run.
         clock: Times the steps.
-        observers: Further listeners; they hear warm-up and measured steps alike.
+        observers: Further observers of warm-up and measured steps.
         prepare: Runs before each step, outside its time.
         inner_times_ms: Returns, after each step, times of phases inside its phases: those of a CUDA graph.
         warmup_steps: Exact number of steps without samples; None: as many as it takes until the step's time is steady.
@@ -189,61 +190,61 @@ def time_steps(
     Raises:
         OutOfMemory: the memory did not suffice; the message says in which phase of which step.
     """
-    times, where = StepTimes(), Where()
+    times, where = StepTimes(), StepPosition()
     warming = WarmUp(warmup_steps, window_s=window_s)
-    told = Told(stepped)
+    progress = ProgressReports(on_progress)
     everybody: list[Observer] = [where, *observers, clock]
 
     def step() -> StepTime:
-        where.prepares()
+        where.preparation_begins()
         prepare()
         run_step(phases, everybody)
         times.first_step = times.first_step or clock.last.wall_ms
         return clock.last
 
-    with memory_needed_in(where):
+    with translate_oom_in_step(where):
         while not warming.over:
             warming.add(step().wall_ms)
-            told.tell(warming.calls, 0)
+            progress.report(warming.calls, 0)
         times.warmup, times.steady, times.too_slow = warming.calls, warming.steady, warming.too_slow
-        # What lives now will live on: the collector need not look at it again in the middle of a step.
+        # Present objects live to the end: the garbage collector need not scan them in the middle of a step.
         gc.collect()
         gc.freeze()
         measuring()
         for index in range(measure_steps):
             times.keep(step(), inner_times_ms())
-            told.tell(warming.calls, index + 1, last=index + 1 == measure_steps)
+            progress.report(warming.calls, index + 1, last=index + 1 == measure_steps)
     return times
 
 
-class Told:
-    """Passes progress on, at most every half second."""
+class ProgressReports:
+    """Reports progress, at most every half second."""
 
-    def __init__(self, stepped: Callable[[int, int], None]) -> None:
-        self._stepped = stepped
+    def __init__(self, on_progress: Callable[[int, int], None]) -> None:
+        self._on_progress = on_progress
         self._at = time.perf_counter()
 
-    def tell(self, warmed_up: int, measured: int, *, last: bool = False) -> None:
-        """Tell the number of steps that are done; the last call is always passed on."""
+    def report(self, warmed_up: int, measured: int, *, last: bool = False) -> None:
+        """Report the numbers of warm-up and measured steps done; the last report is never left out."""
         now = time.perf_counter()
         if last or now - self._at >= REPORT_INTERVAL_S:
             self._at = now
-            self._stepped(warmed_up, measured)
+            self._on_progress(warmed_up, measured)
 
 
-class Where:
-    """An observer that remembers where a step is, for errors."""
+class StepPosition:
+    """An observer that keeps the present step and phase, for error messages."""
 
     phase = "preparation"
     step = 1
     """Number of the step, counted from 1."""
 
-    def prepares(self) -> None:
-        """Note that the next step's preparation begins."""
+    def preparation_begins(self) -> None:
+        """Set the phase to "preparation"."""
         self.phase = "preparation"
 
     def step_begins(self) -> None:
-        """Do nothing: `prepares` has counted the step already."""
+        """Do nothing: `preparation_begins` has counted the step already."""
 
     def phase_begins(self, name: str) -> None:
         self.phase = name
@@ -256,11 +257,11 @@ class Where:
 
 
 @contextmanager
-def memory_needed_in(where: Where) -> Iterator[None]:
-    """Turn a lack of memory inside the context into OutOfMemory that names phase and step; other errors pass."""
+def translate_oom_in_step(where: StepPosition) -> Iterator[None]:
+    """Turn out-of-memory errors of the context into OutOfMemory that names phase and step; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {where.phase} of step {where.step}: {gist(error)}") from error
+            raise OutOfMemory(f"out of memory in {where.phase} of step {where.step}: {short_message(error)}") from error
         raise

@@ -1,7 +1,7 @@
 """Checks of whether measured numbers can be trusted, and the verdict that follows from them.
 
-"invalid": the numbers describe other work than the spec asked for. "suspect": something disturbed, or may have
-disturbed, the measurement. "valid": no check found anything. With few samples that means little, and details say so.
+"invalid": the measured work is not the work that the spec describes. "suspect": something disturbed, or may have
+disturbed, the measurement. "valid": all checks passed. With few samples that means little, and details say so.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False) ->
         return Check("steady", True, f"too slow to judge: {warmup} calls to warm up")
     if steady is None:
         return Check("steady", True, f"a warm-up of {warmup} was asked for; not judged")
-    found = "steady" if steady else "times still drifted when the limit was reached"
-    return Check("steady", steady, f"{found}, after a warm-up of {warmup}")
+    state = "steady" if steady else "times still drifted when the limit was reached"
+    return Check("steady", steady, f"{state}, after a warm-up of {warmup}")
 
 
-class Issued(Protocol):
+class TimedCall(Protocol):
     """Times of a call that the host issues and the device executes, such as `workers.measure.stopwatch.Timing`."""
 
     @property
@@ -104,7 +104,7 @@ class Issued(Protocol):
     def exposed(self) -> bool: ...
 
 
-def check_host_bound(timing: Issued) -> Check:
+def check_host_bound(timing: TimedCall) -> Check:
     """Check that the host is not slower than the device: check `host_bound`.
 
     A failure is only a note if the device was timed by itself: the samples are then right, but a program that makes
@@ -132,15 +132,17 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
     """
     if host_us is None:
         return Check("host_bound", True, "no device that works beside the host")
-    told = f"the host issues in {1e-3 * host_us:.4g} ms a step of {wall_ms:.4g} ms"
+    detail = f"the host issues in {1e-3 * host_us:.4g} ms a step of {wall_ms:.4g} ms"
     # The device cannot wait for longer than the host takes.
     waiting_ms = 1e-3 * host_us
     if not isinstance(busy, str):
-        told += f", in which the device is busy for {busy.busy_ms:.4g} ms with {busy.launches} launches"
+        detail += f", in which the device is busy for {busy.busy_ms:.4g} ms with {busy.launches} launches"
         waiting_ms = min(waiting_ms, max(0.0, wall_ms - busy.busy_ms - 1e-3 * DEVICE_GAP_US * busy.launches))
     elif waiting_ms > MAX_WAITING * wall_ms:
-        return Check("host_bound", False, f"{told}; how long the device waits for it is unknown: {busy}")
-    return Check("host_bound", waiting_ms <= MAX_WAITING * wall_ms, f"{told} and waits for {waiting_ms:.4g} ms at most")
+        return Check("host_bound", False, f"{detail}; how long the device waits for it is unknown: {busy}")
+    return Check(
+        "host_bound", waiting_ms <= MAX_WAITING * wall_ms, f"{detail} and waits for {waiting_ms:.4g} ms at most"
+    )
 
 
 def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:
@@ -155,7 +157,7 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
     detail = f"{recompiled} graphs compiled during the measured steps"
     if warmup_steps == 0:
         detail += "; there was no warm-up"
-    # Without warm-up, the samples include the compilation because the spec asked for that.
+    # Without a warm-up, the spec itself includes the compilation in the samples.
     recompiles = Check("recompiles", recompiled == 0, detail, "invalid" if warmup_steps else "suspect")
     fell_back = after.graphs == 0 or after.frames_not_compiled > 0
     return [
@@ -176,14 +178,14 @@ def check_gpus(readings: Sequence[Sequence[Reading]], own_processes: Set[int]) -
     each = [check_gpu(one, own_processes) for one in readings]
     if len(each) == 1:
         return each[0]
-    return [_together(same) for same in zip(*each, strict=True)]
+    return [_combined(same) for same in zip(*each, strict=True)]
 
 
-def _together(checks: Sequence[Check]) -> Check:
-    """Combine the checks of several GPUs into one, from the failed checks or else from all."""
+def _combined(checks: Sequence[Check]) -> Check:
+    """Combine the checks of several GPUs into one. Its detail lists the failed checks, or all if none failed."""
     failed = [(index, check) for index, check in enumerate(checks) if not check.ok]
-    told = failed or list(enumerate(checks))
-    detail = "; ".join(f"GPU {index}: {check.detail}" for index, check in told)
+    shown = failed or list(enumerate(checks))
+    detail = "; ".join(f"GPU {index}: {check.detail}" for index, check in shown)
     return Check(checks[0].name, not failed, detail, checks[0].severity)
 
 
@@ -264,16 +266,16 @@ def family_times(ancestor: int, proc: Path = Path("/proc")) -> dict[int, int]:
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
-    family, found = [ancestor], {}
-    while family:
-        pid = family.pop()
-        found[pid] = times.get(pid, 0)
-        family += children.get(pid, [])
-    return found
+    pending, family_ticks = [ancestor], {}
+    while pending:
+        pid = pending.pop()
+        family_ticks[pid] = times.get(pid, 0)
+        pending += children.get(pid, [])
+    return family_ticks
 
 
 def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: float, *, matters: bool) -> Check:
-    """Check the processor time that others took. It `matters` on a CPU; beside a GPU it is recorded only."""
+    """Check the processor time that other processes used. It `matters` on a CPU; with a GPU it is only recorded."""
     if span_s < MIN_LOAD_SPAN_S:
         return Check("host_load", True, f"measured for {span_s:.2f} s: too short to tell")
     if before is None or after is None or after.available <= before.available:
@@ -284,7 +286,7 @@ def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: flo
 
 
 class Monitor:
-    """Watches host and devices while one case is measured: start it, let it watch between steps, ask for the verdict.
+    """Watches host and devices while one case is measured: call `start`, `watch` between steps, then `conclude`.
 
     Args:
         devices: The case's device or devices: GPUs, all of which are watched, or the CPU.
@@ -304,7 +306,7 @@ class Monitor:
         self._started = self._read_at = time.perf_counter()
 
     def start(self, *, warm: bool = True) -> None:
-        """Begin measuring. `warm`: the devices have just worked, so that their present clocks count."""
+        """Begin measuring. `warm`: the devices have just worked, so the verdict includes their present clocks."""
         self._begin()
         if warm:
             self._read()
@@ -319,7 +321,7 @@ class Monitor:
     def _read(self) -> None:
         if not self._gpus:
             return
-        # Processes that this one started (ranks) are the case's own, also those that have ended when it concludes.
+        # Processes that this one started (ranks) belong to the case, even those that end before `conclude`.
         self._own_processes |= set(family_times(os.getpid()))
         for gpu, readings in zip(self._gpus, self._readings, strict=True):
             if gpu is not None:

@@ -31,15 +31,15 @@ class WarmUp:
     """Takes the times of warm-up calls, and decides when the warm-up is over.
 
     Args:
-        asked: Exact number of calls; None: until times are steady, at least LEAST_CALLS.
+        fixed_calls: Exact number of calls; None: until times are steady, at least LEAST_CALLS.
         window_s: Least length of a window in seconds.
         clock: Returns seconds; tests give another one.
     """
 
     def __init__(
-        self, asked: int | None, *, window_s: float = WINDOW_S, clock: Callable[[], float] = time.perf_counter
+        self, fixed_calls: int | None, *, window_s: float = WINDOW_S, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.asked = asked
+        self.fixed_calls = fixed_calls
         self.window_s = window_s
         self.calls = 0
         """Number of calls made so far."""
@@ -53,14 +53,14 @@ class WarmUp:
     @property
     def over(self) -> bool:
         """Return True if measuring may begin."""
-        if self.asked is not None:
-            return self.calls >= self.asked
+        if self.fixed_calls is not None:
+            return self.calls >= self.fixed_calls
         return self.calls >= LEAST_CALLS and (bool(self.steady) or self._limit_is_reached)
 
     @property
     def too_slow(self) -> bool:
         """Return True if `steady` could not be judged, since calls are so long that too few fit into the limit."""
-        return self.asked is None and self.steady is None
+        return self.fixed_calls is None and self.steady is None
 
     @property
     def _limit_is_reached(self) -> bool:
@@ -70,7 +70,7 @@ class WarmUp:
     def add(self, time_ms: float) -> None:
         """Add the time of one call in ms."""
         self.calls += 1
-        if self.asked is not None:
+        if self.fixed_calls is not None:
             return
         now = self._clock()
         if self.calls == 1:
@@ -85,7 +85,7 @@ class WarmUp:
 
 
 def agree(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return True if two windows' medians differ by at most MAX_DRIFT, or by no more than their noise explains."""
+    """Return True if two windows' medians differ by at most MAX_DRIFT or by their noise, whichever is larger."""
     first, second = statistics.median(one), statistics.median(other)
     noise = math.hypot(_error_of_median(one, first), _error_of_median(other, second))
     return abs(second - first) <= max(MAX_DRIFT * abs(first), noise)

@@ -214,10 +214,10 @@ class Saved:
 
     def size(self, symbols: Mapping[str, int]) -> int:
         """Bytes."""
-        found = self.item_bytes
+        product = self.item_bytes
         for axis in self.axes:
-            found *= symbols[axis]
-        return found
+            product *= symbols[axis]
+        return product
 
 
 BTD, BTF, BHT, BHTT = (tuple(axes) for axes in ("BTD", "BTF", "BHT", "BHTT"))

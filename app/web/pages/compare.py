@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -184,10 +184,9 @@ def comparison(sheet: results.Sheet, sides: tuple[str, str]) -> dict[str, Any]:
 
 
 def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
-    """Return a figure of the processes' medians on each side, case by case; of all samples if a side has few processes;
-    None if there are neither.
-    """
-    groups: dict[tuple[str, str], plots.Samples] = {}
+    """Return a figure of the medians of each side's processes, case by case, or of all samples if a side has few
+    processes; None if nothing was measured."""
+    medians: dict[tuple[str, str], plots.Samples] = {}
     unit = None
     for one in comparisons:
         for of_row in one["about"].get("distributions", ()):
@@ -197,18 +196,19 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
             unit = row["unit"]
             for side, name in zip(("baseline", "candidate"), one["sides"], strict=True):
                 case = row["case"] or "the case"
-                groups.setdefault((name, case), plots.Samples(name, case, (), processes=of_row[side]))
-    cases = list(dict.fromkeys(case for _, case in groups))[:DRAWN_CASES]
-    chosen = [group for (_, case), group in groups.items() if case in cases]
-    few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
-    if few and (samples := _samples(services, comparisons, metric, cases)):
-        return {"of": "samples", **embedded(plots.distributions(_named(samples, cases), metric, unit, of="samples"))}
-    if not chosen:
+                medians.setdefault((name, case), plots.Samples(name, case, (), processes=of_row[side]))
+    cases = list(dict.fromkeys(case for _, case in medians))[:DRAWN_CASES]
+    chosen = [group for (_, case), group in medians.items() if case in cases]
+    has_few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
+    samples = _samples(services, comparisons, metric, cases) if has_few else []
+    groups = _with_short_names(samples or chosen, cases)
+    if not groups:
         return None
-    return {"of": "processes", **embedded(plots.distributions(_named(chosen, cases), metric, unit, of="processes"))}
+    of: Literal["samples", "processes"] = "samples" if samples else "processes"
+    return {"of": of, **embedded(plots.distributions(groups, metric, unit, of=of))}
 
 
-def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
+def _with_short_names(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
     """Return the groups with the short names of their cases: long ones along x would leave no room above."""
     names = short_names(cases)
     return [replace(group, case=names[group.case]) for group in groups]

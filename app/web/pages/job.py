@@ -57,7 +57,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     log, last_event = services.reading.log_so_far(job_id)
     progress = services.reading.progress(job_id) if job["state"] == "running" else []
     spec = job["spec"] if job["broken"] is None else {}
-    again = body_of(job, services.settings.default_timeout_s)
+    again = resubmission(job, services.settings.default_timeout_s)
     return tagged(
         tag,
         request,
@@ -130,7 +130,7 @@ def first_rows(services: Services, job_id: int, name: str, limit: int) -> Markup
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
-def body_of(job: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
+def resubmission(job: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
     """Return the body of `POST /jobs` that submits the job once more; defaults are left out."""
     body: dict[str, Any] = {"spec": facts.changed_only(job["spec"])}
     for name, default in (("name", None), ("labels", {}), ("priority", 0), ("max_attempts", 2)):
@@ -157,7 +157,7 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 async def rerun(services: CurrentServices, job_id: JobId) -> Response:
     """Submit a new job with the same spec and options, and show it."""
     job, _version = await run_in_threadpool(services.reading.job, job_id)
-    raw = to_json({**body_of(job, services.settings.default_timeout_s), "spec": job["spec"]})
+    raw = to_json({**resubmission(job, services.settings.default_timeout_s), "spec": job["spec"]})
     submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)
     return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
 

@@ -49,7 +49,7 @@ class Filters(StrictQuery):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ListedJob:
     """A job as the list shows it."""
 
     job: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Group:
     """The sweep's name."""
     axes: str
     """The fields in which the sweep's jobs differ."""
-    jobs: Sequence[Shown]
+    jobs: Sequence[ListedJob]
 
 
 @router.get("")
@@ -119,14 +119,14 @@ def grouped(
     groups = []
     for sweep, members in itertools.groupby(jobs, key=lambda job: job["sweep_id"]):
         name, own = heads.get(sweep, (None, ()))
-        shown = [_shown(job, own, values.get(job["id"], ())) for job in members]
+        shown = [_listed(job, own, values.get(job["id"], ())) for job in members]
         groups.append(Group(sweep, name, " × ".join(own), shown))
     return groups
 
 
-def _shown(job: Mapping[str, Any], axes: Sequence[str], values: Sequence[Mapping[str, Any]]) -> Shown:
+def _listed(job: Mapping[str, Any], axes: Sequence[str], values: Sequence[Mapping[str, Any]]) -> ListedJob:
     is_compared = job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
-    return Shown(job, _case(job, axes), headline_of(job["kind"], values), is_compared)
+    return ListedJob(job, _case(job, axes), headline_of(job["kind"], values), is_compared)
 
 
 def _case(job: Mapping[str, Any], axes: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from app.specs import KINDS
 from app.specs._sweep import expand
 from app.web import forms
 from app.web.forms import Field
-from app.web.pages.job import body_of
+from app.web.pages.job import resubmission
 from app.web.templates import Entry, render
 from flopwatch.spelling import command, curl
 
@@ -49,17 +49,17 @@ class NewQuery(StrictQuery):
 @router.get("/new")
 def new(request: Request, services: CurrentServices, query: Annotated[NewQuery, Query()]) -> Response:
     kind, options = query.kind, {}
-    under: Mapping[str, Any] = {}
+    values: Mapping[str, Any] = {}
     if query.job is not None:
         job, _version = services.reading.job(query.job)
-        kind, under, options = job["kind"], job["spec"], body_of(job, services.settings.default_timeout_s)
+        kind, values, options = job["kind"], job["spec"], resubmission(job, services.settings.default_timeout_s)
     described = _described(services, kind)
     if query.preset is not None:
         if query.preset not in described["presets"]:
             known = ", ".join(described["presets"]) or "none"
             raise NotFound(f"Kind {kind} has no preset {query.preset!r}; its presets: {known}.")
-        under = described["presets"][query.preset]
-    fields = forms.filled(forms.fields_of(described["schema"], described["example"]), under)
+        values = described["presets"][query.preset]
+    fields = forms.with_values(forms.fields_of(described["schema"], described["example"]), values)
     return _form(request, described, fields, forms.option_texts(options), preset=query.preset, cloned=query.job)
 
 
@@ -108,22 +108,22 @@ def _preview(request: Request, body: Mapping[str, Any], errors: Sequence[Mapping
     }
 
 
-def _sent(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
+def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
     """Return the kind, the fields and all texts of a form that a browser sent."""
     try:
         form = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_VALUES)
     except ValueError:
         raise InvalidRequest(f"The form has more than {MAX_VALUES} values.") from None
     described = _described(services, form.get("kind", [""])[0])
-    return described, forms.sent(forms.fields_of(described["schema"], described["example"]), form), form
+    return described, forms.with_form_texts(forms.fields_of(described["schema"], described["example"]), form), form
 
 
 @router.post("/new", dependencies=[NO_QUERY])
 async def submit(request: Request, services: CurrentServices) -> Response:
     """Submit the form's job or sweep; if the form is not valid, show it again with the problems at its fields."""
     raw = await read_limited(request, services.settings.max_body_bytes)
-    described, fields, form = await run_in_threadpool(_sent, services, raw.decode(errors="replace"))
-    texts = forms.sent_options(form)
+    described, fields, form = await run_in_threadpool(_read_form, services, raw.decode(errors="replace"))
+    texts = forms.options_from_form(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
     if problems := await run_in_threadpool(problems_of, services, fields, texts, body):
         return _form(request, described, fields, texts, problems, preset=None, cloned=None)
@@ -140,8 +140,8 @@ async def submit(request: Request, services: CurrentServices) -> Response:
 @router.get("/new/preview")
 def preview(request: Request, services: CurrentServices) -> Response:
     """Return the equivalent commands of a form that is being filled in, and its problems so far."""
-    described, fields, form = _sent(services, request.url.query)
-    texts = forms.sent_options(form)
+    described, fields, form = _read_form(services, request.url.query)
+    texts = forms.options_from_form(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
     problems = problems_of(services, fields, texts, body) or check(services, body)
     return render(request, "preview.html", **_preview(request, body, problems))
@@ -151,7 +151,7 @@ def problems_of(
     services: Services, fields: Sequence[Field], texts: Mapping[str, str], body: Mapping[str, Any]
 ) -> list[dict[str, str]]:
     """Return the problems of a form's texts; if there are any, also those of the other fields."""
-    problems = forms.problems(fields, texts)
+    problems = forms.text_problems(fields, texts)
     pointers = {problem["pointer"] for problem in problems}
     return (
         [*problems, *(problem for problem in check(services, body) if problem["pointer"] not in pointers)]

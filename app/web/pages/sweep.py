@@ -95,7 +95,7 @@ def sweep(
         progress=progress,
         finished=not sweep["counts"]["queued"] and not sweep["counts"]["running"],
         resumable=is_resumable(sweep),
-        took=took(progress),
+        took=elapsed(progress),
         varies=varies(sweep),
         searched_at=list(sweep["grid"]),
         jobs=[
@@ -147,8 +147,8 @@ def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence
     ended = [job["id"] for job in jobs if job["state"] in FINISHED_STATES]
     units = members.metrics(services.database, None, ended) if members.has_one_case_each(sweep) else {}
     first = [name for name in KINDS[sweep["base"]["kind"]].table_columns if name in units] if units else []
-    most_telling = headline(first)
-    shown = sorted(first, key=lambda name: name != most_telling)[:MAX_METRICS]
+    main_metric = headline(first)
+    shown = sorted(first, key=lambda name: name != main_metric)[:MAX_METRICS]
     if not shown:
         return {"metrics": {}, "jobs": {}}
     sheet = results.metric_table(services.database, shown, jobs=ended)
@@ -161,12 +161,12 @@ def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence
     return {"metrics": {name: units[name] for name in shown}, "jobs": cells_of_jobs}
 
 
-def took(progress: members.Progress) -> str | None:
+def elapsed(progress: members.Progress) -> str | None:
     """Write the time from the first start to the last end; None if none has started."""
     if progress.started_at is None:
         return None
-    going = progress.done < progress.total or progress.finished_at is None
-    end = datetime.now(UTC) if going else parsed_time(str(progress.finished_at))
+    is_running = progress.done < progress.total or progress.finished_at is None
+    end = datetime.now(UTC) if is_running else parsed_time(str(progress.finished_at))
     return duration((end - parsed_time(progress.started_at)).total_seconds())
 
 

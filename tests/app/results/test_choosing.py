@@ -161,7 +161,7 @@ def retried(queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]) -
     return int(claim.job_id)
 
 
-def test_former_attempts_do_not_count_towards_the_limit_of_a_table(
+def test_former_attempts_do_not_count_towards_the_limit(
     database: Database, retried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)

@@ -53,9 +53,7 @@ class TestMetrics:
         assert about(sheet, "differences") == []
         assert (about(sheet, "baseline")["job"], about(sheet, "candidate")["url"]) == (one, f"/jobs/{other}")
 
-    def test_what_the_jobs_differ_in_does_not_keep_their_cases_apart(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_differences_of_jobs_do_not_keep_cases_apart(self, database: Database, measure: Measure) -> None:
         one = measure(("step_ms", {}))
         other = measure(("step_ms", {"device_key": "1x GPU"}), spec={"precision": "bf16", "context_length": 512})
         sheet = compare(database, one, other)
@@ -139,7 +137,7 @@ class TestMetrics:
         one, other = (measure(("step_ms", {})) for _ in range(2))
         assert "nothing to compare" not in render(compare(database, [one, other], one), "markdown")
 
-    def test_a_coordinate_named_as_another_column_keeps_its_values(self, database: Database, measure: Measure) -> None:
+    def test_a_coordinate_may_be_named_as_a_column(self, database: Database, measure: Measure) -> None:
         jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
         found = rows(compare(database, *jobs))
         assert [(row["case.metric"], row["metric"]) for row in found] == [(1, "step_ms"), (2, "step_ms")]
@@ -194,7 +192,7 @@ class TestMetrics:
             together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)
         ] == alone
 
-    def test_the_one_device_of_all_is_not_told_and_keeps_no_case_apart(
+    def test_the_one_device_of_all_is_not_shown(
         self, database: Database, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any]
     ) -> None:
         spec = {"kind": "attention", "implementations": ["eager"], "sequence_lengths": [64, 128], "device": "cpu"}
@@ -284,7 +282,7 @@ class TestWithABaseline:
         assert about(sheet, "conclusion") == "no_difference"
 
     @pytest.mark.parametrize("recorded", [True, False])
-    def test_another_device_is_not_comparable_although_the_specs_name_it(
+    def test_another_device_is_not_comparable(
         self, database: Database, run: Callable[..., int], keep: Callable[..., None], recorded: bool
     ) -> None:
         keep(run("cpu 0", recorded=recorded, asks_for="cpu"))
@@ -294,9 +292,7 @@ class TestWithABaseline:
         assert about(sheet, "sentence") == "not comparable: device cpu 0 against gpu 0"
         assert about(sheet, "gate")["outcome"] == "not_comparable"
 
-    def test_specs_that_name_devices_are_compared_without_a_baseline(
-        self, database: Database, run: Callable[..., int]
-    ) -> None:
+    def test_specs_that_name_devices_need_no_baseline(self, database: Database, run: Callable[..., int]) -> None:
         sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
         assert about(sheet, "conclusion") == "no_difference"
 

@@ -55,7 +55,7 @@ def test_the_rows_are_those_of_the_whole_table(
     assert [row["job"] for row in as_csv] == [str(job) for job in jobs]
 
 
-def test_jobs_that_measured_nothing_show_what_they_were_to_measure(database: Database, measure: Measure) -> None:
+def test_jobs_without_results_show_their_cases(database: Database, measure: Measure) -> None:
     measure(("step_ms", {}), spec={"precision": "fp32"})
     stopped = Finish("failed", error=job_problem("timeout", "too long"))
     for steps in (1, 2):

@@ -31,11 +31,11 @@ def filled_in(kind: str, **values: Any) -> dict[str, list[str]]:
 
 
 def body(kind: str, **values: Any) -> dict[str, Any]:
-    return forms.body_of(kind, forms.sent(fields_of(kind), filled_in(kind, **values)), {})
+    return forms.body_of(kind, forms.with_form_texts(fields_of(kind), filled_in(kind, **values)), {})
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_field_of_every_kind_is_there_and_defaults_are_not_sent(kind: str) -> None:
+def test_forms_have_every_field_and_send_no_defaults(kind: str) -> None:
     fields = fields_of(kind)
     tops = {field.path.partition(".")[0] for field in fields}
     places = KINDS[kind].model_json_schema()["properties"]
@@ -91,14 +91,14 @@ def test_a_text_that_is_no_number_is_sent_unchanged() -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_presets_fill_the_form_in(kind: str) -> None:
     for preset in KINDS[kind].presets.values():
-        made = forms.body_of(kind, forms.filled(fields_of(kind), preset), {})["spec"]
+        made = forms.body_of(kind, forms.with_values(fields_of(kind), preset), {})["spec"]
         expected = KINDS[kind].model_validate(preset)
         assert KINDS[kind].model_validate(made) == expected
 
 
 def test_a_stored_spec_fills_the_form_in() -> None:
     spec = KINDS["attention"].model_validate({"head_dims": [16, 32], "device": "cpu"})
-    form = forms.filled(fields_of("attention"), spec.model_dump(mode="json"))
+    form = forms.with_values(fields_of("attention"), spec.model_dump(mode="json"))
     assert forms.body_of("attention", form, {}) == {
         "spec": {"kind": "attention", "head_dims": [16, 32], "device": "cpu"}
     }
@@ -113,7 +113,7 @@ def test_json_is_short_and_folded_where_nothing_is_filled_in() -> None:
     assert "code" not in {field.path for _, group in shown for field in group}
 
 
-def test_problems_stand_at_the_fields_that_their_pointers_name() -> None:
+def test_problems_stand_at_their_fields() -> None:
     errors = [
         {"pointer": "/spec/model/d_model", "detail": "too narrow"},
         {"pointer": "/grid/context_length/1", "detail": "no number"},
@@ -136,11 +136,11 @@ def test_options() -> None:
         "option.timeout_s": ["1.5"],
         "option.max_attempts": ["2"],
     }
-    texts = forms.sent_options(form)
+    texts = forms.options_from_form(form)
     options = forms.options_of(texts)
     assert options == {"name": "x", "labels": {"a": "b", "c": "d=e"}, "priority": 3, "timeout_s": 1.5}
     assert forms.option_texts(options) == {**texts, "max_attempts": "", "labels": "a=b, c=d=e"}
-    assert forms.options_of(forms.sent_options({})) == {}
+    assert forms.options_of(forms.options_from_form({})) == {}
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_options() -> None:
 def test_a_clone_has_the_labels_of_the_job(labels: dict[str, str]) -> None:
     texts = forms.option_texts({"labels": labels})
     assert forms.options_of(texts).get("labels") == labels
-    assert forms.problems([], texts) == []
+    assert forms.text_problems([], texts) == []
 
 
 @pytest.mark.parametrize(
     ("text", "words"), [("a=b, c", "'c' must be written key=value"), ("a=b, a=c", "the key 'a' is there twice")]
 )
 def test_invalid_labels_are_reported(text: str, words: str) -> None:
-    [problem] = forms.problems([], forms.option_texts({}) | {"labels": text})
+    [problem] = forms.text_problems([], forms.option_texts({}) | {"labels": text})
     assert (problem["pointer"], words in problem["detail"]) == ("/labels", True)
 
 
@@ -177,7 +177,7 @@ def test_invalid_json_is_reported_at_its_field(site: Any, text: str, words: str,
         assert answer.status_code == 422
         assert 'id="field-code-error-1">This is not JSON: ' in answer.text
         assert 'id="field-code-error-2"' not in answer.text
-        assert 'id="field-batch_size-error-1"' in answer.text, "the others are told, too"
+        assert 'id="field-batch_size-error-1"' in answer.text, "the others are reported, too"
     else:
         answer = site.http.get("/ui/new/preview", params=fields)
         assert answer.status_code == 200

@@ -69,10 +69,10 @@ def test_a_row_has_duration_verdict_and_metric(fresh_site: Any, measured: Any) -
         claim = fresh_site.worker.claim_job(job_id)
         fresh_site.worker.finish(claim, measurements=rows[job_id], validity={"verdict": "suspect", "checks": []})
     text = fresh_site.http.get("/ui").text
-    told = dict(zip(reversed(ids), re.findall(r'<td class="keep result">(.*?)</td>', text), strict=True))
-    assert told[ids[0]] == '12.5 ms <br><span class="quiet">step_ms</span>'
-    assert told[ids[1]] == '1 – 20 ms, 2 cases <br><span class="quiet">step_ms</span>'
-    assert told[ids[2]] == '<span class="verdict oom">oom</span>'
+    shown = dict(zip(reversed(ids), re.findall(r'<td class="keep result">(.*?)</td>', text), strict=True))
+    assert shown[ids[0]] == '12.5 ms <br><span class="quiet">step_ms</span>'
+    assert shown[ids[1]] == '1 – 20 ms, 2 cases <br><span class="quiet">step_ms</span>'
+    assert shown[ids[2]] == '<span class="verdict oom">oom</span>'
     assert text.count('<span class="verdict suspect"') == 3
 
 

@@ -100,7 +100,7 @@ class TestSweeps:
     def test_bad_queries_are_refused(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)
 
-    def test_a_page_that_has_not_changed_keeps_the_policy_of_plots(self, filled: Any) -> None:
+    def test_an_unchanged_page_keeps_the_policy_of_plots(self, filled: Any) -> None:
         first = filled.http.get("/ui/sweeps/1")
         again = filled.http.get("/ui/sweeps/1", headers={"If-None-Match": first.headers["etag"]})
         assert again.status_code == 304
@@ -250,9 +250,9 @@ class TestPlots:
         assert filled.http.get(f"/ui/plots{query}").status_code == status
 
     def test_a_malformed_filter_is_explained(self, filled: Any) -> None:
-        told = filled.http.get("/ui/plots?sweep=1&only=x").text
-        assert "must be written coordinate:value" in told
-        assert "Value error" not in told
+        text = filled.http.get("/ui/plots?sweep=1&only=x").text
+        assert "must be written coordinate:value" in text
+        assert "Value error" not in text
 
     def test_nothing_measured(self, filled: Any) -> None:
         assert "Nothing is measured yet" in filled.http.get("/ui/plots?job=9").text
@@ -391,10 +391,10 @@ def test_time_left_follows_from_the_last_durations(filled: Any) -> None:
 def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
     filled.services.registration.register_worker("old", "old-host", 3, set(), set(), [{"type": "cpu"}], {})
     filled.services.registration.set_worker_state("old", "stopped")
-    told = page(filled, "/ui/workers").text
-    assert "old-host" not in told
-    assert "Show 1 that stopped or was lost" in told
-    assert "its turn: a worker could run it" in told
+    text = page(filled, "/ui/workers").text
+    assert "old-host" not in text
+    assert "Show 1 that stopped or was lost" in text
+    assert "its turn: a worker could run it" in text
     assert "old-host" in page(filled, "/ui/workers?gone=true").text
 
 

@@ -77,7 +77,7 @@ def locked(settings: Settings) -> Iterator[None]:
         yield
 
 
-def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
+def test_a_locked_database_costs_no_job(
     tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
 ) -> None:
     job_id = submit_a_gated_job(database)
@@ -127,7 +127,7 @@ def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
 
 
 @pytest.mark.parametrize("others", [[], ["cpu"]])
-def test_jobs_without_a_device_are_offered_a_place_up_to_a_number(others: list[str]) -> None:
+def test_so_many_jobs_without_a_device_run_at_once(others: list[str]) -> None:
     almost = agent_with(*others, *["none"] * (MAX_ON_PAPER - 1))
     assert Agent._offer(almost, Lease()).deviceless
     assert not Agent._offer(agent_with(*others, *["none"] * MAX_ON_PAPER), Lease()).deviceless

@@ -165,7 +165,7 @@ def test_an_agent_out_of_threads_does_not_use_up_the_queue(
     ids=["out of memory", "out of descriptors", "it leaves"],
 )
 @pytest.mark.parametrize("where", [(Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")], ids=["spool", "plan"])
-def test_an_error_while_a_job_runs_ends_the_attempt_with_a_code(
+def test_an_error_ends_the_attempt_with_a_code(
     agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], fault: Any, says: str
 ) -> None:
     """The job is tried again only when the host was out of something."""
@@ -198,7 +198,7 @@ UNSTARTED = {
 
 
 @pytest.mark.parametrize("error", UNSTARTED.values(), ids=UNSTARTED.keys())
-def test_a_job_whose_unit_finds_the_host_exhausted_is_tried_again(
+def test_a_job_on_an_exhausted_host_is_retried(
     agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def start(*_: object) -> None:
@@ -267,7 +267,7 @@ def test_the_loop_goes_on_after_any_error(agent: Agent, monkeypatch: pytest.Monk
     assert agent._drained()
 
 
-def test_an_error_that_ends_the_agent_counts_and_a_shutdown_does_not(
+def test_an_agents_error_counts_as_an_attempt(
     agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, attempt in ((None, 0), ("it is broken", 1)):

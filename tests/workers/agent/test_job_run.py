@@ -330,7 +330,7 @@ class TestEndOfTheWorker:
 
     @pytest.mark.parametrize("reasons", [(GivenBack(),), (Cancelled(), GivenBack())], ids=["ends", "cancelled, ends"])
     @pytest.mark.parametrize("max_attempts", [1, 2])
-    def test_for_a_result_without_room_there_may_be_room_for_a_word(
+    def test_a_full_disk_may_still_take_the_failure(
         self, site: Site, monkeypatch: pytest.MonkeyPatch, reasons: Any, max_attempts: int
     ) -> None:
         monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
@@ -420,7 +420,7 @@ def test_a_long_progress_message_is_cut(site: Site) -> None:
     assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
 
 
-def test_every_finished_cell_is_told_and_of_the_progress_the_newest(site: Site) -> None:
+def test_every_finished_cell_is_reported(site: Site) -> None:
     cells = [
         {
             "type": "cell",
@@ -550,7 +550,7 @@ def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name:
 
 
 @pytest.mark.parametrize("order", [TERMINATE, KILL])
-def test_a_unit_that_closes_its_pipes_and_goes_on_still_times_out(site: Site, order: bytes) -> None:
+def test_a_unit_without_pipes_still_times_out(site: Site, order: bytes) -> None:
     def play(unit: Unit) -> None:
         unit.close_pipes()
         while unit.control.recv(1) not in (order, b""):  # b"": nobody is left to give it
@@ -854,9 +854,7 @@ class TestWrapped:
         done = [event["data"]["done"] / event["data"]["total"] for event in events if event["type"] == "progress"]
         assert done == sorted(done)
 
-    def test_a_runner_that_collects_nothing_gets_no_second_process(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_nothing_to_collect_starts_no_process(self, site: Site, planned: Callable[[Runner], None]) -> None:
         planned(Runner(WRAPPED))
         seen = []
 
@@ -884,7 +882,7 @@ class TestWrapped:
             ),
         ],
     )
-    def test_what_a_wrapper_does_wrong_fails_the_job_in_its_own_words(
+    def test_a_wrapper_fails_the_job_in_its_own_words(
         self,
         site: Site,
         planned: Callable[[Runner], None],
@@ -975,9 +973,7 @@ class TestWrapped:
 
         assert site.run(play)["state"] == "succeeded"
 
-    def test_a_runner_that_cannot_read_its_wrappers_words_fails_the_job(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_an_unreadable_report_fails_the_job(self, site: Site, planned: Callable[[Runner], None]) -> None:
         class Confused(Collector):
             def wrapper_error(self, *_: Any, **__: Any) -> str | None:
                 raise LookupError("what does it say?")
@@ -1007,9 +1003,7 @@ class TestWrapped:
         assert job["error"]["code"] == "invalid_environment"
         assert "did not start the unit within 0.2 s" in job["error"]["detail"]
 
-    def test_a_timeout_while_the_wrapper_writes_its_report_is_a_timeout(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_a_timeout_during_the_report_is_a_timeout(self, site: Site, planned: Callable[[Runner], None]) -> None:
         planned(Runner(WRAPPED))
 
         def play(unit: Unit) -> None:
@@ -1028,7 +1022,7 @@ class TestWrapped:
             ({"wrap": "nsys profile", "start": "exec"}, "a sequence of words"),
         ],
     )
-    def test_a_wrap_that_cannot_work_is_refused_when_it_is_planned(self, unit: dict[str, Any], error: str) -> None:
+    def test_a_useless_wrap_is_refused_at_planning(self, unit: dict[str, Any], error: str) -> None:
         with pytest.raises((TypeError, ValueError), match=error):
             Planned("unit", **unit)
 

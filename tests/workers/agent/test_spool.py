@@ -48,7 +48,7 @@ def begun(*titles: str) -> Spool:
     return spool
 
 
-def test_a_measurement_arrives_as_it_was_sent_with_its_units_number() -> None:
+def test_a_measurement_arrives_with_its_units_number() -> None:
     spool = begun("first", "second")
     spool.add_measurement(measured(samples=[1.5, 2.5, 3.5]))
     (record,) = spool.measurements
@@ -127,7 +127,7 @@ def test_a_measurement_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     assert len(spool.measurements) == 1
 
 
-def test_a_small_text_that_stands_for_gigabytes_is_not_unpacked() -> None:
+def test_a_zip_bomb_is_not_unpacked() -> None:
     inflate = zlib.compressobj()
     zeros = bytes(1 << 24)
     blob = b"".join(inflate.compress(zeros) for _ in range(16)) + inflate.flush()
@@ -268,7 +268,7 @@ class TestUnits:
 
 
 class TestValidity:
-    def test_a_measurement_has_the_verdict_on_its_case_in_its_unit(self) -> None:
+    def test_a_measurement_has_its_cases_verdict(self) -> None:
         spool = Spool()
         spool.begin_unit(0, "first")
         for key in ("a", "b"):
@@ -479,7 +479,7 @@ class TestTables:
             spool.add_table({**wire, **wrong})
         assert spool.tables == []
 
-    def test_a_unit_has_one_table_of_a_name_and_another_unit_its_own(self) -> None:
+    def test_each_unit_has_a_table_of_a_name(self) -> None:
         spool = Spool()
         wire = Table("kernels", KERNELS, [["gemm", 1.5]]).to_wire()
         for index in range(2):
@@ -527,7 +527,7 @@ class TestArtifacts:
             ("log", "log-unit-2"),
         ],
     )
-    def test_later_units_have_their_number_before_the_first_suffix(self, name: str, public: str) -> None:
+    def test_files_of_later_units_have_their_number(self, name: str, public: str) -> None:
         assert public_name(name, 0) == name
         assert public_name(name, 2) == public
 

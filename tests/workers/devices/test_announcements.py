@@ -131,7 +131,7 @@ def test_users_exclude_each_other(shared: Path, user: Callable[..., User]) -> No
 
 
 @several_users
-def test_nothing_is_free_beside_another_users_job_that_is_alone(shared: Path, user: Callable[..., User]) -> None:
+def test_another_users_exclusive_job_leaves_nothing_free(shared: Path, user: Callable[..., User]) -> None:
     anns, bobs = Worker(shared, ANN), Worker(shared, BOB)
     ann = user(ANN, anns.take, anns.keep_host, anns.end_job)
     bob = user(BOB, bobs.take, bobs.take)
@@ -248,9 +248,7 @@ def make_folders(parent: Path, owners: dict[str, int]) -> None:
 
 
 @several_users
-def test_a_user_has_one_folder_and_costs_one_descriptor_at_a_time(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_has_one_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [str(ANN), f"0{ANN}", f"00{ANN}", "٣", "5"]
     make_folders(shared, {**dict.fromkeys(names, ANN), str(BOB): BOB})
     opened: list[str] = []

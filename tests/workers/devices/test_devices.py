@@ -320,7 +320,7 @@ def test_several_models_without_an_index_are_clear(
 SLICES = tuple(Gpu(f"MIG-{name}", "NVIDIA H200 MIG 1g.18gb", 16_384) for name in ("1a", "1b"))
 
 
-def test_instances_of_a_gpu_in_mig_mode_are_devices_after_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_instances_come_after_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, Driver(NEW, GPUS[0], instances={NEW.uuid: SLICES}))
     host = discover()
     assert host.gpus == (GPUS[0], *SLICES)

@@ -171,7 +171,7 @@ def test_one_noisy_cell_marks_that_cell_only(run, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("call", "valid"), [(2, True), (3, False)], ids=["warming up", "measured"])
-def test_what_is_compiled_while_it_is_timed_makes_its_case_invalid(
+def test_compiling_while_timed_makes_a_case_invalid(
     run, monkeypatch: pytest.MonkeyPatch, call: int, valid: bool
 ) -> None:
     calls = 0
@@ -475,9 +475,7 @@ def forgets_a_bit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["forward", "forward_backward"])
-def test_who_changes_its_inputs_is_wrong_and_its_neighbour_is_not(
-    run, monkeypatch: pytest.MonkeyPatch, mode: str, device: str
-) -> None:
+def test_changed_inputs_do_not_harm_the_neighbour(run, monkeypatch: pytest.MonkeyPatch, mode: str, device: str) -> None:
     install(monkeypatch, scales=scales_in_place, flips=forgets_a_bit)
     names = ["own", "scales", "eager", "flips", "sdpa_math"]
     report = run(implementations=names, mode=mode, device=device)
@@ -569,7 +567,7 @@ def test_who_is_wrong_only_later_is_wrong(run, monkeypatch: pytest.MonkeyPatch, 
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
 
 
-def test_warming_up_until_times_are_steady_is_left_to_the_stopwatch(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stopwatch_warms_up_until_times_are_steady(run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     class Watch:
@@ -644,7 +642,7 @@ def test_nothing_compiled_survives_a_cell(run, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif("cpu_flash" not in ATTENTION.names(), reason="the C++ family is not registered")
-def test_the_cpu_family_tells_its_intermediates_and_takes_block_sizes(run) -> None:
+def test_the_cpu_family_takes_block_sizes(run) -> None:
     names = ["cpu_naive", "cpu_blocked", "cpu_fused", "cpu_flash"]
     fields = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [1024], "device": "cpu"}
     steps = {"warmup_steps": 0, "measure_steps": 1, "causal": [False]}
@@ -683,7 +681,7 @@ def test_the_spec_knows_the_default_block_sizes() -> None:
     } == BLOCK_SIZES
 
 
-def test_the_spec_knows_which_implementations_have_nothing_to_tune() -> None:
+def test_the_spec_knows_what_has_nothing_to_tune() -> None:
     assert {name for name in ATTENTION._built_in if ATTENTION.load(name).tune is None} == NOT_TUNED
 
 
@@ -781,7 +779,7 @@ def test_triton_is_tuned_on_a_gpu_before_it_is_measured(run, capsys: pytest.Capt
 
 
 @pytest.mark.gpu
-def test_an_illegal_access_ends_the_process_after_the_cells_before_it(tmp_path: Path) -> None:
+def test_an_illegal_access_ends_the_process(tmp_path: Path) -> None:
     code = f"""
 import os, sys
 from pathlib import Path

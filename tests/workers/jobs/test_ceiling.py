@@ -88,7 +88,7 @@ def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path, watch: 
     assert sorted(report.titles.values()) == ["copy", "matrix product, bf16", "matrix product, fp32"]
 
 
-def test_the_case_has_what_was_asked_and_the_metrics_what_was_done(run, watch: Watch) -> None:
+def test_the_case_has_what_was_asked(run, watch: Watch) -> None:
     chosen = run(dtypes=["fp32"], matrix_size=32, copy_mib=2, device="cpu")
     assert chosen.cell(matrix_size=32)["matrix_size", None]["median"] == 32
     assert chosen.cell(copy_mib=2)["copy_mib", None]["median"] == 2
@@ -97,7 +97,7 @@ def test_the_case_has_what_was_asked_and_the_metrics_what_was_done(run, watch: W
     assert not keys[0] & keys[1]
 
 
-def test_warming_up_until_times_are_steady_is_left_to_the_stopwatch(run, watch: Watch) -> None:
+def test_the_stopwatch_warms_up_until_times_are_steady(run, watch: Watch) -> None:
     run(dtypes=["fp32"], warmup_steps=None, measure_steps=7, **{**OWN_SIZES, "matrix_size": 32})
     assert watch.asked == [(None, 7), (None, 7)]
 
@@ -202,9 +202,7 @@ def test_after_a_crash_the_other_products_are_measured(run, tmp_path: Path, watc
 
 
 @pytest.mark.parametrize("milliseconds", [1e-3, 1e3], ids=["fast", "slow"])
-def test_a_devices_own_sizes_are_the_same_however_long_they_take(
-    run, monkeypatch: pytest.MonkeyPatch, milliseconds: float
-) -> None:
+def test_sizes_do_not_depend_on_the_time_taken(run, monkeypatch: pytest.MonkeyPatch, milliseconds: float) -> None:
     """Else one case would be two works, by chance."""
 
     class Still:

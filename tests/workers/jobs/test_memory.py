@@ -348,7 +348,7 @@ def test_a_job_that_fails_halfway_leaves_no_recording_behind(run, monkeypatch: p
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_little_is_unknown_and_the_peaks_are_the_allocators(run) -> None:
+def test_on_a_gpu_the_peaks_are_the_allocators(run) -> None:
     for mode in PHASES:
         for precision in ("fp32", "bf16"):
             report = run(
@@ -395,7 +395,7 @@ def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("counted", "ok"), [(1000, True), (1100, False)])
-def test_a_history_that_is_not_what_the_allocator_counts_is_suspect(counted: int, ok: bool) -> None:
+def test_a_history_unlike_the_allocators_is_suspect(counted: int, ok: bool) -> None:
     stretch = Ledger([Allocation(0, 1000, None)]).follow("forward", [], {})
     (check,) = check_accounted([Recorded(stretch, Counters(0, 0, counted, 0, 0))])
     assert (check.ok, check.severity) == (ok, "suspect")

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from tests.address_space import little_left
-from workers.measure.memory import MIB, HostMemory, OutOfMemory, gist, is_out_of_memory, memory_meter, memory_needed_for
+from workers.measure.memory import (
+    MIB,
+    HostMemory,
+    OutOfMemory,
+    is_out_of_memory,
+    memory_meter,
+    short_message,
+    translate_oom,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,22 +49,22 @@ def test_a_chain_of_errors_that_bites_its_tail_ends() -> None:
 
 def test_the_allocators_own_refusal_is_recognised() -> None:
     """In a process with little address space, torch's CPU allocator really fails."""
-    with little_left(2**30), pytest.raises(OutOfMemory) as refused, memory_needed_for("making the model"):
+    with little_left(2**30), pytest.raises(OutOfMemory) as refused, translate_oom("making the model"):
         torch.empty(2**31)
     assert str(refused.value).startswith("out of memory in making the model: ")
     assert "8589934592 bytes" in str(refused.value)
 
 
 def test_errors_of_another_kind_pass_the_context() -> None:
-    with pytest.raises(RuntimeError, match="no kernel"), memory_needed_for("x"):
+    with pytest.raises(RuntimeError, match="no kernel"), translate_oom("x"):
         raise RuntimeError("no kernel")
-    with pytest.raises(OutOfMemory, match="out of memory in x: MemoryError"), memory_needed_for("x"):
+    with pytest.raises(OutOfMemory, match="out of memory in x: MemoryError"), translate_oom("x"):
         raise MemoryError
 
 
 def test_the_gist_is_one_short_line() -> None:
-    assert gist(RuntimeError("a\n  b")) == "a b"
-    assert len(gist(RuntimeError("word " * 1000))) == 161
+    assert short_message(RuntimeError("a\n  b")) == "a b"
+    assert len(short_message(RuntimeError("word " * 1000))) == 161
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel keeps no resettable peak")
@@ -121,5 +129,5 @@ def test_cuda_memory_is_the_peak_since_reset() -> None:
 
 @pytest.mark.gpu
 def test_a_gpus_refusal_is_recognised() -> None:
-    with pytest.raises(OutOfMemory, match="out of memory in x: CUDA out of memory"), memory_needed_for("x"):
+    with pytest.raises(OutOfMemory, match="out of memory in x: CUDA out of memory"), translate_oom("x"):
         torch.empty(2**45, device="cuda")

@@ -54,7 +54,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
-def test_warmup_leaves_no_samples_and_the_first_step_is_kept_apart(warmup: int) -> None:
+def test_warmup_leaves_no_samples(warmup: int) -> None:
     done: list[str] = []
     times = time_steps(
         {"forward": lambda: done.append("f"), "backward": lambda: done.append("b")},
@@ -132,7 +132,7 @@ def test_progress_comes_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPa
         CountingClock(),
         warmup_steps=2,
         measure_steps=10,
-        stepped=lambda warmed_up, measured: calls.append((warmed_up, measured)),
+        on_progress=lambda warmed_up, measured: calls.append((warmed_up, measured)),
     )
     assert calls[-1] == (2, 10)
     assert 2 <= len(calls) < 5

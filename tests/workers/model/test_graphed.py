@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.measure.memory import OutOfMemory, memory_needed_for
+from workers.measure.memory import OutOfMemory, translate_oom
 from workers.model import TransformerLM
 from workers.model.batches import RandomBatches
 from workers.model.compiled import compile_blocks
@@ -173,5 +173,5 @@ def test_running_out_of_memory_while_capturing_is_that(monkeypatch: pytest.Monke
     step.phases["forward"] = fail
     graphed = GraphedStep(step)
     graphed.prepare()
-    with pytest.raises(OutOfMemory, match="out of memory in graph"), memory_needed_for("graph"):
+    with pytest.raises(OutOfMemory, match="out of memory in graph"), translate_oom("graph"):
         graphed.run()

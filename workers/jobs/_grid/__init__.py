@@ -204,7 +204,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         self, spec: GridSpec, cell: Cell, context: ContextT, values: Values, tell: Callable[[str], None]
     ) -> dict[str, Any]:
         """Measure one cell, turn any error into its outcome, and return its verdict."""
-        from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
+        from workers.measure.memory import OutOfMemory, is_out_of_memory, short_message
         from workers.measure.validity import Monitor, verdict
 
         start_afresh()
@@ -218,12 +218,12 @@ class GridRunner(abc.ABC, Generic[ContextT]):
             values.rest(error.code, str(error))
         except Exception as error:  # noqa: BLE001 - a user's own kernel may raise anything
             if is_out_of_memory(error):
-                values.rest("oom", f"out of memory: {gist(error)}")
+                values.rest("oom", f"out of memory: {short_message(error)}")
             elif meaning := translated(error):
                 values.rest(meaning.code, str(meaning))
             else:
                 traceback.print_exc()
-                values.rest("failed", f"{type(error).__name__}: {gist(error)}")
+                values.rest("failed", f"{type(error).__name__}: {short_message(error)}")
         self.see_that_devices_answer(context)
         checks = [check_measured(values), *trial.checks]
         if not self.timed:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from workers.measure.check import Check
     from workers.measure.compilation import Compilation
-    from workers.measure.operations import Memory, Operation
+    from workers.measure.operations import Operation, OperationMemory
     from workers.measure.stopwatch import Stopwatch, Timing
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
@@ -127,7 +127,7 @@ class OperationRunner(GridRunner[OperationContext]):
         ]
 
     def measure(self, spec: OperationSpec, cell: Any, context: OperationContext, trial: Trial) -> None:
-        from workers.measure.memory import gist, is_out_of_memory
+        from workers.measure.memory import is_out_of_memory, short_message
 
         self.admit(spec, cell, context.device)
         try:
@@ -135,7 +135,7 @@ class OperationRunner(GridRunner[OperationContext]):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            trial.values.rest("unknown", f"no memory for the inputs and their float64 oracle: {gist(error)}")
+            trial.values.rest("unknown", f"no memory for the inputs and their float64 oracle: {short_message(error)}")
             return
         changed, wrong = list[str](), None
         try:
@@ -161,7 +161,7 @@ class OperationRunner(GridRunner[OperationContext]):
         self, spec: OperationSpec, cell: Any, problem: Problem, context: OperationContext, trial: Trial
     ) -> str | None:
         """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
-        from workers.measure.memory import memory_needed_for
+        from workers.measure.memory import translate_oom
         from workers.measure.operations import measure_memory
 
         values = trial.values
@@ -171,14 +171,14 @@ class OperationRunner(GridRunner[OperationContext]):
         if problem.grad_out is not None and operation.grad_out is None:
             passes = ("forward",)
             values.rest("unsupported", NO_BACKWARD, filter(self._needs_backward, self.metrics(spec, cell)))
-        with memory_needed_for("the first call"):
+        with translate_oom("the first call"):
             first = judge(operation, problem)
         set_errors(values, first)
         # Inputs are checked now as well: an input that was negated an even number of times looks unchanged in the end.
         if first.wrong or problem.changed():
             return first.wrong
         timings = self._time(spec, operation, passes, context, trial)
-        with memory_needed_for("the call after timing"):
+        with translate_oom("the call after timing"):
             last = judge_again(operation, problem)
         set_errors(values, first, last)
         if last.wrong:
@@ -238,7 +238,7 @@ def set_times(values: Values, timings: Mapping[str, Timing]) -> None:
             values.set("host_us", name, timing.host_us, GPU_ONLY)
 
 
-def set_whole(values: Values, timing: Timing, memory: Memory) -> None:
+def set_whole(values: Values, timing: Timing, memory: OperationMemory) -> None:
     """Set the metrics of the mode's whole work: the host's time for it, and its memory."""
     values.set("host_us", None, timing.host_us, GPU_ONLY)
     before, peak, reserved = memory.before_backward_mib, memory.peak_mib, memory.reserved_mib

@@ -12,8 +12,8 @@ from parallel.collectives import recorded
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timing import StepTimer
-from workers.measure.memory import gist
-from workers.measure.profiling.overlap import Recorded, StepOverlap, at_most, record_overlap, total_ms
+from workers.measure.memory import short_message
+from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, at_most, record_overlap, total_ms
 from workers.measure.ranges import Ranges, named_layers
 
 PROFILED_STEPS = 2
@@ -75,7 +75,7 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
         with named_layers(trained.model, compiled=compiled_whole):
             profiled = record_overlap(run, names, on_gpu=context.on_gpu)
     except RuntimeError as error:
-        return {"why_not": f"the profiler failed: {gist(error)}"}
+        return {"why_not": f"the profiler failed: {short_message(error)}"}
     if not any(step.compute for step in profiled.steps):
         return {"why_not": "the profiler saw no kernel: another profiler may hold CUPTI"}
     return {
@@ -92,7 +92,7 @@ def why_no_profiler(context: RankContext) -> str | None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             failure = None
     except RuntimeError as error:
-        failure = gist(error)
+        failure = short_message(error)
     failed = [rank for rank, flag in enumerate(context.exchange(failure is not None)) if flag]
     if not failed:
         return None
@@ -108,7 +108,7 @@ def _as_json(step: StepOverlap) -> dict[str, Any]:
     }
 
 
-def _save(context: RankContext, profiled: Recorded, folder: Path) -> str | None:
+def _save(context: RankContext, profiled: OverlapRecording, folder: Path) -> str | None:
     if context.rank.index != 0 or not context.spec.trace:
         return None
     path = folder / "trace.json"

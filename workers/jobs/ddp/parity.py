@@ -15,7 +15,7 @@ from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.memory import local_bytes, state_bytes
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.measure.host_memory import host_memory
-from workers.measure.memory import MIB, OutOfMemory, gist, is_out_of_memory
+from workers.measure.memory import MIB, OutOfMemory, is_out_of_memory, short_message
 from workers.model.steps import TrainStep
 
 PARITY_STEPS = 3
@@ -162,7 +162,7 @@ class ParityCheck:
                 except (OutOfMemory, RuntimeError, MemoryError) as error:
                     if not (isinstance(error, OutOfMemory) or is_out_of_memory(error)):
                         raise
-                    found["why_not"] = f"one process does not fit into rank 0's memory: {gist(error)}"
+                    found["why_not"] = f"one process does not fit into rank 0's memory: {short_message(error)}"
                     going = False
             going = bool(self._context.exchange(float(going))[0])
             self._context.rank.step_done()

@@ -27,7 +27,7 @@ from workers.jobs.ddp.overlap import record_operations, record_step_overlap
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
-from workers.measure.memory import MIB, CudaMemory, OutOfMemory, gist, is_out_of_memory, memory_meter
+from workers.measure.memory import MIB, CudaMemory, OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.outcome import RunnerError
 from workers.torch_host import set_precision
 
@@ -70,7 +70,7 @@ def report_known_errors(rank: Rank) -> Iterator[None]:
         raise
     except (OutOfMemory, RuntimeError, MemoryError) as error:
         if isinstance(error, OutOfMemory) or is_out_of_memory(error):
-            rank.report({"failed": "oom", "detail": gist(error)})
+            rank.report({"failed": "oom", "detail": short_message(error)})
         raise
 
 

@@ -17,7 +17,7 @@ from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from parallel.accounting import step_traffic, traffic_factor
 from workers.jobs import _training
 from workers.jobs.ddp.values import SYNCHRONIZATION
-from workers.measure.memory import MIB, memory_needed_for
+from workers.measure.memory import MIB, translate_oom
 from workers.measure.warmup import LEAST_CALLS
 from workers.model.batches import RandomBatches
 from workers.model.compiled import BLOCKS
@@ -62,7 +62,7 @@ def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBat
         OutOfMemory: it does not fit.
         Unsupported: the model does not exist here, or does not support the spec's options.
     """
-    with memory_needed_for("making the model"):
+    with translate_oom("making the model"):
         torch.manual_seed(spec.seed)
         with device:
             model = _training.choose_model(spec, device)()

@@ -59,7 +59,7 @@ def report_trace(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Repo
 
 def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
     """Report the tables `ranks`, `communication`, `operations` and `timeline`."""
-    from workers.measure.table import Column, as_many_as_are_kept
+    from workers.measure.table import Column, first_rows
 
     memory = [(name, "number", "MiB") for name in found[0]["memory"]]
     operations = [[index, *row] for index, rank in enumerate(found) for row in rank["operations"]]
@@ -69,7 +69,7 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         ("operations", OPERATIONS_COLUMNS, operations),
         ("timeline", TIMELINE_COLUMNS, timeline_rows(found)),
     ):
-        report.table(name, [Column(*column) for column in columns], as_many_as_are_kept(name, rows))
+        report.table(name, [Column(*column) for column in columns], first_rows(name, rows))
 
 
 def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:

@@ -15,7 +15,7 @@ from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import Trained
 from workers.measure.compilation import compilation
 from workers.measure.memory import MemoryMeter
-from workers.measure.timing import Observer, Where, make_clock, memory_needed_in, run_step
+from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
 from workers.measure.warmup import WarmUp
 
 
@@ -44,7 +44,7 @@ class StepTimer:
     def __init__(self, context: RankContext, trained: Trained, observers: Sequence[Observer] = ()) -> None:
         self._context, self._trained = context, trained
         self._clock = make_clock(context.device)
-        self._where = Where()
+        self._where = StepPosition()
         self._observers: list[Observer] = [self._where, *observers, self._clock]
 
     def step(self, turn: Turn | None = None) -> list[float]:
@@ -55,13 +55,13 @@ class StepTimer:
             DoesNotFit: the memory did not suffice for the step without communication.
         """
         step, context = self._trained.step, self._context
-        self._where.prepares()
-        with context.agree_on_memory(self._trained.strategy), memory_needed_in(self._where):
+        self._where.preparation_begins()
+        with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
             step.prepare()
         if context.on_gpu:
             torch.cuda.synchronize()
         context.exchange(0.0)
-        with context.agree_on_memory(self._trained.strategy), memory_needed_in(self._where):
+        with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
             run_step(step.phases, self._observers)
         last = self._clock.last
         if turn is not None:

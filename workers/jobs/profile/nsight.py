@@ -192,22 +192,22 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
     """Run the warm-up, and then the profiled steps with the tool on."""
     from kernels.ranges import listening
     from workers.measure.ranges import Ranges, named_layers
-    from workers.measure.timing import Where, memory_needed_in, run_step
+    from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
     from workers.measure.warmup import LEAST_CALLS
 
     # Under a tool it makes no sense to wait until times are steady.
     warmup = LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps
-    total, where, ranges = warmup + spec.profile_steps, Where(), Ranges()
+    total, where, ranges = warmup + spec.profile_steps, StepPosition(), Ranges()
 
     def step(number: int, what: str) -> None:
-        where.prepares()
+        where.preparation_begins()
         training.step.prepare()
         run_step(training.step.phases, [where, ranges])
         report.progress(number, total, what)
 
     # A compiler would break its graph at the hooks that name layers.
     named = listening() if spec.compile else named_layers(training.model)
-    with memory_needed_in(where), named:
+    with translate_oom_in_step(where), named:
         for number in range(1, warmup + 1):
             step(number, "warming up")
         ranges.counting = True

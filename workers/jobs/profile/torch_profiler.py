@@ -299,7 +299,7 @@ class Profiling:
         Raises:
             OutOfMemory: the memory did not suffice.
         """
-        from workers.measure.memory import memory_needed_for
+        from workers.measure.memory import translate_oom
         from workers.measure.profiling.recording import record
         from workers.measure.ranges import Ranges, named_layers
         from workers.measure.timing import make_clock, run_step
@@ -322,7 +322,7 @@ class Profiling:
                 self.report.progress(number, steps, message)
 
         whole = spec.compile and spec.compile_scope == "model"
-        with memory_needed_for("the profiled steps"), named_layers(self.timed.training.model, compiled=whole):
+        with translate_oom("the profiled steps"), named_layers(self.timed.training.model, compiled=whole):
             return record(run, on_gpu=self.on_gpu, python=python), laps_ms, phases_ms
 
     def _add_times(self, found: Attribution) -> None:

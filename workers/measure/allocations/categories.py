@@ -62,18 +62,18 @@ def owners_of(
     losses: Iterable[Tensor] = (),
 ) -> Owners:
     """Return the present owners of the storages on `device`. The first tensor that uses a storage owns it."""
-    found: Owners = {}
+    owners: Owners = {}
     named = list(model.named_parameters())
-    add(found, device, "parameter", named)
-    add(found, device, "gradient", ((name, one.grad) for name, one in named if one.grad is not None))
-    add(found, device, "optimizer_state", _state(named, optimizer, scaler))
-    add(found, device, "input", (("batch", one) for one in inputs))
-    add(found, device, "input", model.named_buffers())
-    add(found, device, "activation", (("loss", one) for one in losses))
-    return found
+    add(owners, device, "parameter", named)
+    add(owners, device, "gradient", ((name, one.grad) for name, one in named if one.grad is not None))
+    add(owners, device, "optimizer_state", _state(named, optimizer, scaler))
+    add(owners, device, "input", (("batch", one) for one in inputs))
+    add(owners, device, "input", model.named_buffers())
+    add(owners, device, "activation", (("loss", one) for one in losses))
+    return owners
 
 
-def add(found: Owners, device: torch.device, category: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def add(owners: Owners, device: torch.device, category: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Add the storages of named tensors on `device` that have no owner yet."""
     index = CATEGORIES.index(category)
     for name, tensor in tensors:
@@ -81,7 +81,7 @@ def add(found: Owners, device: torch.device, category: str, tensors: Iterable[tu
             continue
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            found.setdefault(storage.data_ptr(), Owner(index, name, storage.nbytes()))
+            owners.setdefault(storage.data_ptr(), Owner(index, name, storage.nbytes()))
 
 
 def _state(

@@ -148,11 +148,11 @@ def _attach(recording: CudaRecording) -> None:
     global _attached
     _listening[:] = [recording]
     if not _attached:
-        torch._C._cuda_attach_out_of_memory_observer(_ran_out)  # type: ignore[attr-defined]
+        torch._C._cuda_attach_out_of_memory_observer(_on_out_of_memory)  # type: ignore[attr-defined]
         _attached = True
 
 
-def _ran_out(_device: int, _requested: int, _total: int, _free: int) -> None:
+def _on_out_of_memory(_device: int, _requested: int, _total: int, _free: int) -> None:
     """Keep the allocator's state, before the error releases anything."""
     for recording in _listening:
         recording.at_oom = _take()

@@ -46,7 +46,7 @@ class ResidualStream:
                 hooks.callback(block.register_forward_hook(look).remove)
             yield
 
-    def seen_among(self, made: Sequence[Allocation]) -> list[int]:
+    def sizes_among(self, made: Sequence[Allocation]) -> list[int]:
         """Return the sizes in bytes of the blocks' outputs that are among the allocations of the forward pass."""
         allocations = {(one.address, one.size) for one in made}
         return [size for address, size in self.storages if (address, size) in allocations]

@@ -69,31 +69,31 @@ def annotated(
     """
     trace: list[Entry] = snapshot["device_traces"][device_index]
     kinds, stages = categories[len(categories) - len(trace) :], phases[len(phases) - len(trace) :]
-    head = _head(rewind(blocks_of(snapshot, device_index), trace), trace, kinds, alive)
+    head = _older_allocations(rewind(blocks_of(snapshot, device_index), trace), trace, kinds, alive)
     entries = [
         {**entry, "category": CATEGORIES[kind], "user_metadata": stage}
         for entry, kind, stage in zip(trace, kinds, stages, strict=True)
     ]
     if not any(entry["category"] == UNKNOWN_NAME for entry in head + entries):
-        entries.append(_end(trace[-1].get("time_us", 0) if trace else 0, phases[-1] if phases else BEFORE))
+        entries.append(_closing_entry(trace[-1].get("time_us", 0) if trace else 0, phases[-1] if phases else BEFORE))
     traces: list[list[Entry]] = [[] for _ in snapshot["device_traces"]]
     traces[device_index] = head + entries
     return {
         **snapshot,
-        "segments": [_coloured(segment, alive) for segment in snapshot["segments"]],
+        "segments": [_categorised(segment, alive) for segment in snapshot["segments"]],
         "device_traces": traces,
         "external_annotations": _phase_marks(entries, device_index),
         "flopwatch": {**about, "categories": list(CATEGORIES), "entries_before_the_history": len(head)},
     }
 
 
-def _end(time_us: int, phase: str) -> Entry:
+def _closing_entry(time_us: int, phase: str) -> Entry:
     """Return an entry without effect for the end of a history, for the viewer's sake."""
     what = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": time_us, "frames": []}
     return {**what, "category": UNKNOWN_NAME, "user_metadata": phase}
 
 
-def _head(
+def _older_allocations(
     older: Mapping[int, Allocation], trace: Sequence[Entry], kinds: Sequence[int], alive: Mapping[int, Allocation]
 ) -> list[Entry]:
     """Return an allocation for each block that is older than the history, the lowest address first."""
@@ -118,7 +118,7 @@ def _head(
     ]
 
 
-def _coloured(segment: Mapping[str, Any], alive: Mapping[int, Allocation]) -> dict[str, Any]:
+def _categorised(segment: Mapping[str, Any], alive: Mapping[int, Allocation]) -> dict[str, Any]:
     blocks = []
     address = segment["address"]
     for block in segment["blocks"]:
@@ -211,11 +211,11 @@ def _unused(address: int, size: int) -> dict[str, Any]:
 
 def write(snapshot: Snapshot, path: Path) -> int:
     """Write a snapshot for the viewer, equal stacks and texts once. Returns the file's size in bytes."""
-    path.write_bytes(pickle.dumps(Shared().of(snapshot), protocol=PROTOCOL))
+    path.write_bytes(pickle.dumps(Interned().of(snapshot), protocol=PROTOCOL))
     return path.stat().st_size
 
 
-class Shared:
+class Interned:
     """Replaces equal parts by one object, which pickle then writes once. A stack is most of an entry's size."""
 
     def __init__(self) -> None:

@@ -1,11 +1,10 @@
-"""Finds what each piece of work belongs to: its step and phase, the named ranges around it, and its operator.
+"""Assigns each piece of work to its step and phase, to the named ranges around it, and to its operator.
 
 Work belongs to the phase in which the host launched it, even if the device runs it later. A kernel of the backward pass
 belongs to the range in which the forward pass made its autograd node: node and forward operator share a sequence
-number. Work that the backward pass itself names (a recomputed layer) belongs to those names.
+number. Work inside a range of the backward pass itself (a recomputed layer) belongs to that range.
 
-On a CPU there are no kernels. Operators take their place, each with its own time, without that of the operators that it
-calls.
+On a CPU there are no kernels; the work is the operators, each with its self time: without the operators that it calls.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recordin
 WorkKind = Literal["kernel", "copy", "fill", "operator"]
 STEP = re.compile(r"step_(\d+)")
 RANGE = re.compile(r"[a-z][a-z0-9_]*(\.\d+)?")
-"""Names of our ranges. Those of torch hold blanks, capitals or signs: "Optimizer.step#AdamW.step"."""
+"""Names of our ranges. Torch's have blanks, capitals or punctuation: "Optimizer.step#AdamW.step"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,16 @@ class Work:
     begin_ns: int
     end_ns: int
     time_ns: int
-    """Time on the device; of an operator, the time that it spent itself."""
+    """Time on the device; of an operator, its self time."""
     step: int
     phase: str
     ranges: tuple[str, ...] = ()
     """Names of the ranges inside the phase that it belongs to, the outermost first."""
     operator: str | None = None
-    """Name of the operator that launched it; None: none is known. An operator's own name."""
+    """Name of the operator that launched it, or None if that is unknown; of an operator, its own name."""
     launch_to_start_us: float | None = None
-    """From the beginning of the launching call to the beginning of the work; None for operators, and for work that a
-    CUDA graph launched."""
+    """Time from the beginning of the launching call to the beginning of the work; None for operators, and for work
+    that a CUDA graph launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Interval:
 
 
 class Attribution:
-    """Finds the step, phase, ranges and operator of all work of a recording.
+    """The step, phase, ranges and operator of all work of a recording.
 
     Args:
         recording: The profiler's recording.
@@ -96,19 +95,19 @@ class Attribution:
     @cached_property
     def steps(self) -> list[Interval]:
         """The steps, without the warm-up."""
-        found = ((STEP.fullmatch(event.name), event) for event in self._events if event.kind == "range")
-        return [Interval(e.name, int(match[1]), e.begin_ns, e.end_ns) for match, e in found if match]
+        matches = ((STEP.fullmatch(event.name), event) for event in self._events if event.kind == "range")
+        return [Interval(e.name, int(match[1]), e.begin_ns, e.end_ns) for match, e in matches if match]
 
     @cached_property
     def phases(self) -> list[Interval]:
         """The phases of all steps, in order."""
-        found = []
+        phases = []
         for event, parent in zip(self._events, self._parents, strict=True):
             if event.kind != "range" or event.name not in self._phase_names or parent is None:
                 continue
             if match := STEP.fullmatch(self._events[parent].name):
-                found.append(Interval(event.name, int(match[1]), event.begin_ns, event.end_ns))
-        return found
+                phases.append(Interval(event.name, int(match[1]), event.begin_ns, event.end_ns))
+        return phases
 
     @property
     def windows(self) -> list[Interval]:
@@ -116,11 +115,11 @@ class Attribution:
 
         A step's own range also holds the wait for work that was launched before it.
         """
-        found = []
+        windows = []
         for step in self.steps:
             phases = [phase for phase in self.phases if phase.step == step.step]
-            found.append(Interval(step.name, step.step, phases[0].begin_ns, phases[-1].end_ns))
-        return found
+            windows.append(Interval(step.name, step.step, phases[0].begin_ns, phases[-1].end_ns))
+        return windows
 
     @cached_property
     def work(self) -> list[Work]:
@@ -135,13 +134,13 @@ class Attribution:
             operator = self._operator_of(work)
             if operator is not None:
                 launched[operator] += work.end_ns - work.begin_ns
-        found = []
+        calls = []
         for index, event in enumerate(self._events):
             phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
             if phase is not None:
                 own = self._self_times[index]
-                found.append(Call(event.name, phase.step, phase.name, own, launched[index], event.product))
-        return found
+                calls.append(Call(event.name, phase.step, phase.name, own, launched[index], event.product))
+        return calls
 
     def phase_at(self, time_ns: int) -> Interval | None:
         """Return the phase that the host was in; None: outside the steps, or between two phases."""
@@ -149,15 +148,15 @@ class Attribution:
 
     def count_ranges(self) -> Counter[tuple[str, str]]:
         """Return how often each named range was entered in each phase of all steps, by (phase, name)."""
-        found = Counter[tuple[str, str]]()
+        counts = Counter[tuple[str, str]]()
         for event in self._events:
             if (
                 _is_named_range(event)
                 and not self._is_step_or_phase(event)
                 and (phase := self.phase_at(event.begin_ns))
             ):
-                found[phase.name, event.name] += 1
-        return found
+                counts[phase.name, event.name] += 1
+        return counts
 
     @cached_property
     def _phase_begins(self) -> list[int]:
@@ -169,7 +168,7 @@ class Attribution:
         times = [event.end_ns - event.begin_ns for event in self._events]
         for index, event in enumerate(self._events):
             parent = self._parents[index]
-            # A range inside an operator is no work: what is in it counts for the operator around, less its operators.
+            # A range is no work: the operators in it are subtracted from the operator around the range.
             if event.kind == "range":
                 continue
             while parent is not None and self._events[parent].kind == "range":
@@ -179,18 +178,18 @@ class Attribution:
         return [max(0, time) for time in times]
 
     def _host_work(self) -> list[Work]:
-        found = []
+        work = []
         for index, event in enumerate(self._events):
             phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
             if phase is not None:
                 own, path = self._self_times[index], self._path(index)
                 begin, end = event.begin_ns, event.end_ns
-                found.append(Work(event.name, "operator", begin, end, own, phase.step, phase.name, path, event.name))
-        return found
+                work.append(Work(event.name, "operator", begin, end, own, phase.step, phase.name, path, event.name))
+        return work
 
     def _device_work(self) -> list[Work]:
         sharing = Counter(event.launch for event in self._device)
-        found = []
+        work = []
         for event in self._device:
             launch, index = self._launches.get(event.launch), self._operator_of(event)
             launched_ns = launch.begin_ns if launch is not None else self._begin_of(index, event)
@@ -201,13 +200,13 @@ class Attribution:
             operator = None if index is None or self._events[index].kind == "range" else self._events[index].name
             path = () if index is None else self._path(index)
             time = event.end_ns - event.begin_ns
-            found.append(
+            work.append(
                 Work(
                     event.name, event.kind, event.begin_ns, event.end_ns, time, phase.step, phase.name, path,
                     operator, delay,
                 )
             )  # fmt: skip
-        return found
+        return work
 
     def _begin_of(self, index: int | None, event: DeviceEvent) -> int:
         return event.begin_ns if index is None else self._events[index].begin_ns
@@ -232,17 +231,17 @@ class Attribution:
     @cached_property
     def _threads(self) -> dict[int, tuple[list[int], list[int]]]:
         """The events' indices and beginnings by thread, in the order in which they began."""
-        found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        threads: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for index, event in enumerate(self._events):
-            found[event.thread][0].append(index)
-            found[event.thread][1].append(event.begin_ns)
-        return found
+            threads[event.thread][0].append(index)
+            threads[event.thread][1].append(event.begin_ns)
+        return threads
 
     def _find_makers(self) -> dict[tuple[int, int], int]:
         """Return the forward operator that made each autograd node, by the node's thread and number.
 
-        An operator tells the number that the next node of its thread will get, whether it makes one or not. So the
-        last operator that tells a number is the one that made the node.
+        An operator records the number that the next node of its thread will get, even if it makes none. So the last
+        operator with a number made the node of that number.
         """
         return {
             (event.thread, event.sequence): index
@@ -279,15 +278,15 @@ def parents(events: Sequence[HostEvent]) -> list[int | None]:
     Args:
         events: In the order in which they began; of those that began together, the longest first.
     """
-    found: list[int | None] = []
+    parent_of: list[int | None] = []
     open_events: dict[int, list[int]] = defaultdict(list)
     for index, event in enumerate(events):
         stack = open_events[event.thread]
         while stack and events[stack[-1]].end_ns < event.end_ns:
             stack.pop()
-        found.append(stack[-1] if stack else None)
+        parent_of.append(stack[-1] if stack else None)
         stack.append(index)
-    return found
+    return parent_of
 
 
 def _is_named_range(event: HostEvent) -> bool:

@@ -1,15 +1,15 @@
 """Sorts kernels, and on a CPU operators, into classes by an explicit rule.
 
-The rule, in this order; what matches first decides:
+The rule; the first match decides:
 
 1. Names of collective operations: communication, in every phase.
 2. Everything else that the phase `optimizer` launches: optimizer.
-3. The kernel's own name, by the patterns below, most specific first. What Inductor fused (`triton_poi_…`, `_red_`,
-   `_per_`) is softmax or normalisation if its name has them, a copy if it names nothing that computes, or else
-   elementwise or a reduction; its products and attention are templates (`triton_tem_…`).
+3. The kernel's own name, by the patterns below, most specific first. A kernel that Inductor fused (`triton_poi_…`,
+   `_red_`, `_per_`) is softmax or normalisation if its name says so, a copy if all operators in its name only move
+   data, or else elementwise or a reduction; Inductor's products and attention are templates (`triton_tem_…`).
 4. A reduction, elementwise kernel or copy inside a range `norm`: normalisation. Norms written out in PyTorch have no
    kernels of their own.
-5. If its name says nothing: the class of the operator that launched it; or other.
+5. If its name matches no pattern: the class of the operator that launched it; or other.
 
 The classes: products of matrices; attention in one kernel (written-out attention shows as matrix products, softmax and
 elementwise); softmax; normalisation; elementwise; copy (also fills, gathers and concatenations, which move data and
@@ -47,20 +47,20 @@ def _patterns(*pairs: tuple[str, str], flags: re.RegexFlag = re.NOFLAG) -> Patte
 
 _COLLECTIVE = re.compile(r"nccl|^c10d::|^gloo:|AllReduce|AllGather|ReduceScatter|SendRecv", re.IGNORECASE)
 _FUSED = re.compile(r"^triton_(poi|red|per|for)_")
-"""Kernels that Inductor fused and named after the operators in them, also after those beside which they run: a cast
-before a product has `mm` in its name."""
-_MOVING = (
+"""Kernels that Inductor fused. Their names list the operators in them and also adjacent ones: a cast before a product
+has `mm` in its name."""
+_DATA_MOVING = (
     *("_to_copy", "clone", "copy_?", "cat", "stack", "embedding", "gather", "index", "index_select", "constant_pad_nd"),
     *("t", "transpose", "permute", "expand", "_?unsafe_view", "view", "_reshape_copy", "squeeze", "unsqueeze"),
     *("slice", "select", "split", "slice_scatter", "slice_backward", "select_backward", "full", "zeros", "new_zeros"),
     *("ones", "arange", "mm", "bmm"),
 )
-"""Operators, as Inductor names them in a pointwise kernel, that only move data there. It computes no product itself."""
+"""Operators that only move data, as pointwise kernels of Inductor name them. `mm` in such a name is adjacent only."""
 _FUSED_KERNELS = _patterns(
     (SOFTMAX, r"softmax|logsumexp"),
     (NORMALISATION, r"(layer|rms|batch|group|instance)_norm|rsqrt|var_mean"),
     (REDUCTION, r"^triton_(red|per)_"),
-    (COPY, rf"^triton_poi_fused(_({'|'.join(_MOVING)}))+(_\d+)?$"),
+    (COPY, rf"^triton_poi_fused(_({'|'.join(_DATA_MOVING)}))+(_\d+)?$"),
     (ELEMENTWISE, r""),
 )
 _KERNELS = _patterns(
@@ -108,17 +108,17 @@ _MAY_BE_A_NORM = frozenset({ELEMENTWISE, REDUCTION, COPY, OTHER})
 
 
 def classify(work: Work) -> str:
-    """Return the class of a piece of work; see this module's docstring for the rule."""
-    found = class_of_operator(work.name) if work.kind == "operator" else class_of_kernel(work.name)
-    if found == COMMUNICATION:
-        return found
+    """Return the class of a piece of work, by the rule in this module's docstring."""
+    class_name = class_of_operator(work.name) if work.kind == "operator" else class_of_kernel(work.name)
+    if class_name == COMMUNICATION:
+        return class_name
     if work.phase == OPTIMIZER:
         return OPTIMIZER
-    if NORM in work.ranges and found in _MAY_BE_A_NORM:
+    if NORM in work.ranges and class_name in _MAY_BE_A_NORM:
         return NORMALISATION
-    if found == OTHER and work.operator is not None and work.kind != "operator":
+    if class_name == OTHER and work.operator is not None and work.kind != "operator":
         return class_of_operator(work.operator)
-    return found
+    return class_name
 
 
 @functools.cache
@@ -142,4 +142,4 @@ def class_of_operator(name: str) -> str:
 
 
 def _first(patterns: Patterns, name: str) -> str:
-    return next((found for found, pattern in patterns if pattern.search(name)), OTHER)
+    return next((class_name for class_name, pattern in patterns if pattern.search(name)), OTHER)

@@ -1,7 +1,7 @@
 """Draws stacks as a flame graph (Gregg, 2016): an SVG that needs nothing else, without scripts.
 
-A frame is as wide as its share of the time, and stands on the frame that called it. Pointing at a frame shows its whole
-name, its time and its share.
+A frame is as wide as its share of the time, and is drawn above its caller. Its tooltip has its whole name, its time and
+its share.
 """
 
 from __future__ import annotations
@@ -79,28 +79,28 @@ def _boxes(root: Frame) -> Iterator[_Box]:
     if not root.time_ns:
         return
     scale = (WIDTH - 2 * MARGIN) / root.time_ns
-    waiting = [_Box(root, MARGIN, root.time_ns * scale, 0)]
-    while waiting:
-        box = waiting.pop()
+    pending = [_Box(root, MARGIN, root.time_ns * scale, 0)]
+    while pending:
+        box = pending.pop()
         yield box
         left = box.left
         for callee in sorted(box.frame.callees.values(), key=lambda frame: frame.name):
             width = callee.time_ns * scale
             if width >= LEAST_WIDTH:
-                waiting.append(_Box(callee, left, width, box.depth + 1))
+                pending.append(_Box(callee, left, width, box.depth + 1))
             left += width
 
 
 def _rectangle(box: _Box, total_ns: int, height: float) -> str:
     top = height - MARGIN - (box.depth + 1) * ROW
     share = 100 * box.frame.time_ns / total_ns
-    told = f"{box.frame.name[:MAX_NAME]}: {1e-6 * box.frame.time_ns:.3f} ms, {share:.2f} %"
-    room = int((box.width - 4) / CHARACTER)
+    tooltip = f"{box.frame.name[:MAX_NAME]}: {1e-6 * box.frame.time_ns:.3f} ms, {share:.2f} %"
+    max_characters = int((box.width - 4) / CHARACTER)
     name = box.frame.name
-    shown = name if len(name) <= room else f"{name[: room - 1]}…" if room > 3 else ""
+    shown = name if len(name) <= max_characters else f"{name[: max_characters - 1]}…" if max_characters > 3 else ""
     label = f'<text x="{box.left + 2:.2f}" y="{top + 12:.2f}">{_text(shown)}</text>' if shown else ""
     return (
-        f"<g><title>{_text(told)}</title>"
+        f"<g><title>{_text(tooltip)}</title>"
         f'<rect x="{box.left:.2f}" y="{top:.2f}" width="{max(box.width - 0.3, 0.1):.2f}" height="{ROW - 1:g}" '
         f'rx="1" fill="{_colour(name)}"/>{label}</g>'
     )

@@ -47,14 +47,14 @@ class StepOverlap:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class OverlapRecording:
     """The steps that the profiler saw, and the function that writes its Chrome trace, uncompressed JSON."""
 
     steps: list[StepOverlap]
     save: Callable[[Path], None]
 
 
-def record_overlap(work: Callable[[], None], steps: Sequence[str], *, on_gpu: bool) -> Recorded:
+def record_overlap(work: Callable[[], None], steps: Sequence[str], *, on_gpu: bool) -> OverlapRecording:
     """Run the work under torch's profiler.
 
     Args:
@@ -82,8 +82,8 @@ def record_overlap(work: Callable[[], None], steps: Sequence[str], *, on_gpu: bo
     else:
         operators = [e for e in host if e.kind in OPERATORS and not e.name.startswith("c10d::")]
         spans = [((e.begin_ns, e.end_ns), False) for e in operators] + [(span, True) for span in gloo_spans(events)]
-    found = [overlap_of(spans, ranges[name]) for name in steps]
-    return Recorded(found, lambda path: results.save(str(path)))
+    overlaps = [overlap_of(spans, ranges[name]) for name in steps]
+    return OverlapRecording(overlaps, lambda path: results.save(str(path)))
 
 
 def gloo_spans(events: Iterable[Any]) -> Iterator[Span]:
@@ -105,18 +105,18 @@ def overlap_of(spans: Iterable[tuple[Span, bool]], step: Span) -> StepOverlap:
 
 def merged(spans: Iterable[Span], gap_ns: int = 0) -> list[Span]:
     """Return the union of spans, in order; spans that are at most `gap_ns` apart become one."""
-    found: list[Span] = []
+    union: list[Span] = []
     for first, last in sorted(spans):
-        if found and first <= found[-1][1] + gap_ns:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if union and first <= union[-1][1] + gap_ns:
+            union[-1] = (union[-1][0], max(union[-1][1], last))
         else:
-            found.append((first, last))
-    return found
+            union.append((first, last))
+    return union
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     """Return the parts of the spans that are in none of the others; both are in order and without overlaps."""
-    found: list[Span] = []
+    remaining: list[Span] = []
     index = 0
     for first, last in spans:
         at = first
@@ -125,12 +125,12 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
         place = index
         while place < len(others) and others[place][0] < last:
             if others[place][0] > at:
-                found.append((at, others[place][0]))
+                remaining.append((at, others[place][0]))
             at = max(at, others[place][1])
             place += 1
         if at < last:
-            found.append((at, last))
-    return found
+            remaining.append((at, last))
+    return remaining
 
 
 def total_ms(spans: Iterable[Span]) -> float:

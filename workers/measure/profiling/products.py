@@ -1,9 +1,8 @@
 """The matrix products of a step by shape, with their FLOPs and bytes, for the roofline.
 
-The profiler records the shapes and types of operators' inputs, so FLOPs and bytes of a product are known exactly. Those
-of other operators are not: the inputs do not show what an elementwise operator writes, or what a fused one keeps in
-registers. Products inside a compiler's own kernels, or replayed by a CUDA graph, are not operators, and so are not
-listed.
+The profiler records the shapes and types of operators' inputs, so the FLOPs and bytes of a product are exact. Those of
+other operators are unknown: inputs do not show how much an elementwise operator writes, or a fused one keeps in
+registers. Products inside kernels of a compiler or of a CUDA graph are no operators, so they are not listed.
 """
 
 from __future__ import annotations

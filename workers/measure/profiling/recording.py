@@ -1,6 +1,6 @@
-"""Runs work under torch's profiler and returns what it saw as plain data.
+"""Runs work under torch's profiler and returns the recorded events as plain data.
 
-On a GPU the profiler asks CUPTI, the driver's tracing interface, when each kernel, copy and fill ran. CUPTI serves one
+On a GPU the profiler records each kernel, copy and fill through CUPTI, the driver's tracing interface, which serves one
 profiler at a time. On the host the profiler records operators and named ranges itself.
 """
 
@@ -50,7 +50,7 @@ class HostEvent:
     forward_thread: int = 0
     """Of a backward event: the thread that made its node. Nodes are numbered by thread."""
     product: Product | None = None
-    """Of an operator that multiplies matrices: what it multiplies; None where the shapes were not recorded."""
+    """The matrix product that an operator computes; None for other events, and if the shapes were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False) -> P
     """Run the work under the profiler, until the device has finished it.
 
     Args:
-        work: What to profile.
+        work: The work to profile.
         on_gpu: Record a GPU's work, too.
         python: Record Python's functions, too. That slows down the host several times.
 
@@ -98,7 +98,7 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False) -> P
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several cycles
-        # Shapes tell what matrix products compute; the tree of Python's functions is only for stacks.
+        # The shapes determine matrix products; only stacks need the tree of Python's functions.
         with torch.profiler.profile(activities=activities, with_stack=python, record_shapes=not python) as profiler:
             work()
             if on_gpu:

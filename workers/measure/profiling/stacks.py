@@ -36,14 +36,14 @@ def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stac
         for index, event in enumerate(events)
         if event.kind == "range" and event.name in phases and _is_in_a_step(events, above, index)
     }
-    found = Counter[tuple[str, ...]]()
+    stacks = Counter[tuple[str, ...]]()
     for (index, leaf), time in times.items():
         frames, phase = _frames(events, above, index, in_steps)
         if phase is None:
             phase = _phase_of_another_thread(events, in_steps, events[index])
         if phase is not None and time > 0:
-            found[phase, *frames, *leaf] += time
-    return found
+            stacks[phase, *frames, *leaf] += time
+    return stacks
 
 
 def folded(stacks: Stacks) -> str:
@@ -57,11 +57,11 @@ def folded(stacks: Stacks) -> str:
 
 def _device_times(recording: Recording, events: Sequence[HostEvent]) -> Counter[tuple[int, tuple[str, ...]]]:
     by_id = {event.id: index for index, event in enumerate(events) if event.id and event.kind != "python"}
-    found = Counter[tuple[int, tuple[str, ...]]]()
+    times = Counter[tuple[int, tuple[str, ...]]]()
     for work in recording.device:
         if work.operator in by_id:
-            found[by_id[work.operator], (work.name,)] += work.end_ns - work.begin_ns
-    return found
+            times[by_id[work.operator], (work.name,)] += work.end_ns - work.begin_ns
+    return times
 
 
 def _self_times(events: Sequence[HostEvent], above: Sequence[int | None]) -> Counter[tuple[int, tuple[str, ...]]]:
@@ -82,7 +82,7 @@ def _is_in_a_step(events: Sequence[HostEvent], above: Sequence[int | None], inde
 def _frames(
     events: Sequence[HostEvent], above: Sequence[int | None], index: int, phases: Set[int]
 ) -> tuple[list[str], str | None]:
-    """Return the frames of an event inside its phase, the outermost first, and the phase, if one is around it."""
+    """Return the frames of an event inside its phase, the outermost first, and the phase, or None without one."""
     frames: list[str] = []
     phase: str | None = None
     at: int | None = index
@@ -97,7 +97,7 @@ def _frames(
 
 
 def _phase_of_another_thread(events: Sequence[HostEvent], phases: Set[int], event: HostEvent) -> str | None:
-    """Return the phase in which a thread ran an event that no phase is around; None on the phases' own thread."""
+    """Return the phase during which another thread ran an event; None for events of the phases' own thread."""
     for phase in (events[index] for index in phases):
         if phase.begin_ns <= event.begin_ns <= phase.end_ns:
             return None if phase.thread == event.thread else phase.name

@@ -103,32 +103,32 @@ SUMMARY = (
 
 
 def left_out(times_ms: Sequence[float]) -> str | None:
-    """Return what a table leaves out of rows that take so much time, the largest first; None if it has them all."""
+    """Describe the rows that a table leaves out, from all rows' times in descending order; None if it has all rows."""
     others = times_ms[MAX_ROWS:]
     if not others:
         return None
     return f"the {MAX_ROWS} of {len(times_ms)} that take the most time; the others take {sum(others):.3g} ms together"
 
 
-def kernel_rows(found: Sequence[Usage]) -> Rows:
+def kernel_rows(usages: Sequence[Usage]) -> Rows:
     """Return the rows of a table of kernels."""
     return [
         [
             *(short(one.name), one.class_name, one.total_ms, one.share_percent, one.calls),
             *(one.mean_us, one.median_us, one.min_us, one.max_us, one.std_us, one.launch_to_start_us),
         ]
-        for one in found[:MAX_ROWS]
+        for one in usages[:MAX_ROWS]
     ]
 
 
-def operator_rows(found: Sequence[OperatorUsage]) -> Rows:
+def operator_rows(usages: Sequence[OperatorUsage]) -> Rows:
     """Return the rows of a table of operators."""
     return [
         [
             *(short(one.name), one.class_name, one.device_ms, one.host_ms, one.share_percent, one.calls),
             *(one.mean_us, one.median_us, one.min_us, one.max_us, one.std_us),
         ]
-        for one in found[:MAX_ROWS]
+        for one in usages[:MAX_ROWS]
     ]
 
 
@@ -136,12 +136,12 @@ def class_rows(scopes: Mapping[str, Sequence[ClassUsage]]) -> Rows:
     """Return the rows of the table of classes, by scope."""
     return [
         [scope, one.class_name, one.total_ms, one.share_percent, one.calls]
-        for scope, found in scopes.items()
-        for one in found
+        for scope, usages in scopes.items()
+        for one in usages
     ]
 
 
-def range_rows(found: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Mapping[str, float]) -> Rows:
+def range_rows(ranges: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Mapping[str, float]) -> Rows:
     """Return the rows of the table of named ranges.
 
     Args:
@@ -150,30 +150,30 @@ def range_rows(found: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Mapp
     """
     return [
         [name, phase, time, 100 * time / totals_ms[phase] if totals_ms[phase] else None]
-        for name, times in found
+        for name, times in ranges
         for phase, time in times.items()
         if time
     ]
 
 
-def product_rows(found: Sequence[ProductUsage], phase_ms: float, roofline: Roofline | str, precision: str) -> Rows:
+def product_rows(products: Sequence[ProductUsage], phase_ms: float, roofline: Roofline | str, precision: str) -> Rows:
     """Return the rows of the table of matrix products of one phase.
 
     Args:
         found: The products of the phase.
         phase_ms: The time of all work in the phase.
-        roofline: The device's in the job's precision, or the reason why it is unknown.
-        precision: The job's. Products in other data types, such as the float32 ones of a job in bf16, have no limit.
+        roofline: The device's roofline in the job's precision, or the reason why it is unknown.
+        precision: The job's precision. Products in other data types, such as float32 in a job in bf16, get no limit.
     """
     rows: Rows = []
-    for one in found[:MAX_ROWS]:
+    for one in products[:MAX_ROWS]:
         dtype = "tf32" if (one.product.dtype, precision) == ("fp32", "tf32") else one.product.dtype
         line = roofline if dtype == precision else f"not in {precision}"
         share_percent = 100 * one.part.time_ms / phase_ms if phase_ms else None
         rows.append(
             [
                 *(one.part.phase, one.operator, one.part.name, dtype, one.calls, one.part.time_ms, share_percent),
-                *beside_the_roofline(one.part, line),
+                *roofline_columns(one.part, line),
             ]
         )
     return rows
@@ -203,10 +203,10 @@ def attention_row(
         part: The part in one phase.
         share_percent: Its share of the phase.
         useful_flops: FLOPs that a causal implementation has to compute; None if unknown.
-        roofline: The device's, or the reason why it is unknown.
+        roofline: The device's roofline, or the reason why it is unknown.
         note: A remark.
     """
-    gflop, *rest = beside_the_roofline(part, roofline)
+    gflop, *rest = roofline_columns(part, roofline)
     notes = [note, roofline if isinstance(roofline, str) else ""]
     return [
         *(part.name, part.phase, part.time_ms, part.product_ms, share_percent),
@@ -217,8 +217,8 @@ def attention_row(
     ]
 
 
-def beside_the_roofline(part: Part, roofline: Roofline | str) -> list[Scalar]:
-    """Return the columns from `gflop` to `bound` of a part of the work; all null if its cost is unknown."""
+def roofline_columns(part: Part, roofline: Roofline | str) -> list[Scalar]:
+    """Return a part's columns from `gflop` to `bound`; all null if its cost is unknown."""
     cost, intensity = part.cost, part.intensity
     known = None if isinstance(roofline, str) or intensity is None else roofline
     limit = None if known is None or intensity is None else known.limit_tflops(intensity)

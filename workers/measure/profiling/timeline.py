@@ -1,4 +1,4 @@
-"""The device's use while it was profiled: idle time, gaps and launches of each step."""
+"""The device's idle time, gaps and launches in each profiled step."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class StepUse:
 
 
 def step_uses(work: Sequence[Work], steps: Sequence[Interval]) -> list[StepUse]:
-    """Return the device's use in each step, from its beginning until the host has issued it and the device finished it.
+    """Return the device's use in each step, from the step's beginning until both host and device have finished it.
 
     Args:
         work: All work of the steps.
         steps: The steps as the host ran their phases.
     """
-    found = []
+    uses = []
     for step in steps:
         spans = [Span(one.begin_ns, one.end_ns, one.name) for one in work if one.step == step.step]
         end = max([step.end_ns, *(span.end_ns for span in spans)])
         busy = covered_ns(spans)
         idle = end - step.begin_ns - busy
-        found.append(StepUse(1e-6 * busy, 1e-6 * idle, 1e-6 * largest_gap_ns(spans, step.begin_ns, end), len(spans)))
-    return found
+        uses.append(StepUse(1e-6 * busy, 1e-6 * idle, 1e-6 * largest_gap_ns(spans, step.begin_ns, end), len(spans)))
+    return uses
 
 
 def largest_gap_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:

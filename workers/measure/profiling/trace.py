@@ -1,8 +1,8 @@
 """Writes a Chrome trace as compressed JSON, cut to a size.
 
 The profiler writes one JSON object, whose `traceEvents` may take gigabytes. A trace that is too large is cut in time:
-events that begin after the cut go, first those of the last steps. Events without a time (names of threads) stay. The
-file is read some events at a time, because the process that cuts it still holds the model.
+events that begin after the cut are dropped, the last steps first. Events without a time (names of threads) are kept.
+The file is read piece by piece, because the process that cuts it still holds the model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LEVEL = 3
 MARGIN = 0.9
 """Factor by which a cut is smaller than the estimate, since events compress differently."""
 READ_BYTES = 1 << 20
-"""Most bytes that are read at once, unless one event has more."""
+"""Most bytes to read at once, unless one event is larger."""
 ALWAYS = -math.inf
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OVERLAP = 1000
-"""Bytes within which the events' name and their bracket stand."""
+"""Most bytes of the text that `_EVENTS` matches, which two pieces may share."""
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -50,17 +50,17 @@ class Kept:
 
 @dataclass(frozen=True)
 class _Events:
-    """Places of the events in the file, and their beginnings: numbers only, since there may be millions."""
+    """Offsets of the events in the file, and their begin times: numbers only, since there may be millions."""
 
     start: int
-    """The place behind the bracket that opens their list."""
+    """The offset behind the bracket that opens their list."""
     first: array[int] = field(default_factory=lambda: array("q"))
     last: array[int] = field(default_factory=lambda: array("q"))
-    """The place behind each event."""
+    """The offset behind each event."""
     time_us: array[float] = field(default_factory=lambda: array("d"))
     """ALWAYS for an event without a time."""
     step_ends_us: list[float] = field(default_factory=list)
-    """The ends of the steps' ranges."""
+    """End times of the steps' ranges."""
 
 
 def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept:
@@ -69,12 +69,12 @@ def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept
     Args:
         raw: The trace as the profiler wrote it.
         target: The file to write, gzip.
-        max_bytes: Most bytes of that.
+        max_bytes: Largest size of that file.
         steps: Names of the ranges of the steps.
 
     Raises:
-        TooSmall: even the first events are too large; there is no file then.
-        ValueError: the file is no trace.
+        TooSmall: even the first events do not fit; there is no file then.
+        ValueError: `raw` is no trace.
     """
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=LEVEL) as file:
         shutil.copyfileobj(source, file, READ_BYTES)
@@ -82,7 +82,7 @@ def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept
     if size <= max_bytes:
         return Kept(len(steps), 100.0)
     with raw.open("rb") as source:
-        events = _found(source, frozenset(steps))
+        events = _index_events(source, frozenset(steps))
         times = array("d", sorted(time for time in events.time_us if time != ALWAYS))
         until = math.inf
         while size > max_bytes:
@@ -113,8 +113,8 @@ def _write_part(source: BinaryIO, events: _Events, until_us: float, target: Path
         shutil.copyfileobj(source, file, READ_BYTES)
 
 
-def _found(source: BinaryIO, steps: frozenset[str]) -> _Events:
-    """Find the events, reading some at a time.
+def _index_events(source: BinaryIO, steps: frozenset[str]) -> _Events:
+    """Index the events of a trace, reading it piece by piece.
 
     Raises:
         ValueError: the text is no trace.
@@ -124,7 +124,7 @@ def _found(source: BinaryIO, steps: frozenset[str]) -> _Events:
     while True:
         source.seek(place)
         piece = source.read(size)
-        text, at = piece.decode("latin-1"), 0  # one character for each byte; what tells is ASCII
+        text, at = piece.decode("latin-1"), 0  # one character for each byte: offsets in the text are those in the file
         try:
             while not text.startswith("]", at := _BETWEEN.match(text, at).end()):  # type: ignore[union-attr]
                 event, end = _DECODER.raw_decode(text, at)
@@ -139,7 +139,7 @@ def _found(source: BinaryIO, steps: frozenset[str]) -> _Events:
 
 
 def _add(events: _Events, event: dict[str, Any], first: int, last: int, steps: frozenset[str]) -> None:
-    # Names of threads and processes have a time, too, which means nothing.
+    # Metadata events (names of threads and processes) have a time, too, but it is meaningless.
     time_us = None if event.get("ph") == "M" else event.get("ts")
     events.first.append(first)
     events.last.append(last)
@@ -149,13 +149,13 @@ def _add(events: _Events, event: dict[str, Any], first: int, last: int, steps: f
 
 
 def _start(source: BinaryIO) -> int:
-    """Return the place behind the bracket that opens the list of events."""
+    """Return the offset behind the bracket that opens the list of events."""
     text, before = b"", 0
     source.seek(0)
     while piece := source.read(READ_BYTES):
         text += piece
-        if (found := _EVENTS.search(text)) is not None:
-            return before + found.end()
+        if (match := _EVENTS.search(text)) is not None:
+            return before + match.end()
         before += len(text) - len(text[-_OVERLAP:])
         text = text[-_OVERLAP:]
     raise ValueError("the profiler's file has no traceEvents")

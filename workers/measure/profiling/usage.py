@@ -88,11 +88,11 @@ def kernels(work: Iterable[Work], steps: int) -> list[Usage]:
     """Return the usage of each name and class, the largest first."""
     groups = grouped(work, lambda one: (one.name, classify(one)))
     total = sum(one.time_ns for group in groups.values() for one in group)
-    found = []
+    usages = []
     for (name, class_name), group in groups.items():
         times = [one.time_ns for one in group]
         delays = [one.launch_to_start_us for one in group if one.launch_to_start_us is not None]
-        found.append(
+        usages.append(
             Usage(
                 name,
                 class_name,
@@ -103,7 +103,7 @@ def kernels(work: Iterable[Work], steps: int) -> list[Usage]:
                 statistics.median(delays) if delays else None,
             )
         )
-    return sorted(found, key=lambda one: -one.total_ms)
+    return sorted(usages, key=lambda one: -one.total_ms)
 
 
 def operators(
@@ -112,14 +112,14 @@ def operators(
     """Return the usage of each operator: on a GPU by the device's time, on a CPU by its own; the largest first."""
     groups = grouped(calls, lambda call: call.name)
     total = sum(call.device_ns if on_gpu else call.self_ns for group in groups.values() for call in group)
-    found = []
+    usages = []
     for name, group in groups.items():
         times = [call.device_ns if on_gpu else call.self_ns for call in group]
         host_ms = 1e-6 * sum(call.self_ns for call in group) / steps
         device_ms = 1e-6 * sum(times) / steps if on_gpu else None
         rest = (share(sum(times), total), len(times) / steps, *spread_us(times))
-        found.append(OperatorUsage(name, class_of(name), device_ms, host_ms, *rest))
-    return sorted(found, key=lambda one: (-(one.device_ms or 0.0), -one.host_ms))
+        usages.append(OperatorUsage(name, class_of(name), device_ms, host_ms, *rest))
+    return sorted(usages, key=lambda one: (-(one.device_ms or 0.0), -one.host_ms))
 
 
 def products(calls: Iterable[Call], phase: str, steps: int, *, on_gpu: bool) -> list[ProductUsage]:
@@ -128,15 +128,15 @@ def products(calls: Iterable[Call], phase: str, steps: int, *, on_gpu: bool) -> 
     Their time is that of the device; on a CPU, the operators' own.
     """
     known = (call for call in calls if call.phase == phase and call.product is not None)
-    found = []
+    usages = []
     for (operator, product), group in grouped(known, lambda call: (call.name, call.product)).items():
         if product is None:
             continue
         time_ms = 1e-6 * sum(call.device_ns if on_gpu else call.self_ns for call in group) / steps
         cost, often = product.cost, len(group) / steps
         cost = Cost(round(cost.flops * often), round(cost.bytes * often))
-        found.append(ProductUsage(operator, product, often, Part(product.size, phase, time_ms, time_ms, cost)))
-    return sorted(found, key=lambda one: -one.part.time_ms)
+        usages.append(ProductUsage(operator, product, often, Part(product.size, phase, time_ms, time_ms, cost)))
+    return sorted(usages, key=lambda one: -one.part.time_ms)
 
 
 def classes(work: Iterable[Work], steps: int) -> list[ClassUsage]:
@@ -191,8 +191,8 @@ def time_of(work: Iterable[Work], class_name: str | None = None) -> int:
 
 def top_calls(work: Iterable[Work], phase: str, steps: int) -> tuple[str, float] | None:
     """Return the name that takes the most time in a phase, and its calls per step; None if the phase has no work."""
-    found = kernels((one for one in work if one.phase == phase), steps)
-    return (found[0].name, sum(one.calls for one in found if one.name == found[0].name)) if found else None
+    usages = kernels((one for one in work if one.phase == phase), steps)
+    return (usages[0].name, sum(one.calls for one in usages if one.name == usages[0].name)) if usages else None
 
 
 def in_phases(work: Iterable[Work], phases: Collection[str]) -> list[Work]:
@@ -205,10 +205,10 @@ Item = TypeVar("Item")
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Group items by a key, in the order in which keys first appear."""
-    found: dict[Key, list[Item]] = defaultdict(list)
+    groups: dict[Key, list[Item]] = defaultdict(list)
     for item in items:
-        found[key(item)].append(item)
-    return found
+        groups[key(item)].append(item)
+    return groups
 
 
 def share(part: float, total: float) -> float | None:

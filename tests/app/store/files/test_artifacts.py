@@ -167,7 +167,7 @@ class TestTake:
         assert len(stored(folder)) == 1
 
     @pytest.mark.parametrize("why", ["another name", "another disk", "no links"])
-    def test_where_linking_would_be_wrong_or_impossible_it_is_copied(
+    def test_a_file_that_cannot_be_linked_is_copied(
         self, files: ArtifactFiles, folder: Path, trace: Path, why: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = trace.with_name("other")
@@ -285,7 +285,7 @@ class TestRemove:
         assert stored(folder) == []
         assert files.remove([SHA256], database) == []
 
-    def test_what_is_held_stays_until_it_is_released_as_often_as_put(
+    def test_held_files_stay_until_each_hold_ends(
         self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
     ) -> None:
         files.put(trace)

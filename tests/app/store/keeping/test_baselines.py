@@ -121,9 +121,7 @@ def test_what_has_no_complete_results_is_refused(
     assert baselines.page() == ([], None)
 
 
-def test_invalid_results_get_into_none_and_suspect_ones_are_told(
-    baselines: Baselines, shop: Shop, record: Callable[..., Any]
-) -> None:
+def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, record: Callable[..., Any]) -> None:
     def run(**verdicts: str | None) -> int:
         claim = shop.running_job()
         found = [

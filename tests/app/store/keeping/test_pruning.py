@@ -109,7 +109,7 @@ class TestWorkers:
         prune(in_days=31)
         assert reading.known_names()["capabilities"] == {"attention:new"}
 
-    def test_a_worker_that_was_forgotten_is_told_to_register_again(self, shop: Any, prune: Any) -> None:
+    def test_a_forgotten_worker_registers_again(self, shop: Any, prune: Any) -> None:
         shop.register()
         assert shop.queue.renew([], ("worker", "active")).knows_worker
         shop.registration.set_worker_state("worker", "lost")

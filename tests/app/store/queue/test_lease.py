@@ -60,7 +60,7 @@ def pass_time(
     return recovered
 
 
-def test_a_silent_attempt_is_recovered_after_its_lease_and_not_before(
+def test_a_silent_attempt_is_recovered_after_its_lease(
     shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
 ) -> None:
     claim = shop.running_job()
@@ -90,7 +90,7 @@ def test_the_second_attempt_has_a_lease_of_its_own(shop: Any, watcher: Watcher, 
     assert reading.job(first.job_id)[0]["error"]["code"] == "worker_lost"
 
 
-def test_a_watcher_that_was_stopped_expires_nobody_when_it_wakes(
+def test_a_watcher_that_wakes_expires_nobody(
     shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
 ) -> None:
     claim = shop.running_job()
@@ -200,7 +200,7 @@ def test_while_nobody_can_write_nobody_is_silent(
     database.close()
 
 
-def test_a_look_that_had_to_wait_says_nothing_about_the_workers(
+def test_a_late_look_expires_no_worker(
     shop: Any, watcher: Watcher, clock: Clock, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = shop.running_job()
@@ -216,7 +216,7 @@ def test_a_look_that_had_to_wait_says_nothing_about_the_workers(
     assert pass_time(watcher, clock, 1) == [claim.job_id]
 
 
-def test_time_in_which_the_caller_could_not_write_does_not_count(shop: Any, watcher: Watcher, clock: Clock) -> None:
+def test_time_without_writing_does_not_count(shop: Any, watcher: Watcher, clock: Clock) -> None:
     claim = shop.running_job()
     watcher.skip()
     pass_time(watcher, clock, LEASE_S - 2)
@@ -318,7 +318,7 @@ class TestTheDatabasesLease:
 
 class TestWorkers:
     @pytest.mark.parametrize("state", ["active", "draining"])
-    def test_a_silent_worker_is_lost_and_comes_back_as_what_it_was(
+    def test_a_silent_worker_is_lost_and_comes_back(
         self,
         shop: Any,
         watcher: Watcher,

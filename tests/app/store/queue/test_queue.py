@@ -245,9 +245,7 @@ class TestSweepsAsWholes:
         }
         assert queue.resume_sweep(swept)["counts"]["queued"] == 3, "the one that is being cancelled, too"
 
-    def test_deleting_the_latest_job_of_a_point_leaves_the_one_before(
-        self, queue: Queue, reading: Reading, swept: int
-    ) -> None:
+    def test_a_points_former_job_follows_a_deleted_one(self, queue: Queue, reading: Reading, swept: int) -> None:
         queue.resume_sweep(swept)
         queue.cancel_sweep(swept)
         queue.delete(reading.jobs(sweep=swept)[0][0]["id"])
@@ -487,7 +485,7 @@ class TestRunning:
         versions.append(reading.job(claim.job_id)[1])
         assert versions == sorted(set(versions))
 
-    def test_a_renewal_tells_what_is_lost_and_what_is_to_be_cancelled(self, shop: Any, queue: Queue) -> None:
+    def test_a_renewal_tells_losses_and_cancels(self, shop: Any, queue: Queue) -> None:
         mine, lost, cancelled = (shop.running_job() for _ in range(3))
         queue.give_back(lost)
         queue.cancel(cancelled.job_id)
@@ -509,7 +507,7 @@ class TestCancel:
         assert reading.events(job_id)[-1]["type"] == "done"
 
     @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-    def test_a_running_job_ends_cancelled_whatever_its_worker_says(
+    def test_a_cancelled_job_ends_cancelled(
         self, shop: Any, queue: Queue, reading: Reading, ending: Finish, record: Callable[..., MeasurementRecord]
     ) -> None:
         claim = shop.running_job()
@@ -555,9 +553,7 @@ class TestCancel:
 
 
 class TestRecover:
-    def test_a_lost_workers_job_is_retried_until_its_attempts_are_used_up(
-        self, shop: Any, queue: Queue, reading: Reading
-    ) -> None:
+    def test_a_lost_workers_job_uses_up_its_attempts(self, shop: Any, queue: Queue, reading: Reading) -> None:
         first = shop.running_job(max_attempts=2)
         assert queue.recover(queue.running()[0]) == "queued"
         second = shop.claim("w2")

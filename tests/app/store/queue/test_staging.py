@@ -60,7 +60,7 @@ def seen(database: Database, job_id: int) -> int:
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "attempts that run are shown"])
-def test_nobody_sees_half_a_result_and_everybody_may_write_meanwhile(
+def test_nobody_sees_half_a_result(
     shop: Any,
     queue: Queue,
     database: Database,
@@ -136,7 +136,7 @@ def break_off_finish(queue: Queue, between: Between, claim: Claim, large: Finish
     between(lambda: None)
 
 
-def test_what_a_lost_attempt_has_written_is_never_seen_and_is_swept(
+def test_rows_of_a_lost_attempt_are_never_seen(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
@@ -165,7 +165,7 @@ def test_a_finish_that_broke_off_begins_anew(
     assert stored(database) == seen(database, claim.job_id) == ROWS + 3
 
 
-def test_nobody_sweeps_what_an_attempt_has_staged_that_still_runs(
+def test_a_running_attempts_rows_are_not_swept(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
@@ -194,7 +194,7 @@ def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
         assert stored(database) == seen(database, claim.job_id) == 6
 
 
-def test_a_finish_that_broke_off_and_then_fails_has_no_results(
+def test_a_finish_that_fails_after_a_break_has_no_results(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
@@ -218,7 +218,7 @@ def test_a_cancel_between_slices_makes_all_of_them_partial(
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "in one slice"])
-def test_renewals_get_their_turn_during_somebody_elses_large_finish(
+def test_renewals_get_a_turn_during_a_large_finish(
     shop: Any,
     queue: Queue,
     settings: Settings,

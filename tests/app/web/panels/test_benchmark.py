@@ -43,8 +43,8 @@ def test_unknown_memory_has_no_bar() -> None:
     assert draw_memory(by_process(rows))["table"]["rows"] == [["one process", 100.0]]
 
 
-@pytest.mark.parametrize(("processes", "told"), [(64, False), (70, True)])
-def test_left_out_processes_are_reported(processes: int, told: bool) -> None:
+@pytest.mark.parametrize(("processes", "reported"), [(64, False), (70, True)])
+def test_left_out_processes_are_reported(processes: int, reported: bool) -> None:
     rows = [
         row(*measured, unit=unit)
         for unit in range(processes)
@@ -52,6 +52,6 @@ def test_left_out_processes_are_reported(processes: int, told: bool) -> None:
     ]
     found: Any = SimpleNamespace(measurements=rows)
     for panel in panels(found):
-        assert panel.text.endswith(" Drawn: the first 64 of 70 processes.") == told, panel.name
+        assert panel.text.endswith(" Drawn: the first 64 of 70 processes.") == reported, panel.name
         assert panel.draw is not None
         assert len(panel.draw()["table"]["rows"]) == 64

@@ -239,7 +239,7 @@ class TestNcu:
             ("", ""),
         ],
     )
-    def test_functions_are_named_without_what_belongs_to_the_compiler(self, kernel: str, function: str) -> None:
+    def test_functions_have_their_plain_names(self, kernel: str, function: str) -> None:
         assert nsight.function_of(kernel) == function
 
     @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ class TestErrors:
         error = RUNNER.wrapper_error(spec, unit, tmp_path, output, succeeded=succeeded)
         assert error == f"Nsight Compute could not measure: {NO_PERMISSION}"
 
-    def test_a_filter_that_matches_nothing_names_the_kernels_that_ran(self, tmp_path: Path) -> None:
+    def test_a_filter_without_match_names_the_kernels(self, tmp_path: Path) -> None:
         spec, unit = planned(tmp_path, "ncu", ncu={"kernels": "flush"})
         output, code = wrapped(unit, tmp_path)
         assert code == 0
@@ -446,7 +446,7 @@ class TestOnAGpu:
         assert rest == 0
         assert 1 <= kernels_measured <= 3
 
-    def test_a_filter_that_matches_nothing_fails_in_the_tools_words(self, tmp_path: Path) -> None:
+    def test_a_filter_without_match_fails_in_the_tools_words(self, tmp_path: Path) -> None:
         job = job_of(tmp_path, ncu={"kernels": "no_such_kernel"})
         assert job["error"]["code"] == "invalid_environment", job["log"]
         assert "no kernel's name matches 'no_such_kernel'" in job["error"]["detail"]

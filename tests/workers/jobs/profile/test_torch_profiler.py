@@ -159,7 +159,7 @@ def test_each_scope_has_the_share_of_each_class(run: Any, device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_the_share_of_products_falls_from_inference_to_the_full_step(run: Any) -> None:
+def test_products_share_falls_from_inference_to_training(run: Any) -> None:
     """The optimizer works on every parameter, and has no products."""
     report = run(device="cuda", model={"size": "small"}, context_length=128, batch_size=4)
     assert shares(report, "forward")["matmul"] > 1.1 * shares(report, "step")["matmul"] > 0
@@ -356,9 +356,7 @@ def test_a_trace_of_which_nothing_fits_is_left_out(run: Any, monkeypatch: pytest
     assert "hold nothing" in metrics(report)["trace_steps", None]["reason"]
 
 
-def test_a_profile_that_fails_halfway_keeps_the_times_before_it(
-    run: Any, report: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_profile_keeps_its_times(run: Any, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the profiler broke down")
 
@@ -403,7 +401,7 @@ def test_memory_that_does_not_suffice_is_a_result(run: Any, monkeypatch: pytest.
     assert report.tables == {}
 
 
-def test_memory_that_does_not_suffice_under_the_profiler_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_under_the_profiler_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -548,7 +546,7 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kernel", "known"), [("vectorized_elementwise_kernel", False), ("vectorized_layer_norm_kernel", True)]
 )
-def test_in_a_graph_norms_are_known_only_by_kernels_of_their_own(report: Report, kernel: str, known: bool) -> None:
+def test_norms_in_a_graph_need_their_own_kernels(report: Report, kernel: str, known: bool) -> None:
     spec = ProfileSpec(**{**FIELDS, "cuda_graph": True, "mode": "forward", "device": "cuda"})
     timed = torch_profiler.Timed(spec, None, 1.0, None)  # type: ignore[arg-type]
     profiling = torch_profiler.Profiling(timed, Values(torch_profiler.profile_metrics(spec)), report)
