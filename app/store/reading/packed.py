@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from app.store.public import finite
+from app.numbers import finite
 
 
 def unpack(samples: bytes | None) -> list[float | None] | None:
