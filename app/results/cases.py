@@ -25,13 +25,9 @@ from app.specs import Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot
 from app.store.reading import measurements
-<<<<<<< HEAD
-from app.store.reading.packed import decoded
-=======
 from app.store.reading.measurements import FinishedJob
-from app.store.stored_json import decoded
+from app.store.reading.packed import decoded
 from app.summaries import add_process, planned_processes, summarise, worst_outcome
->>>>>>> main
 from app.table_options import Statistic
 
 METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")

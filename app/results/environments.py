@@ -9,11 +9,7 @@ from typing import Any
 
 from app.specs import Scalar
 from app.specs._base import flat
-<<<<<<< HEAD:app/results/circumstances.py
-from app.store import tables
-=======
 from app.store.database.engine import Snapshot
->>>>>>> main:app/results/environments.py
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob
 
@@ -74,31 +70,8 @@ class Setup:
         return cls(list(map(_flat, recorded)), [_spec(job, side) for job in jobs])
 
 
-<<<<<<< HEAD:app/results/circumstances.py
-def _environments(connection: Connection, jobs: Sequence[Row[Any]], side: Side) -> list[dict[str, Scalar]]:
-    """Return the environment of the first unit of each job, on this side, that recorded one."""
-    unit = tables.unit.c
-    recorded = measurements.recorded_attempts(connection, [job.id for job in jobs])
-    query = select(unit.environment).order_by(unit.unit_index).limit(1)
-    if side is not None:
-        query = query.where(unit.side == side)
-    found = []
-    for job_id, attempt in recorded.items():
-        of_job = query.where(unit.job_id == job_id, unit.attempt == attempt, unit.environment.is_not(None))
-        environment = connection.execute(of_job).scalar_one_or_none()
-        if environment:
-            found.append(_flat(environment))
-    return found
-
-
-def _spec(job: Row[Any], side: Side) -> dict[str, Scalar]:
-    spec = job.spec
-    if side is not None and job.kind in KINDS and KINDS[job.kind].holds_specs:
-        spec = spec.get(side, {})
-=======
 def _spec(job: FinishedJob, side: str | None) -> dict[str, Scalar]:
     spec = job.spec.get(side, {}) if side is not None and job.holds_specs else job.spec
->>>>>>> main:app/results/environments.py
     return _flat({name: value for name, value in spec.items() if name != "kind"})
 
 

@@ -18,17 +18,9 @@ from app.errors import FieldError, InvalidRequest, NotFound
 from app.results.arranging import ordered, page
 from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar
-<<<<<<< HEAD
-from app.store import tables
-from app.store.column_types import broken
-from app.store.database.engine import Database
-from app.store.public import checked_id, of_attempt
-from app.store.reading.measurements import recorded_attempt
-=======
 from app.store.database.engine import Database, Snapshot
 from app.store.public import of_attempt
 from app.store.reading.unit_tables import TablePart, part_rows, table_parts
->>>>>>> main
 
 UNIT_INDEX = "unit_index"
 NOTE = "note"
@@ -235,19 +227,6 @@ def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
     return for_people(Sheet(columns=columns, rows=rows), first)
 
 
-<<<<<<< HEAD
-def _check_readable(parts: Sequence[Row[Any]]) -> None:
-    for part in parts:
-        if broken(part._mapping):
-            raise _cannot_be_read(part)
-
-
-def _cannot_be_read(part: Row[Any]) -> Conflict:
-    return Conflict(f"What is stored of table {part.name!r}, unit {part.unit_index}, cannot be read any more.")
-
-
-=======
->>>>>>> main
 def _columns(reported: Sequence[Mapping[str, Any]], *, several: bool) -> list[Column]:
     names = free_names([column["name"] for column in reported], [UNIT_INDEX], "table")
     own = [Column(names[column["name"]], column["type"], column.get("unit")) for column in reported]
