@@ -11,7 +11,7 @@ from typing import Any
 
 from app.case_text import case_text
 from app.cli.terminal import cell, echo, echo_json, echo_table
-from app.number_text import number
+from app.numbers import number
 from app.states import FIRST_IN_QUEUE
 from app.times import age, duration, moment, ran
 from app.validity import doubts, notes, verdict
