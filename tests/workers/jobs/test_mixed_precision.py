@@ -16,10 +16,9 @@ from app.specs._training import ModelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from tests.workers.reporting import Report
 from workers.jobs import mixed_precision
-from workers.jobs._base import Resumable, Unit
+from workers.jobs._base import Unit
 from workers.jobs.mixed_precision import RUNNER
 from workers.measure import table
-from workers.outcome import Failed
 
 MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
 NARROW = {"fp16": "float16", "bf16": "bfloat16"}
@@ -208,17 +207,6 @@ def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatc
 def test_an_attention_that_lacks_the_type_is_unsupported(run) -> None:
     report = run(accumulations=[], audits=["transformer"], autocasts=["bf16"], attention="cpu_flash")
     assert report.cell()["modules_in_float32", None]["outcome"] == "unsupported"
-
-
-def test_after_a_crash_the_other_cells_are_measured(run) -> None:
-    assert isinstance(RUNNER, Resumable)
-    fields: dict[str, Any] = {"audits": ["toy"], "autocasts": ["bf16", "none"], "accumulations": []}
-    spec = MixedPrecisionSpec(**fields)
-    rest = RUNNER.resume(spec, RUNNER.plan(spec)[0], 0, Failed("crashed", "killed by SIGILL"))
-    report = run(rest, **fields)
-    assert {row["outcome"] for row in report.cell(autocast="bf16").values()} == {"crashed"}
-    assert report.cell(autocast="none")["modules", None]["outcome"] == "ok"
-    assert {row["autocast"] for row in rows(report, "dtypes")} == {"none"}
 
 
 def test_a_table_with_too_many_rows_is_cut_and_says_so(
