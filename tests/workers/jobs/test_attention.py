@@ -72,9 +72,7 @@ def run(tmp_path: Path):
         RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
         return report
 
-    precision = torch.get_float32_matmul_precision()
-    yield run
-    torch.set_float32_matmul_precision(precision)
+    return run
 
 
 @pytest.fixture
