@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -50,11 +49,6 @@ def checked_id(number: int, what: str) -> int:
 def rfc3339(time: datetime | None) -> str | None:
     """Write a UTC time with microseconds, ending in Z."""
     return None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def finite(value: float | None) -> float | None:
-    """Return None for NaN and infinity, which JSON lacks, and every other value unchanged."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from app.case_text import case_text, in_use
 from app.metrics import readable
-from app.number_text import number
+from app.numbers import number
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS

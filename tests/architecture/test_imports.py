@@ -22,6 +22,7 @@ FORBIDDEN_IMPORTS = {
     ),
     "only the command line is built on the client": ("app/web/forms.py", "import flopwatch.own_code"),
     "only the store talks to the database": ("workers/agent/agent.py", "import sqlalchemy"),
+    "results hold no SQL": ("app/results/sides.py", "import sqlalchemy"),
     "kernels knows nothing of the others": ("kernels/__init__.py", "import parallel"),
     "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
     "the model and the measuring import nothing of the service": ("workers/model/__init__.py", "import app.presets"),

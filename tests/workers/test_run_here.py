@@ -20,6 +20,7 @@ import pytest
 from workers import run_here as run_here_module
 from workers.jobs import _training
 from workers.jobs._base import Unit
+from workers.reporter import Reporter
 from workers.run_here import run_here
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -203,19 +204,21 @@ class Writer:
 
     def __init__(self, scratch: Path, output: Path) -> None:
         scratch.mkdir()
-        self.reporter = run_here_module.LocalReporter(scratch, output, scratch)
+        self.scratch = scratch
+        self.results = run_here_module.LocalResults(output)
 
     def unit(self, *names: str) -> None:
-        index = len(self.reporter.spool.units)
-        self.reporter.spool.begin_unit(index, f"unit {index}")
+        index = len(self.results.spool.units)
+        self.results.spool.begin_unit(index, f"unit {index}")
+        reporter = Reporter(self.results.take, scratch=self.scratch, ceilings=self.scratch)
         for name in names:
-            path = self.reporter.scratch / name
-            path.write_text(f"{self.reporter.scratch.name}, {index}, {name}")
-            self.reporter.artifact(path, name=name, kind="samples", media_type="text/plain")
+            path = self.scratch / name
+            path.write_text(f"{self.scratch.name}, {index}, {name}")
+            reporter.artifact(path, name=name, kind="samples", media_type="text/plain")
 
     def files(self) -> dict[str, str]:
         """What each file is called, with its content."""
-        paths = [Path(artifact["path"]) for artifact in self.reporter.result()["artifacts"]]
+        paths = [Path(artifact["path"]) for artifact in self.results.result()["artifacts"]]
         return {path.name: path.read_text() for path in paths}
 
 

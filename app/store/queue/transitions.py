@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from app.states import LivingState
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.database.slices import Slices
-from app.store.keeping.baseline_rows import baselines_of
+from app.store.keeping.baselines import baselines_of
 from app.store.keeping.deleting import delete_jobs
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
 from app.store.queue import fitting, service_settings, staging, submission, sweeps
@@ -50,6 +50,7 @@ from app.store.records import (
 )
 from app.store.stored_json import broken
 from app.store.tables import utc_now
+from app.summaries import planned_processes, values_of_job
 
 _job, _attempt, _sweep = tables.job.c, tables.attempt.c, tables.sweep.c
 
@@ -367,6 +368,7 @@ class Queue:
                 error,
                 environment=finish.environment,
                 validity=finish.validity,
+                metrics=_values(claim, finish, state),
             )
             if state == "succeeded" and job.sweep_id is not None:
                 fitting.go_on(connection, job._mapping)
@@ -402,7 +404,7 @@ class Queue:
             if job.cancel_requested_at is not None:
                 error = job_problem("cancelled", CANCELLED_WHILE)
                 _end_attempt(connection, claim.attempt_id, "cancelled", error=error)
-                _finish_job(connection, claim.job_id, claim.attempt, "cancelled", error)
+                _finish_job(connection, claim.job_id, claim.attempt, "cancelled", error, metrics=None)
             else:
                 _end_attempt(connection, claim.attempt_id, "given_back")
                 _requeue(connection, claim.job_id, claim.attempt, "given_back", counted=False)
@@ -533,7 +535,7 @@ def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
     if problem is not None:
         logger.error("job %d fails: %s", job_id, problem["detail"])
         _end_attempt(connection, attempt_id, "failed", error=problem)
-        _finish_job(connection, job_id, job.attempt, "failed", problem)
+        _finish_job(connection, job_id, job.attempt, "failed", problem, metrics=None)
         return None
     return Claim(
         job_id=job_id,
@@ -656,3 +658,11 @@ def _marked(rows: staging.Slice, *, partial: bool) -> staging.Slice:
         (table, [{**row, "partial": partial} for row in found] if "partial" in table.c else found)
         for table, found in rows
     ]
+
+
+def _values(claim: Claim, finish: Finish, state: str) -> Mapping[str, float] | None:
+    """Return the values by which lists sort the job; None if it has several cases, or two sides."""
+    if any(unit.side is not None for unit in finish.units):
+        return None
+    stopped = None if state == "succeeded" else state
+    return values_of_job(finish.measurements, planned_processes(claim.spec), stopped)

@@ -7,7 +7,7 @@ import logging
 import sys
 import zlib
 
-from app.store.public import finite
+from app.numbers import finite
 
 logger = logging.getLogger(__name__)
 

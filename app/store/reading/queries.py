@@ -12,8 +12,9 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
 
+from app.columns import free_names, type_of
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.results.sheet import free_names, type_of
+from app.numbers import finite
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import tables
 from app.store.database.engine import Database
@@ -23,7 +24,6 @@ from app.store.public import (
     artifact_url,
     attempt_links,
     checked_id,
-    finite,
     job_dict,
     readable,
     rfc3339,

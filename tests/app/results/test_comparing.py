@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from app import results
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.results import Question, Sheet, compare, compare_sides, compare_with_baseline, render
+from app.results import Question, Sheet, render, sheet_of
+from app.results.comparing import PLAIN
 from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
@@ -25,6 +27,29 @@ KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "
 OPERATORS = {"name": "string", "class": "string", "device_ms": "number", "host_ms": "number", "calls": "number"}
 SUCCEEDED = Finish("succeeded")
 CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
+
+
+def compare(
+    database: Database,
+    baseline: int | Sequence[int],
+    candidate: int | Sequence[int],
+    question: Question = PLAIN,
+    limit: int | None = None,
+) -> Sheet:
+    """Compare jobs, and return the comparison as a sheet."""
+    sides = ([side] if isinstance(side, int) else side for side in (baseline, candidate))
+    return sheet_of(results.compare(database, *sides, question), limit)
+
+
+def compare_with_baseline(
+    database: Database, name: str, candidate: int | Sequence[int], question: Question = PLAIN
+) -> Sheet:
+    jobs = [candidate] if isinstance(candidate, int) else candidate
+    return sheet_of(results.compare_with_baseline(database, name, jobs, question))
+
+
+def compare_sides(database: Database, job_id: int) -> Sheet:
+    return sheet_of(results.compare_sides(database, job_id))
 
 
 def rows(sheet: Sheet) -> list[dict[str, Any]]:
@@ -453,7 +478,7 @@ class TestProfiles:
             return ("kernels-forward", [[f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)], KERNELS)
 
         jobs = [profile(kernels(0.0)), profile(kernels(1.0))]
-        sheet = compare(database, *jobs, Question(limit=2))
+        sheet = compare(database, *jobs, limit=2)
         assert [row["name"] for row in rows(sheet)] == ["all kernels", "k4", "k3"]
         assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
         assert "Shown are the 2 that changed most of 5 kernels (forward)." in sheet.notes

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.results import Cell, Sheet, column_name, local_table, render, table
+from app.metrics import column_name
+from app.results import Cell, Sheet, local_table, render
 from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.kernel import KernelSpec
 from app.store.database.engine import Database
 from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, UnitRecord
+from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
 TIMEOUT = Finish("failed", error=job_problem("timeout", "longer than 1 s"))

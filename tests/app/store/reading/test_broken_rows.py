@@ -93,7 +93,7 @@ def everything(database: Database) -> Iterator[Any]:
         yield from (part(job_id) for part in (reading.events, reading.attempts, reading.log, reading.units))
         yield from (part(job_id) for part in (reading.measurements, reading.artifacts))
         yield list_tables(database, job_id)
-    yield results.render(results.table(database), "json")
+    yield results.render(results.table(database, results.JobChoice()), "json")
 
 
 def break_column(database: Database, table: Table, column: Column[Any], value: str) -> None:

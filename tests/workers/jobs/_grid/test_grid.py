@@ -16,12 +16,13 @@ import torch
 from app.specs import Case
 from tests.workers.reporting import Report
 from workers.jobs import _grid
-from workers.jobs._base import Reporter, Resumable, Runner, Unit
+from workers.jobs._base import Resumable, Runner, Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
 from workers.measure.memory import OutOfMemory
 from workers.outcome import Crashed, Failed, InvalidEnvironment, Unsupported
+from workers.reporter import Reporter
 
 
 @dataclass(frozen=True)
