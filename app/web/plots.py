@@ -31,8 +31,8 @@ from app.numbers import number
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
+from app.value_text import value_text
 from app.web import thinning
-from app.web.values import value_text
 
 Figure = dict[str, Any]
 
