@@ -356,7 +356,8 @@ from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
 from app.results import list_tables, result_table
 from workers.agent.agent import capabilities
-from workers.devices.locks import Lease, discover
+from workers.devices.discovery import discover
+from workers.devices.locks import HeldDevices
 from workers.agent.job_run import JobRun
 from workers.jobs import RUNNERS
 from workers.jobs.profile import nsight
@@ -372,7 +373,7 @@ queue.submit(NewJob(spec))
 names = capabilities(allow_code=False)
 claim = queue.claim("worker", Offer(frozenset(RUNNERS), names, total_gpus=1, free_gpus=1, idle=True))
 launcher = Launcher()
-run = JobRun(claim, Lease(gpus=discover().gpus[:1]), queue=queue, artifacts=ArtifactFiles(settings.artifacts_dir),
+run = JobRun(claim, HeldDevices(gpus=discover().gpus[:1]), queue=queue, artifacts=ArtifactFiles(settings.artifacts_dir),
              launcher=launcher, settings=settings, scratch=folder / "scratch", neighbours=[], on_end=lambda: None)
 run.start()
 run.join()
