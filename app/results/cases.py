@@ -26,7 +26,7 @@ from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob
-from app.store.stored_json import decoded
+from app.store.reading.packed import decoded
 from app.summaries import add_process, planned_processes, summarise, worst_outcome
 from app.table_options import Statistic
 

@@ -11,8 +11,8 @@ from sqlalchemy import RowMapping
 
 from app.errors import NotFound
 from app.states import JOB_STATES
+from app.store.column_types import broken
 from app.store.files.uploads import code_links
-from app.store.stored_json import broken, is_unreadable
 
 MAX_ID = 2**63 - 1
 """The largest id. The database's integers have 64 bits; a number from a URL can have any length."""
@@ -55,30 +55,23 @@ ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
 """The parts that each attempt has of its own. Without `?attempt=` clients get those of the last attempt."""
 
 
-def readable(value: Any) -> Any:
-    """Return None for a stored value that cannot be read, and every other value unchanged."""
-    return None if is_unreadable(value) else value
-
-
 _JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", "attempts")
 
 
 def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
     """Make the public job from a row of the table `job`. `waiting` says why it cannot start (see waiting.py)."""
     path = f"/jobs/{row['id']}"
-    problem = broken(row)
     return {
         **{field: row[field] for field in _JOB_FIELDS},
-        "progress": NO_PROGRESS if is_unreadable(row["progress"]) else row["progress"],
-        "error": problem if is_unreadable(row["error"]) else row["error"],
+        "progress": row["progress"] or NO_PROGRESS,
         "created_at": rfc3339(row["created_at"]),
         "started_at": rfc3339(row["started_at"]),
         "finished_at": rfc3339(row["finished_at"]),
         "cancel_requested_at": rfc3339(row["cancel_requested_at"]),
         "waiting": waiting,
-        "environment": readable(row["environment"]),
-        "validity": readable(row["validity"]),
-        "broken": problem,
+        "environment": row["environment"],
+        "validity": row["validity"],
+        "broken": broken(row),
         "links": {
             "self": path,
             **{name: f"{path}/{name}" for name in _JOB_PARTS},
@@ -97,7 +90,7 @@ def sweep_dict(
     path = f"/sweeps/{row['id']}"
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
-        "fit": readable(row["fit"]),
+        "fit": row["fit"],
         "searches": searches,
         "created_at": rfc3339(row["created_at"]),
         "broken": broken(row),

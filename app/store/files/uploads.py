@@ -16,7 +16,6 @@ from app.specs._code import RUNS_CODE, codes_of
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.files.artifacts import ArtifactFiles
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 _file, _use = tables.code_file.c, tables.job_code.c
@@ -70,7 +69,7 @@ def code_links(job: Mapping[Any, Any]) -> dict[str, str]:
 
     `job` is a row of the table `job`.
     """
-    if is_unreadable(job["requirements"]) or is_unreadable(job["spec"]) or RUNS_CODE not in job["requirements"]:
+    if RUNS_CODE not in job["requirements"]:
         return {}
     return {"_".join(place): url_of(sha256) for place, sha256 in codes_of(job["spec"])}
 

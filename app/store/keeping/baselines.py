@@ -31,7 +31,6 @@ from app.store.database.engine import Database
 from app.store.public import checked_id, rfc3339
 from app.store.queue import sweeps
 from app.store.reading.measurements import JOBS_PER_QUERY, recorded_attempts
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 MAX_TITLE = 200
@@ -223,8 +222,7 @@ def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Ro
 
 def _why(row: Row[Any]) -> str:
     """Return how an unsuccessful job ended: "failed (timeout)", "cancelled"."""
-    error = {} if row.error is None or is_unreadable(row.error) else row.error
-    code = error.get("code", row.state)
+    code = (row.error or {}).get("code", row.state)
     return str(row.state if code == row.state else f"{row.state} ({code})")
 
 

@@ -34,7 +34,6 @@ from app.store import tables
 from app.store.queue.hosts import Host, Needs, known_hosts
 from app.store.queue.pausing import going, paused_kinds
 from app.store.records import Offer
-from app.store.stored_json import is_unreadable
 
 FIRST, NEXT = 4, 200
 """Number of rows of the first page and of each further one. Nearly always the first row decides."""
@@ -114,8 +113,6 @@ def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> 
     page = connection.execute(lane.first_page, values).all()
     while True:
         for job in page:
-            if is_unreadable(job.requirements):
-                return job  # the worker that takes it finds that it cannot run
             if offer.capabilities.issuperset(job.requirements):
                 return job
             if RUNS_CODE in job.requirements and RUNS_CODE not in offer.capabilities:

@@ -25,7 +25,6 @@ from app.store import tables
 from app.store.files.uploads import is_gone, known_files
 from app.store.queue import submission, sweeps
 from app.store.records import NewJob
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 logger = logging.getLogger(__name__)
@@ -47,8 +46,7 @@ class Tried:
 
 def fit_of(sweep: Mapping[Any, Any]) -> Fit | None:
     """Return the search of a row of the table `sweep`; None for a plain grid."""
-    stored = sweep["fit"]
-    return None if stored is None or is_unreadable(stored) else Fit(**stored)
+    return Fit(**sweep["fit"]) if sweep["fit"] else None
 
 
 def points_of(sweep: Mapping[Any, Any]) -> list[Point]:
@@ -75,7 +73,7 @@ def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
     is_search = (tables.sweep.c.id == job["sweep_id"]) & tables.sweep.c.fit.is_not(None)
     sweep = connection.execute(select(tables.sweep).where(is_search)).mappings().one_or_none()
     fit = None if sweep is None else fit_of(sweep)
-    if sweep is None or fit is None or job["point"] is None or is_unreadable(job["point"]):
+    if sweep is None or fit is None or not job["point"]:
         return
     choice = {path: index for path, index in job["point"].items() if path != fit.axis}
     point = next((point for point in points_of(sweep) if point.choice == choice), None)

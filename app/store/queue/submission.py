@@ -10,12 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from app.errors import Conflict, Gone, IdempotencyMismatch, KeyTaken
+from app.errors import Gone, IdempotencyMismatch, KeyTaken
 from app.store import tables
 from app.store.files.uploads import keep_code
 from app.store.public import NO_PROGRESS
 from app.store.records import Idempotency, NewJob, Submitted
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 _key = tables.idempotency_key.c
@@ -131,11 +130,6 @@ def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted 
     if first.digest != idempotency.digest:
         raise IdempotencyMismatch(
             f"The Idempotency-Key {idempotency.key!r} came with another body before: use a new key."
-        )
-    if is_unreadable(first.response):
-        raise Conflict(
-            f"The first answer to the Idempotency-Key {idempotency.key!r} cannot be read any more. That request made "
-            f"number {first.resource_id}; use a new key for another."
         )
     # A sweep's answer has its grid.
     table = tables.sweep if "grid" in first.response else tables.job

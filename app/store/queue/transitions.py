@@ -28,6 +28,7 @@ from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import LivingState
 from app.store import tables
+from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.database.slices import Slices
 from app.store.keeping.baselines import baselines_of
@@ -48,7 +49,6 @@ from app.store.records import (
     RunningAttempt,
     Submitted,
 )
-from app.store.stored_json import broken
 from app.store.tables import utc_now
 from app.summaries import planned_processes, values_of_job
 

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, func, select
+from sqlalchemy import Connection, func, select
 
 from app.specs._code import ALLOW_IT, RUNS_CODE
 from app.store import tables
 from app.store.queue.claims import QUEUED
-from app.store.queue.hosts import Host, Needs, hosts, names_in
+from app.store.queue.hosts import Host, Needs, comparable, hosts
 from app.store.queue.pausing import paused_kinds, why_paused
 
 START_ONE = "start one with `flopwatch worker`"
@@ -42,12 +42,12 @@ def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
     id of the job submitted first, and the reason as above.
     """
     job = tables.job.c
-    needs = (job.kind, job.device_type, job.devices, cast(job.requirements, Text))
+    needs = (job.kind, job.device_type, job.devices, comparable(job.requirements))
     query = select(*needs, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs)
     connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
     found = []
     for kind, device_type, devices, requirements, number, first in connection.execute(query):
-        needed = Needs(kind, device_type, devices, frozenset(names_in(requirements)))
+        needed = Needs(kind, device_type, devices, frozenset(requirements))
         found.append(
             {
                 "kind": kind,

@@ -32,7 +32,7 @@ from app.store.database.engine import Database
 from app.store.public import job_dict, rfc3339
 from app.store.queue import sweeps
 from app.store.queue.waiting import waiting_reasons
-from app.store.stored_json import decoded
+from app.store.reading.packed import decoded
 from app.summaries import add_process, planned_processes
 from app.times import parsed_time
 

@@ -12,10 +12,10 @@ from sqlalchemy import select
 
 from app.errors import Conflict, NotFound
 from app.store import tables
+from app.store.column_types import broken
 from app.store.database.engine import Snapshot
 from app.store.public import checked_id
 from app.store.reading.measurements import recorded_attempt
-from app.store.stored_json import is_unreadable
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TablePart:
 
     def check(self) -> None:
         """Raise Conflict if the stored columns cannot be read."""
-        if is_unreadable(self.columns):
+        if broken(vars(self)):
             raise self.cannot_be_read()
 
     def cannot_be_read(self) -> Conflict:
