@@ -33,7 +33,8 @@ from workers import tools
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.readings import Readings
 from workers.agent.scratch import Scratch
-from workers.devices.locks import DeviceLocks, Lease, discover
+from workers.devices.discovery import discover
+from workers.devices.locks import DeviceLocks, HeldDevices
 from workers.jobs import RUNNERS
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
@@ -218,7 +219,7 @@ class Agent:
 
         Without a free device the agent still makes an offer to jobs that only estimate.
         """
-        while self._has_something_new():
+        while True:
             free = self._locks.take_free()
             claim = None
             try:
@@ -237,21 +238,10 @@ class Agent:
             if time.monotonic() < self._claim_after:
                 return
 
-    def _has_something_new(self) -> bool:
-        """Return True if a claim may find something. It is called at every turn, so it checks only known users'
-        announcements."""
-        if self._refused_with is None:
-            return True
-        free = self._locks.take_free(afresh=False)
-        try:
-            return self._is_new(self._offer(free), free)
-        finally:
-            free.release()
-
-    def _is_new(self, offer: Offer, free: Lease) -> bool:
+    def _is_new(self, offer: Offer, free: HeldDevices) -> bool:
         return offer != self._refused_with and bool(free.descriptors or offer.deviceless)
 
-    def _offer(self, free: Lease) -> Offer:
+    def _offer(self, free: HeldDevices) -> Offer:
         on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())
         return Offer(
             kinds=frozenset(RUNNERS),
@@ -262,14 +252,14 @@ class Agent:
             deviceless=on_paper < MAX_ON_PAPER,
         )
 
-    def _start(self, claim: Claim, free: Lease) -> None:
+    def _start(self, claim: Claim, free: HeldDevices) -> None:
         """Start the job. An error of ours ends this attempt and not the agent, and the next claim waits a while."""
-        lease = None
+        kept = None
         try:
-            lease = self._lease_for(claim, free)
+            kept = self._devices_for(claim, free)
             run = JobRun(
                 claim,
-                lease,
+                kept,
                 queue=self._queue,
                 artifacts=self._artifacts,
                 launcher=self._launcher,
@@ -282,7 +272,7 @@ class Agent:
         except Exception as error:
             logger.exception("job %s cannot be started; the next claim waits %g s", claim.job_id, self._backoff_s)
             self._pause_claims()
-            (free if lease is None else lease).release()
+            (free if kept is None else kept).release()
             if isinstance(error, BlockingIOError):  # another process took the host first; that is not an error
                 self._queue.give_back(claim)
             else:
@@ -291,11 +281,11 @@ class Agent:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
             self._runs[claim.attempt_id] = run
 
-    def _lease_for(self, claim: Claim, free: Lease) -> Lease:
+    def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:
         """Return the job's share of the free devices, and give back the others."""
         if claim.device_type == "none" and not claim.exclusive_host:
             free.release()
-            return Lease()
+            return HeldDevices()
         on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
         alone = on_cpu or claim.exclusive_host
         return self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)

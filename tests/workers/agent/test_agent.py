@@ -25,7 +25,8 @@ from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
 from workers.agent.agent import MAX_ON_PAPER, Agent
-from workers.devices.locks import DeviceLocks, Host, Lease
+from workers.devices.discovery import Host
+from workers.devices.locks import DeviceLocks, HeldDevices
 
 BUSY_TIMEOUT_S = 0.3
 
@@ -129,17 +130,17 @@ def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
 @pytest.mark.parametrize("others", [[], ["cpu"]])
 def test_so_many_jobs_without_a_device_run_at_once(others: list[str]) -> None:
     almost = agent_with(*others, *["none"] * (MAX_ON_PAPER - 1))
-    assert Agent._offer(almost, Lease()).deviceless
-    assert not Agent._offer(agent_with(*others, *["none"] * MAX_ON_PAPER), Lease()).deviceless
+    assert Agent._offer(almost, HeldDevices()).deviceless
+    assert not Agent._offer(agent_with(*others, *["none"] * MAX_ON_PAPER), HeldDevices()).deviceless
 
 
 def test_a_job_without_a_device_locks_nothing(tmp_path: Path) -> None:
     locks = DeviceLocks(HOST, tmp_path)
-    lease = Agent._lease_for(agent_with(locks=locks), claim_of("none"), locks.take_free())
-    assert (lease.descriptors, lease.alone) == ([], False)
+    devices = Agent._devices_for(agent_with(locks=locks), claim_of("none"), locks.take_free())
+    assert (devices.descriptors, devices.alone) == ([], False)
     free = locks.take_free()
     assert free.alone, "others may still have the host alone"
-    alone = Agent._lease_for(agent_with(locks=locks), claim_of("none", exclusive_host=True), free)
+    alone = Agent._devices_for(agent_with(locks=locks), claim_of("none", exclusive_host=True), free)
     assert alone.alone
     assert not locks.take_free().alone
     alone.release()

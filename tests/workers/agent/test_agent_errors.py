@@ -27,7 +27,8 @@ from workers.agent import job_run, unit_run
 from workers.agent.agent import Agent
 from workers.agent.job_run import JobRun
 from workers.agent.spool import Spool
-from workers.devices.locks import DeviceLocks, Host
+from workers.devices.discovery import Host
+from workers.devices.locks import DeviceLocks
 from workers.jobs import RUNNERS
 from workers.outcome import Abandoned, GivenBack, HostExhausted, Succeeded
 from workers.processes import launch
