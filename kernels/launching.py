@@ -285,7 +285,7 @@ class _Place:
 
 
 def hooks_are_set() -> bool:
-    """Return True if somebody wants to hear of each launch, which then goes through Triton."""
+    """Return True if a hook must be called at each launch, which then goes through Triton."""
     hooks = triton.knobs.runtime
     return bool(getattr(hooks.launch_enter_hook, "calls", True) or getattr(hooks.launch_exit_hook, "calls", True))
 

@@ -24,7 +24,7 @@ from kernels.attention.flash_triton import flash_attention
 from kernels.attention.triton import launch, tilings
 from kernels.attention.triton import tune as tuning
 from kernels.attention.triton.tilings import Tiling, Tilings
-from kernels.attention.triton.tune import NothingRuns, Problem, tune
+from kernels.attention.triton.tune import NothingRuns, TuningInputs, tune
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 PRESENT = Tiling(32, 32, 4, 1)
@@ -66,7 +66,7 @@ def clock(**fast: dict[Tiling, float]) -> Callable[..., float]:
 
 
 def remembered(inputs: list[Tensor]) -> Tilings:
-    return Problem(*inputs, False, False).present()
+    return TuningInputs(*inputs, False, False).present()
 
 
 def damage(monkeypatch: pytest.MonkeyPatch, name: str, what: Callable[..., None]) -> None:
@@ -128,7 +128,7 @@ def test_the_choice_holds_for_its_dtype_width_and_precision(
     tune(*inputs, timer=seen, among=[FLAT], backward=False, tf32=False)
     assert kernels == {"forward"}
     assert remembered(inputs) == Tilings(FLAT, UPRIGHT, PRESENT, PRESENT)
-    assert Problem(*inputs, False, True).present() == TABLE, "tf32"
+    assert TuningInputs(*inputs, False, True).present() == TABLE, "tf32"
     assert remembered([one.half() for one in inputs]) == TABLE
     assert remembered([one.repeat(1, 1, 1, 2) for one in inputs]) == TABLE
     tilings.forget()
@@ -253,7 +253,7 @@ def test_only_a_clearly_faster_choice_replaces_another(inputs: list[Tensor], tim
 def test_several_lengths_count_alike(inputs: list[Tensor]) -> None:
     """By the geometric mean: half the time at one length outweighs a third more at the other."""
     q, k, v = inputs
-    problems = [Problem(*inputs, False, False), Problem(q[:, :, :17], k, v, False, False)]
+    problems = [TuningInputs(*inputs, False, False), TuningInputs(q[:, :, :17], k, v, False, False)]
     calls: list[Work] = []
 
     def times(_kernel: str, chosen: Tilings, work: Work) -> float:
@@ -292,7 +292,7 @@ def test_tuning_for_real(dtype: torch.dtype) -> None:
     lines: list[str] = []
     tune(q, k, v, True, among=[Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 1), too_large], tell=lines.append)
     assert any(line.startswith("forward 128 × ") and "OutOfResources" in line for line in lines)
-    problem = Problem(q, k, v, True, None)
+    problem = TuningInputs(q, k, v, True, None)
     right = oracle(q, k, v, gradient, True)
     slowest = Tilings(*[Tiling(32, 32, 4, 1)] * 4)
     for chosen in (problem.present(), slowest, Tilings(*[Tiling(32, 32, 4, 1)] * 4, prefer_one_pass=True)):

@@ -172,7 +172,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the output and its log-sum-exp, or None for inputs that need the checks that `forward` stands behind.
+    """Return the output and its log-sum-exp, or None for inputs that `forward` must check first.
 
     A call of a kind that was taken before takes the host less time: `native` knows it.
     """
@@ -477,8 +477,8 @@ def _backward_launches(
         return None
     how = CHOICES[width].backward_short if queries <= SHORT else CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
-    problem = Problem(dtype, shape, key_shape, windows, padded, is_causal)
-    numbers, rows = problem.numbers, rows_at_once(width)
+    key = BackwardKey(dtype, shape, key_shape, windows, padded, is_causal)
+    numbers, rows = key.numbers, rows_at_once(width)
     prepare = Launch(
         rows_kernel,
         padded // rows * heads * batches,
@@ -492,21 +492,21 @@ def _backward_launches(
         },
     )  # fmt: skip
     if isinstance(how, TwoPasses):
-        return BackwardLaunches(2 * numbers, True, prepare, _wide_keys(problem, how), _wide_queries(problem, how))
+        return BackwardLaunches(2 * numbers, True, prepare, _wide_keys(key, how), _wide_queries(key, how))
     finish = Launch(
         finish_kernel,
         triton.cdiv(queries, rows) * heads * batches,
-        (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.root),
+        (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, key.root),
         {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, **IN_A_CHAIN},
     )
-    return BackwardLaunches((2 + width) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
+    return BackwardLaunches((2 + width) * numbers, False, prepare, _keys_and_sum(key, how), finish)
 
 
 IN_A_CHAIN = {"OVERLAP": True, "launch_pdl": True}
 """Launch options of kernels that set themselves up while the preceding kernel ends."""
 
 
-class Problem(NamedTuple):
+class BackwardKey(NamedTuple):
     """The key of a backward pass's launches."""
 
     dtype: torch.dtype
@@ -557,60 +557,60 @@ class Problem(NamedTuple):
         return {**sizes, "REGISTERS": how.registers, "num_warps": 4, "launch_pdl": True}
 
 
-def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
+def _keys_and_sum(key: BackwardKey, how: Backward) -> Launch:
     """Return the launch of the kernel that gives dK and dV, and adds dQ up."""
     from kernels.attention.hopper.backward import backward_kernel
 
-    (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
-    padded, width = problem.padded, problem.width
+    (batches, heads, queries, _), (_, key_heads, keys, _) = key.shape, key.key_shape
+    padded, width = key.padded, key.width
     # Consumers add up half of the rows each, or half of the columns.
     block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
     dq_sum = Window.of(
         4, (batches, heads, padded, width), (heads * padded * width, padded * width, width, 1), (1, 1, *block),
-        _layout(torch.float32, *block), 2 * problem.numbers,
+        _layout(torch.float32, *block), 2 * key.numbers,
     )  # fmt: skip
     return Launch(
         backward_kernel,
         triton.cdiv(keys, how.keys) * key_heads * batches,
         (
-            *problem.inputs(how.queries, how.keys), dq_sum,
-            problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
-            heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
+            *key.inputs(how.queries, how.keys), dq_sum,
+            key.window(5, 4, how.keys // 2), key.window(6, 5, how.keys // 2),
+            heads, key_heads, key.group, queries, keys, padded, math.log2(math.e) * key.root, key.root,
         ),
-        {**problem.options(how), "LONGEST_FIRST": how.longest_first},
+        {**key.options(how), "LONGEST_FIRST": how.longest_first},
     )  # fmt: skip
 
 
-def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
+def _wide_keys(key: BackwardKey, how: TwoPasses) -> Launch:
     """Return the launch of the kernel that gives dK and dV."""
     from kernels.attention.hopper.backward_wide import wide_keys_kernel
 
-    (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
+    (batches, heads, queries, _), (_, key_heads, keys, _) = key.shape, key.key_shape
     return Launch(
         wide_keys_kernel,
         triton.cdiv(keys, how.keys) * key_heads * batches,
         (
-            *problem.inputs(how.queries, how.keys), problem.window(5, 4, how.keys), problem.window(6, 5, how.keys),
-            heads, key_heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root,
-            problem.root,
+            *key.inputs(how.queries, how.keys), key.window(5, 4, how.keys), key.window(6, 5, how.keys),
+            heads, key_heads, key.group, queries, keys, key.padded, math.log2(math.e) * key.root,
+            key.root,
         ),
-        problem.options(how),
+        key.options(how),
     )  # fmt: skip
 
 
-def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
+def _wide_queries(key: BackwardKey, how: TwoPasses) -> Launch:
     """Return the launch of the kernel that gives dQ."""
     from kernels.attention.hopper.backward_wide import wide_queries_kernel
 
-    (batches, heads, queries, _), keys = problem.shape, problem.key_shape[2]
+    (batches, heads, queries, _), keys = key.shape, key.key_shape[2]
     return Launch(
         wide_queries_kernel,
         triton.cdiv(queries, 2 * how.queries) * heads * batches,
         (
-            *problem.inputs(how.queries, how.keys), problem.window(5, 6, how.queries),
-            heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root, problem.root,
+            *key.inputs(how.queries, how.keys), key.window(5, 6, how.queries),
+            heads, key.group, queries, keys, key.padded, math.log2(math.e) * key.root, key.root,
         ),
-        {**problem.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},
+        {**key.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},
     )  # fmt: skip
 
 

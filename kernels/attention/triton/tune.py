@@ -55,7 +55,7 @@ class NothingRuns(Exception):
     """No listed tiling of a kernel runs on this device."""
 
 
-class Problem:
+class TuningInputs:
     """Inputs as `flash_attention` takes them, and the kernels' calls on them.
 
     Raises:
@@ -125,7 +125,7 @@ class Problem:
 
 
 def best(
-    problems: Sequence[Problem], kernels: Sequence[str], timer: Timer, tell: Tell, among: Sequence[Tiling] | None
+    problems: Sequence[TuningInputs], kernels: Sequence[str], timer: Timer, tell: Tell, among: Sequence[Tiling] | None
 ) -> Tilings:
     """Return the tilings with the least geometric mean of times over problems of one kind.
 
@@ -136,7 +136,7 @@ def best(
     """
     chosen = problems[0].present()
 
-    def median_ms(problem: Problem, kernel: str, one: Tilings) -> float:
+    def median_ms(problem: TuningInputs, kernel: str, one: Tilings) -> float:
         def work() -> None:
             problem.run(kernel, one)
 
@@ -196,7 +196,7 @@ def tune(
         NothingRuns: this device can run no tiling of a kernel.
     """
     with torch.no_grad(), on_device(q.device):
-        problem = Problem(q, k, v, is_causal, tf32)
+        problem = TuningInputs(q, k, v, is_causal, tf32)
         chosen = present = problem.present()
         kernels = tuple(CANDIDATES) if backward else ("forward",)
         try:
@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shape = 1, max(1, given.rows // length), length, given.head_dim
         q, k, v = (torch.randn(shape, dtype=getattr(torch, given.dtype), device="cuda") for _ in range(3))
         try:
-            problems.append(Problem(q, k, v, given.causal, given.tf32))
+            problems.append(TuningInputs(q, k, v, given.causal, given.tf32))
         except ValueError as failure:
             parser.error(str(failure))
     print(f"{torch.cuda.get_device_name()}: queries × keys, warps, stages", flush=True)
