@@ -36,6 +36,7 @@ from app.case_text import case_text
 from app.characters import one_line
 from app.table_options import Format, Statistic
 from app.times import duration
+from app.value_text import value_text
 from flopwatch.connection import (
     PAGE,
     Answer,
@@ -1013,7 +1014,7 @@ def _table_query(options: TableOptions) -> Answer:
     _refuse_unknown(options, TableOptions)
     query: Answer = dict(options)
     labels, kind = query.pop("labels", None), query.get("kind")
-    reference = [f"{name}={_typed(value)}" for name, value in (query.get("relative_to") or {}).items()]
+    reference = [f"{name}={value_text(value)}" for name, value in (query.get("relative_to") or {}).items()]
     return {
         **query,
         "job": _ids(query.get("job")),
@@ -1038,13 +1039,6 @@ def _ids(things: Thing | Sequence[Thing] | None) -> list[int] | None:
 
 def _job_table_path(job: Thing, name: str) -> str:
     return f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
-
-
-def _typed(value: Any) -> str:
-    """Write a coordinate's value as people type it."""
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _compared(

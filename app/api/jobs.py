@@ -72,7 +72,7 @@ async def submit(
     409 with that job's `job_id` and `Location`.
     """
     seconds = wait_seconds(request.headers)
-    key = idempotency(request.headers, "POST /jobs", body.digest, awaits=seconds is not None)
+    key = idempotency(request.headers, "POST /jobs", body.sent, awaits=seconds is not None)
     submitted = await submit_job(services, body.model, key)
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}

@@ -79,7 +79,7 @@ async def submit(
 ) -> Response:
     """Submits all jobs of the grid or, if one of them is not valid, none. `Idempotency-Key` makes repeating the request
     safe."""
-    key = idempotency(request.headers, "POST /sweeps", body.digest)
+    key = idempotency(request.headers, "POST /sweeps", body.sent)
     submitted = await submit_sweep(services, body.model, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -14,6 +13,7 @@ from app.cli.arguments import parse_labels, split_pair
 from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table, fail
 from app.table_options import FORMATS, Format, Statistic
+from flopwatch.spelling import argument, arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -244,8 +244,8 @@ def specs(
             echo()
             shapes = _shapes(found[0]["schema"])
             presets = [
-                (name, " ".join(_as_arguments(fields)), _numbers(fields, shapes))
-                for name, fields in found[0]["presets"].items()
+                (name, " ".join(arguments(values)), _numbers(values, shapes))
+                for name, values in found[0]["presets"].items()
             ]
             head = ("--preset", "fields", "which is")
             print_columns(head if shapes else head[:2], presets if shapes else [preset[:2] for preset in presets])
@@ -264,28 +264,10 @@ def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -
         if inner is not None and isinstance(default, dict):
             rows += _fields({**inner, "$defs": definitions}, default, path + ".")
         elif path != "kind":
-            choices = " | ".join(map(_as_value, field.get("enum", ())))
+            choices = " | ".join(map(argument, field.get("enum", ())))
             text = field.get("description", "").replace("\n", " ")
-            rows.append((path, _as_value(default), f"{choices}: {text}" if choices else text))
+            rows.append((path, argument(default), f"{choices}: {text}" if choices else text))
     return rows
-
-
-def _as_arguments(fields: dict[str, Any], prefix: str = "") -> list[str]:
-    """Write fields as `flopwatch submit` takes them: "model.size=small", "causal=true", "dtypes=bf16,fp32"."""
-    words = []
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            words += _as_arguments(value, f"{prefix}{name}.")
-        else:
-            words.append(f"{prefix}{name}={_as_value(value)}")
-    return words
-
-
-def _as_value(value: Any) -> str:
-    """Write a value as `flopwatch submit` takes it: small, null, false, 128, bf16,fp32."""
-    if isinstance(value, list) and value and not isinstance(value[0], list | dict):
-        return ",".join(map(_as_value, value))
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _shapes(schema: dict[str, Any]) -> dict[str, dict[str, int]]:

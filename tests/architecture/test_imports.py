@@ -15,7 +15,7 @@ RUNNERS = sorted(f"workers.jobs.{path.stem}" for path in (Path(__file__).parents
 
 FORBIDDEN_IMPORTS = {
     "the service imports neither torch nor what runs on GPU hosts": ("app/settings.py", "import torch"),
-    "the service is built in layers": ("app/presets.py", "import app.store.database.engine"),
+    "the service is built in layers": ("app/store/reading/members.py", "import app.results.sheet"),
     "the client needs little beside the standard library": (
         "flopwatch/connection.py",
         "import pydantic",

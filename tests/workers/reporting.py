@@ -92,6 +92,13 @@ class Report(Reporter):
         (found,) = [check for check in self.verdict_on(**coordinates)["checks"] if check["name"] == name]
         return dict(found)
 
+    def table_rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
+        """The rows of a table that have these values."""
+        table = self.tables[name]
+        names = [column["name"] for column in table["columns"]]
+        rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
+        return [row for row in rows if values.items() <= row.items()]
+
     def _rows_of(self, coordinates: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows = [row for row in self.rows if coordinates.items() <= row["case"].items()]
         assert rows, f"no case has {coordinates}"

@@ -26,7 +26,7 @@ from app.store.records import Claim, Finish, NewEvent
 from workers import uploaded
 from workers.agent.spool import Spool
 from workers.agent.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
-from workers.devices.locks import Lease
+from workers.devices.locks import HeldDevices
 from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping, parse_spec
 from workers.measure.table import TooLarge
@@ -123,7 +123,7 @@ class JobRun:
     def __init__(
         self,
         claim: Claim,
-        lease: Lease,
+        devices: HeldDevices,
         *,
         queue: Queue,
         artifacts: ArtifactFiles,
@@ -138,7 +138,7 @@ class JobRun:
         self.host_unfit = False
         """True if the job went back to the queue because the host could not run it. The host may not be able to run the
         next one either."""
-        self._lease = lease
+        self._devices = devices
         self._queue = queue
         self._artifacts = artifacts
         self._launcher = launcher
@@ -175,6 +175,11 @@ class JobRun:
         """Return True if the outcome is recorded (or must not be) and the devices are released."""
         return not self._thread.is_alive()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; returns False if the timeout is over first."""
+        self._thread.join(timeout_s)
+        return self.ended
+
     def join(self) -> None:
         """Wait for the end and free the remaining resources."""
         self._thread.join()
@@ -183,7 +188,7 @@ class JobRun:
     def _run(self) -> None:
         with ExitStack() as at_end:  # each of these runs, whatever the others raise
             at_end.callback(self._on_end)
-            at_end.callback(self._lease.release)
+            at_end.callback(self._devices.release)
             at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             at_end.callback(lambda: self._artifacts.release(self._held))
             try:
@@ -245,7 +250,7 @@ class JobRun:
         In that case the job goes back to the queue and the attempt does not count. Another host may run it, or this one
         when the driver recovers, for which such processes mostly wait.
         """
-        if not self._lease.descriptors:  # it uses no device
+        if not self._devices.descriptors:  # it uses no device
             return None
         give_up_at = time.monotonic() + LEFTOVERS_S
         while pids := self._launcher.end_leftovers():
@@ -302,7 +307,7 @@ class JobRun:
             started = self._launcher.start(
                 self._request(process, wrap),
                 process.unit.start if process.task == "run" else "fork",
-                self._lease.descriptors,
+                self._devices.descriptors,
             )
         except RunnerError as error:
             return Failed(error.code, str(error))
@@ -345,7 +350,7 @@ class JobRun:
         return self._scratch / str(self._starts)
 
     def _request(self, process: _Process, wrap: list[str]) -> Request:
-        visible = ",".join(gpu.uuid for gpu in self._lease.gpus)
+        visible = ",".join(gpu.uuid for gpu in self._devices.gpus)
         return Request(
             kind=self.claim.kind,
             spec=self.claim.spec,

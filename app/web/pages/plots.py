@@ -20,11 +20,11 @@ from app.errors import FieldError, InvalidRequest
 from app.metrics import headline, readable
 from app.specs import Scalar
 from app.store.reading import members
+from app.value_text import value_text
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import embedded
-from app.web.values import value_text
 
 router = APIRouter()
 

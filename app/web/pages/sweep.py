@@ -24,10 +24,10 @@ from app.specs._sweep import expand
 from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store.reading import members
 from app.times import duration, parsed_time
+from app.value_text import value_text
 from app.web.live import page_tag, tagged, unchanged
 from app.web.pages.sweeps import varies
 from app.web.parameters import NONE_IF_EMPTY
-from app.web.values import value_text
 
 router = APIRouter()
 

@@ -22,9 +22,9 @@ from app.errors import InvalidRequest
 from app.specs import KINDS
 from app.store.reading import members
 from app.table_options import FORMATS, Statistic
+from app.value_text import value_text
 from app.web import separated
 from app.web.templates import Entry, render, table
-from app.web.values import value_text
 
 router = APIRouter()
 NAVIGATION = Entry("Tables", "/ui/tables", order=40)

@@ -37,7 +37,7 @@ from tests.databases import put_database
 from tools.waiting import wait_until
 from workers.agent import job_run, unit_run
 from workers.agent.job_run import JobRun
-from workers.devices.locks import Lease
+from workers.devices.locks import HeldDevices
 from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
 from workers.measure.measurement import pack
@@ -144,7 +144,7 @@ class Site:
     folder: Path
 
     leftovers: list[list[int]] = field(default_factory=list)
-    lease: Lease = field(default_factory=Lease)
+    lease: HeldDevices = field(default_factory=HeldDevices)
     running: JobRun | None = None
 
     def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
@@ -1030,7 +1030,7 @@ class TestLeftovers:
     """Processes of a killed agent's job, which may use the devices."""
 
     def test_no_unit_starts_before_they_have_ended(self, site: Site) -> None:
-        site.lease = Lease(descriptors=[os.open(os.devnull, os.O_RDONLY)])
+        site.lease = HeldDevices(descriptors=[os.open(os.devnull, os.O_RDONLY)])
         site.leftovers = [[17, 18], [18]]
         looks = []
 

@@ -68,9 +68,7 @@ def run(tmp_path: Path):
         RUNNER.run(spec, RUNNER.plan(spec)[unit], report)
         return report
 
-    precision = torch.get_float32_matmul_precision()
-    yield run
-    torch.set_float32_matmul_precision(precision)
+    return run
 
 
 def metrics(report: Report) -> dict[str, dict[str, Any]]:
