@@ -76,14 +76,13 @@ class TestSubmit:
         assert list(response) == [
             "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
             "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
-            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken", "links",
+            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
         assert response["spec"] == BenchmarkSpec().model_dump(mode="json")
         assert response["summary"] == BenchmarkSpec().summary()
         assert response["created_at"].endswith("Z")
-        assert response["links"]["measurements"] == f"/jobs/{response['id']}/measurements"
 
     def test_ids_are_not_reused(self, shop: Any, queue: Queue, database: Database) -> None:
         first = shop.submit()
