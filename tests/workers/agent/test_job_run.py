@@ -958,7 +958,7 @@ class TestWrapped:
     def test_control_of_the_wrappers_words(
         self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(JobRun, "_blame", lambda _self, _wrapper, outcome, _ask: outcome)
+        monkeypatch.setattr(JobRun, "_after_wrapper", lambda _self, _wrapper, outcome, _ask: outcome)
 
         class Knowing(Collector):
             def wrapper_error(self, *_: Any, **__: Any) -> str | None:
