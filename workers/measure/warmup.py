@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-LEAST_CALLS = 5
+MIN_CALLS = 5
 WINDOW_CALLS = 3
 """Smallest number of calls in a window."""
 WINDOW_S = 0.2
@@ -55,7 +55,7 @@ class WarmUp:
         """Return True if measuring may begin."""
         if self.fixed_calls is not None:
             return self.calls >= self.fixed_calls
-        return self.calls >= LEAST_CALLS and (bool(self.steady) or self._limit_is_reached)
+        return self.calls >= MIN_CALLS and (bool(self.steady) or self._limit_is_reached)
 
     @property
     def too_slow(self) -> bool:

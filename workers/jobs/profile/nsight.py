@@ -193,10 +193,10 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
     from kernels.ranges import listening
     from workers.measure.ranges import Ranges, named_layers
     from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
-    from workers.measure.warmup import LEAST_CALLS
+    from workers.measure.warmup import MIN_CALLS
 
     # Under a tool it makes no sense to wait until times are steady.
-    warmup = LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps
+    warmup = MIN_CALLS if spec.warmup_steps is None else spec.warmup_steps
     total, where, ranges = warmup + spec.profile_steps, StepPosition(), Ranges()
 
     def step(number: int, what: str) -> None:

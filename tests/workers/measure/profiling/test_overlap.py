@@ -48,10 +48,10 @@ def test_what_is_left_without_others(spans: Any, others: Any, left: Any) -> None
 
 def test_a_step_has_what_happened_in_it_from_its_beginning() -> None:
     spans = [((90, 120), False), ((130, 150), True), ((140, 160), False), ((190, 230), True), ((300, 310), True)]
-    found = overlap_of(spans, (100, 200))
-    assert found == StepOverlap(100, [(0, 20), (40, 60)], [(30, 50), (90, 100)])
-    assert found.exposed == [(30, 40), (90, 100)]
-    assert set(found.streams()) == {"compute", "communication", "exposed"}
+    overlap = overlap_of(spans, (100, 200))
+    assert overlap == StepOverlap(100, [(0, 20), (40, 60)], [(30, 50), (90, 100)])
+    assert overlap.exposed == [(30, 40), (90, 100)]
+    assert set(overlap.streams()) == {"compute", "communication", "exposed"}
     assert total_ms([(0, 10**6), (2 * 10**6, 3 * 10**6)]) == pytest.approx(2.0)
 
 

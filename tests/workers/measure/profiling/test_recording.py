@@ -53,8 +53,8 @@ def test_kinds_of_host_events() -> None:
         event("Activity Buffer Request"),
         event("sgemm", DeviceType.CUDA),
     ]
-    found = [(one.name.partition(":")[0], one.kind) for one in host_events(events)]
-    assert found == [
+    kinds = [(one.name.partition(":")[0], one.kind) for one in host_events(events)]
+    assert kinds == [
         ("aten", "operator"),
         ("forward", "range"),
         ("autograd", "backward"),
@@ -109,10 +109,10 @@ def test_the_trace_is_saved(tmp_path: Path) -> None:
 def test_a_recording_of_a_gpu_links_kernels_to_launches_and_operators() -> None:
     x = torch.randn(512, 512, device="cuda")
     x @ x
-    found = record(lambda: void(x @ x), on_gpu=True).recording
-    launches = {one.id: one for one in found.host if one.kind == "launch"}
-    operators = {one.id: one.name for one in found.host if one.kind == "operator"}
-    kernels = [one for one in found.device if one.kind == "kernel"]
+    recording = record(lambda: void(x @ x), on_gpu=True).recording
+    launches = {one.id: one for one in recording.host if one.kind == "launch"}
+    operators = {one.id: one.name for one in recording.host if one.kind == "operator"}
+    kernels = [one for one in recording.device if one.kind == "kernel"]
     assert kernels
     for kernel in kernels:
         assert operators[kernel.operator] == "aten::mm"
