@@ -293,7 +293,7 @@ class MadeAllocator:
 PARAMETER = {4096: Owner(0, "weight", 1000)}
 
 
-@pytest.mark.parametrize("most_entries", [1000, 12])
+@pytest.mark.parametrize("max_entries", [1000, 12])
 def test_a_history_on_a_gpu_is_followed_also_where_it_overflows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_entries: int
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from kernels.ranges import listening, named
+from kernels.ranges import named, record_ranges
 from workers.measure.profiling.recording import device_events, host_events, record
 
 
@@ -80,7 +80,7 @@ def test_kinds_of_device_events() -> None:
 
 def work() -> torch.Tensor:
     x = torch.ones(4, 4, requires_grad=True)
-    with listening(), named("scores"):
+    with record_ranges(), named("scores"):
         y = x @ x
     y.sum().backward()
     return x

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.ranges import listening
+from kernels.ranges import record_ranges
 from tests.workers.measure.profiling.events import host, kernel, recording
 from workers.measure.profiling import stacks
 from workers.measure.profiling.recording import record
@@ -69,7 +69,7 @@ def test_python_functions_of_a_real_step(device: str) -> None:
 
     ranges = Ranges()
     ranges.counting = True
-    with listening():
+    with record_ranges():
         profile = record(lambda: run_step({"forward": multiply_twice}, [ranges]), on_gpu=device == "cuda", python=True)
     times = fold(profile.recording, ("forward",), on_gpu=device == "cuda")
     stacks = [frames for frames in times if any("multiply_twice" in frame for frame in frames)]
