@@ -1,12 +1,13 @@
-"""Properties of metrics for people: which direction is better, which metric is the main one, and heads with units.
+"""Metrics: the names of their columns, which direction is better, which one is the main one, and heads with units.
 
 Standard library only: the command line reads it too.
 """
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 Direction = Literal["less", "more"]
@@ -15,37 +16,93 @@ Direction = Literal["less", "more"]
 _TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
 _RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "steps/s"})
-_MORE_NAMES = re.compile(r"(^|_)(mfu|ceiling_percent|gpu_busy_percent)$|saved_by_")
-_ERRORS = re.compile(r"(^|_)error(_ms)?$")
-_LESS_NAMES = re.compile(r"(^|_)(overhead_percent|communication_percent|unknown_percent)$")
-_NO_DIRECTION = re.compile(r"_seen_mib$|^(copy_mib|tensor_mib|snapshot_mib|rounding_mib)$")
-"""Sizes that were requested or found, of which neither more nor less is better."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The properties of a metric that differ from those of its unit."""
+
+    name: str
+    better: Direction | None
+    """None: neither less nor more is better."""
+    is_speed: bool = False
+    """True if people say of it that it is faster or slower."""
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("mfu", "more"),
+        Metric("ceiling_percent", "more"),
+        Metric("gpu_busy_percent", "more"),
+        Metric("saved_by_16_bits_gib", "more"),
+        Metric("saved_by_sharding_gib", "more"),
+        Metric("error", "less"),
+        Metric("rounding_error", "less"),
+        Metric("adding_error", "less"),
+        Metric("output_error", "less"),
+        Metric("gradient_error", "less"),
+        Metric("parameter_error", "less"),
+        Metric("exposed_communication_error_ms", "less"),
+        Metric("profiler_overhead_percent", "less"),
+        Metric("communication_percent", "less"),
+        Metric("exposed_communication_percent", "less"),
+        Metric("unknown_percent", "less"),
+        # Sizes that were asked for or observed, of which neither more nor less is better.
+        Metric("copy_mib", None),
+        Metric("tensor_mib", None),
+        Metric("snapshot_mib", None),
+        Metric("rounding_mib", None),
+        Metric("residual_stream_seen_mib", None),
+    )
+}
+"""Metrics whose unit does not give their direction. Of all others, less time, less memory or a higher rate is better;
+numbers in other units have no direction."""
+
 
 _HEADLINES = ("step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_ms", "unprofiled_step_ms")
 
 
-def better(metric: str, unit: str | None) -> Direction | None:
-    """Return whether less or more of a metric is better; None where neither is.
+@functools.cache
+def column_name(metric: str, phase: str | None) -> str:
+    """Return the name of a metric's column, which depends on nothing else: `forward_ms`, `forward_tflops`, `tflops`."""
+    return metric if phase is None or metric.startswith(f"{phase}_") else f"{phase}_{metric}"
 
-    Tables, comparisons and gates all use this function.
+
+def metric_names(column: str) -> list[str]:
+    """Return the metrics that may have this column, the longest name first: `forward_tflops` is one by itself, or
+    `tflops` of phase forward."""
+    words = column.split("_")
+    return ["_".join(words[start:]) for start in range(len(words))]
+
+
+@functools.lru_cache(maxsize=4096)
+def metric_of(column: str, unit: str | None) -> Metric:
+    """Return the metric of a column: the registered one, or one with the properties of its unit.
 
     Args:
-        metric: the name of its column: `step_ms`, `forward_tflops`.
+        column: the column's name: `step_ms`, `forward_tflops`.
         unit: its unit: "ms", "tokens/s"; None: the unit at the end of the name.
     """
-    unit = unit or _unit_in(metric)
-    if _NO_DIRECTION.search(metric):
-        return None
-    if _MORE_NAMES.search(metric):
-        return "more"
-    if unit in _TIMES | _SIZES or _LESS_NAMES.search(metric) or _ERRORS.search(metric):
-        return "less"
-    return "more" if unit in _RATES else None
+    for name in metric_names(column):
+        if name in METRICS:
+            return METRICS[name]
+    unit = unit or _unit_in(column)
+    direction: Direction | None = "less" if unit in _TIMES | _SIZES else "more" if unit in _RATES else None
+    return Metric(column, direction, is_speed=unit in _TIMES | _RATES)
+
+
+def better(metric: str, unit: str | None) -> Direction | None:
+    """Return whether less or more of a metric is better; None where neither is. Arguments as for `metric_of`.
+
+    Tables, comparisons and gates all use this function.
+    """
+    return metric_of(metric, unit).better
 
 
 def is_speed(metric: str, unit: str | None) -> bool:
     """Return True if a metric is a time or a rate, of which people say that it is faster or slower."""
-    return (unit or _unit_in(metric)) in _TIMES | _RATES and not _ERRORS.search(metric)
+    return metric_of(metric, unit).is_speed
 
 
 def is_size(metric: str, unit: str | None) -> bool:

@@ -33,6 +33,7 @@ from app.store.records import Finish, NewJob, Offer
 from benchmarks._shared import TINY, Row, percentiles, print_table
 from workers.agent.spool import Spool
 from workers.measure.measurement import Measurement
+from workers.messages import Measured
 
 BUSY_TIMEOUT_S = 60.0
 """Longest wait for other writers, of which there are more than in service."""
@@ -54,7 +55,7 @@ def spooled(cases: Iterable[Mapping[str, Any]], metrics: Sequence[str]) -> Spool
     for case, metric in itertools.product(cases, metrics):
         samples = [random.uniform(1, 2) for _ in range(20)]
         row = Measurement(case, json.dumps(case), "1x CPU", None, metric, "ms", samples=samples)
-        spool.add_measurement(row.to_wire())
+        spool.add(Measured(**row.to_wire()))
     return spool
 
 

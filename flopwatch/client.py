@@ -27,14 +27,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from urllib.parse import quote, unquote
 
 from app.case_text import case_text
 from app.characters import one_line
 from app.table_options import Format, Statistic
 from app.times import duration
+from app.value_text import value_text
 from flopwatch.connection import (
     PAGE,
     Answer,
@@ -43,6 +45,7 @@ from flopwatch.connection import (
     DownloadFailed,
     Event,
     Refused,
+    Submitted,
     Unreachable,
     WaitTimeout,
     WrongField,
@@ -58,12 +61,16 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "ClientError",
+    "ComparisonText",
     "DownloadFailed",
     "Event",
     "Flopwatch",
     "JobFailed",
+    "JobFilter",
     "Refused",
     "Show",
+    "Submitted",
+    "TableOptions",
     "Thing",
     "Unreachable",
     "WaitTimeout",
@@ -77,6 +84,9 @@ Show: TypeAlias = Callable[[int, int, str], None]
 """Shows progress: how much is done, of how much (0: nobody knows yet), and a message."""
 
 POLL_S = 0.5
+BULK_TIMEOUT_S = 3600.0
+"""Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
+turn."""
 FINISHED = ("succeeded", "failed", "cancelled")
 CHECKED = ("slower", "invalid", "missing", "inconclusive", "passed")
 """Outcomes of a check, the worst first."""
@@ -92,6 +102,42 @@ class JobFailed(ClientError):
         super().__init__(f"Job {job['id']} {'was cancelled' if job['state'] == 'cancelled' else 'failed'}{why}")
 
 
+class JobFilter(TypedDict, total=False):
+    """What chooses jobs: those that match everything given."""
+
+    state: str | None
+    kind: str | None
+    labels: Mapping[str, str] | None
+    sweep: Thing | None
+
+
+class TableOptions(TypedDict, total=False):
+    """The jobs of a table of measurements and its layout; `Flopwatch.table` describes them."""
+
+    job: Thing | Sequence[Thing] | None
+    sweep: Thing | Sequence[Thing] | None
+    kind: str | Sequence[str] | None
+    labels: Mapping[str, str] | None
+    since: str | None
+    until: str | None
+    rows: Sequence[str] | None
+    columns: Sequence[str] | None
+    statistic: Statistic | None
+    pivot: str | None
+    relative_to: Mapping[str, Any] | None
+    sort: str | None
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class ComparisonText:
+    """A comparison as text. Without `fail_above_percent`, `gate` and `gate_sentence`, which answer it, are empty."""
+
+    text: str
+    gate: str
+    gate_sentence: str
+
+
 class Flopwatch(Connection):
     """A connection to one server. All talk with the server, that of the command line too, goes through this class.
 
@@ -100,6 +146,7 @@ class Flopwatch(Connection):
             there; else that at which it would listen with this environment's settings.
         token: the API token. Default: FLOPWATCH_API_TOKEN.
         data_dir: the server's data folder, if the server runs on this host. Default: FLOPWATCH_DATA_DIR.
+        timeout_s: the longest silence of the server within an answer, in seconds.
 
     Raises:
         ClientError: one of the environment's settings, or the address, makes no sense.
@@ -129,7 +176,7 @@ class Flopwatch(Connection):
         wait_s: int = 0,
         implementation: str | None = None,
         model: str | None = None,
-    ) -> Answer:
+    ) -> Submitted:
         """Submit one job.
 
         Args:
@@ -144,7 +191,8 @@ class Flopwatch(Connection):
             wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
 
         Returns:
-            The job; done if it ended within `wait_s`.
+            The job; done if it ended within `wait_s`. Its attribute `replayed` is True if an earlier request with this
+            `idempotency_key` has made it.
 
         Raises:
             Refused: the server does not take it; `pointer` and `cure` say what to mend.
@@ -163,7 +211,7 @@ class Flopwatch(Connection):
             **_options(name, labels, priority, timeout_s, max_attempts),
             "unique_key": unique_key,
         }
-        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s)[0]
+        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s)
 
     def sweep(
         self,
@@ -181,7 +229,7 @@ class Flopwatch(Connection):
         idempotency_key: str | None = None,
         implementation: str | None = None,
         model: str | None = None,
-    ) -> Answer:
+    ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
         Args:
@@ -209,7 +257,7 @@ class Flopwatch(Connection):
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
         }
-        return self.post_once("/sweeps", body, idempotency_key)[0]
+        return self.post_once("/sweeps", body, idempotency_key)
 
     def rerun(
         self,
@@ -242,8 +290,8 @@ class Flopwatch(Connection):
         return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
-        """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
-        named = job if job["sweep_id"] is None else self.get(f"/sweeps/{job['sweep_id']}")
+        """Return the name for a new job like this one: its own, or the name of its sweep."""
+        named = job if job["sweep_id"] is None else self.sweep_state(job["sweep_id"])
         found: str | None = named["name"]
         return found
 
@@ -346,7 +394,7 @@ class Flopwatch(Connection):
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             while True:
-                found: Answer = self.get(f"/sweeps/{sweep_id}")
+                found = self.sweep_state(sweep_id)
                 counts = found["counts"]
                 total, done = sum(counts.values()), sum(counts[state] for state in FINISHED)
                 display(done, total, f"{counts['running']} running, {counts['failed']} failed{_found(found)}")
@@ -376,31 +424,20 @@ class Flopwatch(Connection):
         found: Answer = self.get(f"/jobs/{_id(job)}")
         return found
 
-    def list_jobs(
-        self,
-        *,
-        state: str | None = None,
-        kind: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        sweep: Thing | None = None,
-        limit: int = 50,
-    ) -> list[Answer]:
-        """Return the jobs that match everything given, newest first, over as many pages as it takes."""
-        filters = {"state": state, "kind": kind, "label": _label_filter(labels)}
-        return self.pages("/jobs", limit, **filters, sweep=None if sweep is None else _id(sweep))
+    def list_jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> list[Answer]:
+        """Return the jobs that match everything given, newest first, over as many pages as it takes.
 
-    def jobs(
-        self,
-        *,
-        state: str | None = None,
-        kind: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        sweep: Thing | None = None,
-        limit: int = 50,
-    ) -> pd.DataFrame:
+        Args:
+            limit: at most so many jobs.
+            filters: `state`, `kind`, `labels` and `sweep`.
+        """
+        return self.pages("/jobs", limit, **_filter_query(filters))
+
+    def jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> pd.DataFrame:
         """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
 
-        Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case.
+        Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case. The arguments are
+        those of `list_jobs`.
 
         Example:
             >>> flopwatch.jobs(sweep=sweep)["state"].tolist()
@@ -408,7 +445,7 @@ class Flopwatch(Connection):
         """
         import pandas as pd
 
-        found = self.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep, limit=limit)
+        found = self.list_jobs(limit=limit, **filters)
         times = ("created_at", "started_at", "finished_at")
         kept = (
             "id",
@@ -452,6 +489,10 @@ class Flopwatch(Connection):
             found |= {one["id"]: one["place"] for one in page["data"]}
         return found
 
+    def sweep_state(self, sweep: Thing) -> Answer:
+        """Return a sweep as it is now, with the `counts` of its jobs by state, and its `searches`."""
+        return dict(self.get(f"/sweeps/{_id(sweep)}"))
+
     def list_sweeps(self, limit: int = 50) -> list[Answer]:
         """Return the sweeps, newest first."""
         return self.pages("/sweeps", limit)
@@ -490,23 +531,7 @@ class Flopwatch(Connection):
         asked = {"samples": True if samples else None, "attempt": attempt}
         return _frame(self.all_rows(f"/jobs/{_id(job)}/measurements", asked))
 
-    def table(
-        self,
-        *,
-        job: Thing | Sequence[Thing] | None = None,
-        sweep: Thing | Sequence[Thing] | None = None,
-        kind: str | Sequence[str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        since: str | None = None,
-        until: str | None = None,
-        rows: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-        statistic: Statistic | None = None,
-        pivot: str | None = None,
-        relative_to: Mapping[str, Any] | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
-    ) -> pd.DataFrame:
+    def table(self, **options: Unpack[TableOptions]) -> pd.DataFrame:
         """Return the measurements of jobs as a table: one row per case, one column per metric.
 
         Args:
@@ -531,30 +556,17 @@ class Flopwatch(Connection):
             >>> float(table["forward_ms"].mean()), table.attrs["units"]["forward_ms"]
             (1.25, 'ms')
         """
-        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
-        return _frame(self.get("/tables", format="json", **asked, sort=sort, limit=limit))
+        return _frame(self.get("/tables", format="json", **_table_query(options)))
 
     def table_text(
         self,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
-        job: Thing | Sequence[Thing] | None = None,
-        sweep: Thing | Sequence[Thing] | None = None,
-        kind: str | Sequence[str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        since: str | None = None,
-        until: str | None = None,
-        rows: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-        statistic: Statistic | None = None,
-        pivot: str | None = None,
-        relative_to: Mapping[str, Any] | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
         best: bool = False,
         links: bool = False,
         caption: str | None = None,
         latex_label: str | None = None,
+        **options: Unpack[TableOptions],
     ) -> str:
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
 
@@ -562,16 +574,27 @@ class Flopwatch(Connection):
             best: stress the best cell of each column.
             links: show the job of each row, with its address.
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
+            options: those of `table`.
 
         Example:
             >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)
             True
         """
-        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
-        asked |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
         # The query leaves out options that are not set.
-        asked |= {"best": best or None, "links": links or None}
-        return self.text("/tables", format=format, **asked)
+        style = {"best": best or None, "links": links or None, "caption": caption, "latex_label": latex_label}
+        return self.text("/tables", format=format, **_table_query(options), **style)
+
+    def missing(self, job: Thing) -> list[str]:
+        """Return why cells of a job's table have no numbers, in sentences."""
+        return list(self.get("/tables", job=_id(job))["missing"])
+
+    def has_measurements(self, job: Thing) -> bool:
+        """Return True if a job, or the attempt of it that recorded something last, has measurements."""
+        return bool(self.get(f"/jobs/{_id(job)}/measurements", limit=1)["rows"])
+
+    def units(self, job: Thing) -> list[Answer]:
+        """Return the units of a job: title, outcome, environment and validity of each."""
+        return list(self.get(f"/jobs/{_id(job)}/units")["data"])
 
     def list_tables(self, job: Thing) -> list[Answer]:
         """Return the names, columns and numbers of rows of the tables that a job's units reported."""
@@ -588,8 +611,29 @@ class Flopwatch(Connection):
             limit: at most so many rows.
             unit: rows of this unit only.
         """
-        path = f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
-        return _frame(self.all_rows(path, {"sort": sort, "unit": unit}, limit))
+        return _frame(self.all_rows(_job_table_path(job, name), {"sort": sort, "unit": unit}, limit))
+
+    def job_table_text(
+        self,
+        job: Thing,
+        name: str,
+        format: Format = "markdown",  # noqa: A002  (the query parameter's name)
+        *,
+        columns: Sequence[str] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        unit: int | None = None,
+        caption: str | None = None,
+        latex_label: str | None = None,
+    ) -> str:
+        """Return a table that a job's units reported as text; the arguments are those of `job_table` and `table_text`.
+
+        Args:
+            columns: by default the most important ones in Markdown, LaTeX and HTML, all in JSON and CSV; ["all"]: all.
+        """
+        asked = {"columns": columns, "sort": sort, "limit": limit, "unit": unit}
+        style = {"caption": caption, "latex_label": latex_label}
+        return self.text(_job_table_path(job, name), format=format, **asked, **style)
 
     def compare(
         self,
@@ -616,6 +660,42 @@ class Flopwatch(Connection):
         """
         asked = _compared(baseline, candidate, metrics, fail_above_percent)
         return _frame(self.get("/compare", **asked, limit=limit, format="json"))
+
+    def compare_text(
+        self,
+        baseline: Thing | Sequence[Thing] | str,
+        candidate: Thing | Sequence[Thing] | None = None,
+        *,
+        format: Format = "markdown",  # noqa: A002  (the query parameter's name)
+        metrics: Sequence[str] | None = None,
+        fail_above_percent: float | None = None,
+        limit: int | None = None,
+    ) -> ComparisonText:
+        """Return the same comparison as `compare`, written as "markdown", "latex", "csv", "html" or "json"."""
+        asked = {**_compared(baseline, candidate, metrics, fail_above_percent), "limit": limit, "format": format}
+        answer = self.send("GET", "/compare", params=asked)
+        gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
+        return ComparisonText(answer.text, gate, unquote(sentence))
+
+    # Exports
+
+    def export_job(self, job: Thing, *, metric: str | None = None, rows: int | None = None) -> str:
+        """Return a job as one HTML page, with tables and plots, that opens without the server.
+
+        Args:
+            metric: draw this metric.
+            rows: at most so many rows of the results.
+        """
+        return self.text(f"/jobs/{_id(job)}/export", metric=metric, rows=rows)
+
+    def export_sweep(self, sweep: Thing, *, metric: str | None = None, rows: int | None = None) -> str:
+        """Return a sweep as one HTML page; the arguments are those of `export_job`."""
+        return self.text(f"/sweeps/{_id(sweep)}/export", metric=metric, rows=rows)
+
+    def export_comparison(self, baseline: Thing, candidate: Thing | None = None) -> str:
+        """Return the comparison of two jobs, or of the sides of one job of kind `compare`, as one HTML page."""
+        ids = {"job": _id(baseline)} if candidate is None else {"baseline": _id(baseline), "candidate": _id(candidate)}
+        return self.text("/compare/export", **ids)
 
     # Baselines
 
@@ -809,6 +889,32 @@ class Flopwatch(Connection):
         """Delete a finished job with its results and files."""
         self.send("DELETE", f"/jobs/{_id(job)}")
 
+    def cancel_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
+        """Cancel all queued and running jobs that match every filter; those of `list_jobs`, at least one.
+
+        Returns:
+            `cancelled`: how many were queued; `requested`: how many run, and end soon.
+        """
+        return dict(self.send("POST", "/jobs/cancel", params=_filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
+
+    def delete_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
+        """Delete all finished jobs that match every filter; those of `list_jobs`, at least one.
+
+        Returns:
+            How many were `deleted`, and how many stay, since they are `unfinished` or `in_baselines`.
+        """
+        return dict(self.send("DELETE", "/jobs", params=_filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
+
+    def paused_kinds(self) -> list[str] | str:
+        """Return the kinds of which no job starts: a list, or "all"."""
+        paused: list[str] | str = self.get("/queue/paused")["kinds"]
+        return paused
+
+    def set_paused_kinds(self, kinds: Sequence[str] | str) -> Answer:
+        """Let no job of these kinds start, and jobs of all others; "all": no job at all. Jobs that run go on."""
+        body = {"kinds": kinds if isinstance(kinds, str) else list(kinds)}
+        return dict(self.send("PUT", "/queue/paused", body=body).json())
+
     def _with_preset(self, spec: Mapping[str, Any], preset: str | None) -> Answer:
         return dict(spec) if preset is None else _merged(self.preset(str(spec.get("kind")), preset), spec)
 
@@ -891,18 +997,39 @@ def _label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
     return [f"{key}:{value}" for key, value in (labels or {}).items()] or None
 
 
-def _chosen(
-    job: Thing | Sequence[Thing] | None,
-    sweep: Thing | Sequence[Thing] | None,
-    kind: str | Sequence[str] | None,
-    labels: Mapping[str, str] | None,
-    since: str | None,
-    until: str | None,
-) -> Answer:
-    """Return the query parameters that choose the jobs of a table."""
-    kinds = [kind] if isinstance(kind, str) else kind
-    chosen = {"job": _ids(job), "sweep": _ids(sweep), "kind": None if kinds is None else list(kinds)}
-    return {**chosen, "label": _label_filter(labels), "since": since, "until": until}
+def _filter_query(filters: JobFilter) -> Answer:
+    """Return the query parameters of a filter of jobs."""
+    _refuse_unknown(filters, JobFilter)
+    sweep = filters.get("sweep")
+    return {
+        "state": filters.get("state"),
+        "kind": filters.get("kind"),
+        "label": _label_filter(filters.get("labels")),
+        "sweep": None if sweep is None else _id(sweep),
+    }
+
+
+def _table_query(options: TableOptions) -> Answer:
+    """Return the query parameters that choose the jobs of a table, and lay it out."""
+    _refuse_unknown(options, TableOptions)
+    query: Answer = dict(options)
+    labels, kind = query.pop("labels", None), query.get("kind")
+    reference = [f"{name}={value_text(value)}" for name, value in (query.get("relative_to") or {}).items()]
+    return {
+        **query,
+        "job": _ids(query.get("job")),
+        "sweep": _ids(query.get("sweep")),
+        "kind": [kind] if isinstance(kind, str) else kind,
+        "label": _label_filter(labels),
+        "relative_to": reference or None,
+    }
+
+
+def _refuse_unknown(given: Mapping[str, Any], options: type) -> None:
+    """Raise TypeError for an option that there is not, as a call with an unknown argument does."""
+    unknown = [name for name in given if name not in options.__annotations__]
+    if unknown:
+        raise TypeError(f"there is no option {unknown[0]!r}; there are {', '.join(options.__annotations__)}")
 
 
 def _ids(things: Thing | Sequence[Thing] | None) -> list[int] | None:
@@ -910,25 +1037,8 @@ def _ids(things: Thing | Sequence[Thing] | None) -> list[int] | None:
     return None if one_or_more is None else [_id(one) for one in one_or_more]
 
 
-def _layout(
-    rows: Sequence[str] | None,
-    columns: Sequence[str] | None,
-    statistic: Statistic | None,
-    pivot: str | None,
-    relative_to: Mapping[str, Any] | None,
-) -> Answer:
-    """Return the query parameters that lay a table out."""
-    reference = [f"{name}={_typed(value)}" for name, value in (relative_to or {}).items()]
-    names = {"rows": rows, "columns": columns}
-    listed = {name: None if given is None else list(given) for name, given in names.items()}
-    return {**listed, "statistic": statistic, "pivot": pivot, "relative_to": reference or None}
-
-
-def _typed(value: Any) -> str:
-    """Write a coordinate's value as people type it."""
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _job_table_path(job: Thing, name: str) -> str:
+    return f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
 
 
 def _compared(

@@ -115,18 +115,34 @@ class Event:
     data: dict[str, Any]
 
 
+class Submitted(dict[str, Any]):
+    """A new job or sweep, as the server answered. `replayed`: an earlier request with the same idempotency key has made
+    it, and this is the answer of then.
+    """
+
+    def __init__(self, answer: Mapping[str, Any], *, replayed: bool) -> None:
+        super().__init__(answer)
+        self.replayed = replayed
+
+
 class Connection:
     """A connection to one server. The subclass `Flopwatch` describes the arguments and errors."""
 
     def __init__(
-        self, url: str | None = None, *, token: str | None = None, data_dir: str | os.PathLike[str] | None = None
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
+        self._timeout_s = timeout_s
         self.url, self._named_by = (url.rstrip("/"), "") if url else _server_url(data_dir)
         token = _token_in_environment() if token is None else token
         with self._explained():
             self._http = httpx.Client(
                 base_url=self.url,
-                timeout=_timeout(READ_TIMEOUT_S),
+                timeout=_timeout(timeout_s),
                 headers={"Authorization": f"Bearer {token}"} if token else {},
                 # Loading certificates takes longer than most commands, and plain HTTP has none.
                 verify=not self.url.startswith("http://") or bool(getproxies()),
@@ -164,13 +180,13 @@ class Connection:
 
     def post_once(
         self, path: str, body: Mapping[str, Any], idempotency_key: str | None = None, *, wait_s: int = 0
-    ) -> tuple[Answer, bool]:
-        """Post a body; returns the answer, and True if the server replayed the first answer to this key."""
+    ) -> Submitted:
+        """Post a body; the answer tells whether it is the first one to this key."""
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         if wait_s:
             headers["Prefer"] = f"wait={min(wait_s, MAX_PREFERRED_WAIT_S)}"
-        response = self.send("POST", path, body=body, headers=headers, timeout_s=READ_TIMEOUT_S + wait_s)
-        return dict(response.json()), "Idempotency-Replayed" in response.headers
+        response = self.send("POST", path, body=body, headers=headers, timeout_s=self._timeout_s + wait_s)
+        return Submitted(response.json(), replayed="Idempotency-Replayed" in response.headers)
 
     def send(
         self,
@@ -181,19 +197,26 @@ class Connection:
         body: Any = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = READ_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> httpx.Response:
         """Send one request to any route, with JSON (`body`) or bytes (`content`); `timeout_s` is the longest silence of
-        the server.
+        the server, by default the connection's.
 
         Raises:
             Refused: the server answered with a problem.
             Unreachable: no server answers.
         """
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
+        timeout = _timeout(timeout_s or self._timeout_s)
         with self._explained():
             response = self._http.request(
-                method, path, params=chosen, json=body, content=content, headers=headers, timeout=_timeout(timeout_s)
+                method,
+                path,
+                params=chosen,
+                json=body,
+                content=content,
+                headers=headers,
+                timeout=timeout,
             )
         return checked(response)
 

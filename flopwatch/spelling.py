@@ -7,6 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from app.value_text import parse_value
+
+
+def arguments(spec: Mapping[str, Any]) -> list[str]:
+    """Return a spec's fields as the key=value arguments of `flopwatch submit`."""
+    return [f"{path}={argument(value)}" for path, value in fields(spec)]
+
 
 def fields(spec: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
     """Yield a spec's fields by their dotted paths, as commands take them; its kind is left out."""
@@ -27,10 +34,8 @@ def command(body: Mapping[str, Any]) -> str:
     """Return the command that submits the body of `POST /jobs` or `POST /sweeps`."""
     base = body.get("spec") or body.get("base") or {}
     kind = str(base.get("kind", ""))
-    if "grid" in body:
-        words = ["sweep", kind, *sweep_fields(base, body["grid"])]
-    else:
-        words = ["submit", kind, *(f"{path}={_value(value)}" for path, value in fields(base))]
+    words = ["sweep", *sweep_fields(base, body["grid"])] if "grid" in body else ["submit", *arguments(base)]
+    words.insert(1, kind)
     return shlex.join(["flopwatch", *words, *_options(body)])
 
 
@@ -54,7 +59,7 @@ def _options(body: Mapping[str, Any]) -> Iterator[str]:
         yield from ("--max-attempts", str(body["max_attempts"]))
 
 
-def _value(value: Any) -> str:
+def argument(value: Any) -> str:
     """Write a field's value. A list of one needs no brackets, since the command knows which fields are lists."""
     if isinstance(value, list) and value and all(_is_plain(item) for item in value):
         return ",".join(map(_text, value))
@@ -76,10 +81,4 @@ def _is_plain(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     """Write a text unchanged, unless the command would parse it as something else; write other values as JSON."""
-    if not isinstance(value, str):
-        return json.dumps(value)
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError):
-        return value if value not in ("True", "False", "None") else json.dumps(value)
-    return json.dumps(value)
+    return value if isinstance(value, str) and parse_value(value) == value else json.dumps(value)

@@ -7,8 +7,7 @@ from alembic.autogenerate.api import AutogenContext
 from sqlmodel import SQLModel
 from sqlmodel.sql.sqltypes import AutoString
 
-from app.store.stored_json import StoredJson
-from app.store.tables import UtcDateTime
+from app.store.column_types import StoredJson, UtcDateTime
 
 
 def plain_type(kind: str, item: Any, _context: AutogenContext) -> str | Literal[False]:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,52 +33,62 @@ from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
 from workers.jobs._base import parse_spec
-from workers.measure.table import Column, Scalar, Table
+from workers.messages import (
+    ArtifactMade,
+    CellFinished,
+    Environment,
+    Measured,
+    Message,
+    Progress,
+    TableMade,
+    Validity,
+    parse,
+    to_line,
+)
 from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
+from workers.reporter import Reporter
 from workers.torch_host import give_free_memory_back, start_afresh
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
     from workers.jobs._base import Unit
-    from workers.measure.measurement import Measurement
 
 TABLE_ROWS = 10
 """Number of rows shown of a table that a unit reports."""
 
 
-class LocalReporter:
-    """A Reporter that keeps results as an agent does, moves artifacts to a folder, and prints progress."""
+class LocalResults:
+    """Keeps the results of a job as an agent does, moves artifacts to a folder, and prints progress."""
 
-    def __init__(self, scratch: Path, output: Path, ceilings: Path) -> None:
-        self.scratch = scratch
-        self.ceilings = ceilings
+    def __init__(self, output: Path) -> None:
         self.spool = Spool()
         self.artifacts: list[dict[str, Any]] = []
         self._output = output
         self._number = 1
         """The number in the names of all files of this run; 1 is not written."""
 
-    def progress(self, done: int, total: int, message: str) -> None:
-        sys.stderr.write(f"{done}/{total} {message}\n")
+    def take(self, message: Message) -> None:
+        """Process one message of a unit, with the agent's checks."""
+        match parse(to_line(message)):
+            case Progress() as progress:
+                sys.stderr.write(f"{progress.done}/{progress.total} {progress.message}\n")
+            case CellFinished() as cell:
+                place = f"{cell.done}/{cell.total}"
+                sys.stderr.write(f"{place} {cell.title}: {cell.headline} ({cell.seconds:.2g} s)\n")
+            case ArtifactMade() as artifact:
+                self._move(artifact)
+            case Measured() | TableMade() | Environment() | Validity() as result:
+                self.spool.add(result)
+            case _:
+                pass  # no agent can resume the unit if this process dies, so its position is of no use
 
-    def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
-        sys.stderr.write(f"{done}/{total} {title}: {headline} ({seconds:.2g} s)\n")
-
-    def cursor(self, position: int) -> None:
-        """Ignore the position: no agent could resume the unit if this process dies."""
-
-    def measure(self, measurement: Measurement) -> None:
-        self.spool.add_measurement(measurement.to_wire())
-
-    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
-        self.spool.add_table(Table(name, columns, rows).to_wire())
-
-    def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
-        public_name = self.spool.name_artifact(name)
+    def _move(self, artifact: ArtifactMade) -> None:
+        public_name = self.spool.name_artifact(artifact.name)
         self._output.mkdir(parents=True, exist_ok=True)
-        self.artifacts.append({"name": public_name, "kind": kind, "media_type": media_type, "path": str(path)})
-        waiting = self.artifacts[-1:]
-        while not all(self._placed(artifact) for artifact in waiting):
+        file = {"name": public_name, "kind": artifact.kind, "media_type": artifact.media_type, "path": artifact.path}
+        self.artifacts.append(file)
+        waiting = [file]
+        while not all(self._placed(file) for file in waiting):
             # All files of a run have one number, so those that lie there already get the next one, too.
             self._number += 1
             waiting = self.artifacts
@@ -93,12 +103,6 @@ class LocalReporter:
         shutil.move(artifact["path"], target)
         artifact["path"] = str(target)
         return True
-
-    def environment(self, fingerprint: Mapping[str, Any]) -> None:
-        self.spool.add_environment(fingerprint, neighbours=[])
-
-    def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
-        self.spool.add_validity(verdict, case_key, title)
 
     def result(self) -> dict[str, Any]:
         """Return all reports, JSON-ready."""
@@ -143,22 +147,22 @@ def run_here(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
         if options.code:
             os.environ.update(uploaded.write(Path(folder) / "code", [file.read_bytes() for file in options.code]))
-        reporter = LocalReporter(Path(folder), options.output, Settings.from_environment().ceilings_dir)
+        results = LocalResults(options.output)
         try:
             with _prints_to_stderr():
-                _run_units(spec, reporter)
+                _run_units(spec, results, Path(folder))
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")
             return EXIT_CODES[error.code]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
             traceback.print_exc()
             return EXIT_CODES[failure_code(error)]
-    _show(spec, reporter.result(), as_json=options.json)
+    _show(spec, results.result(), as_json=options.json)
     return 0
 
 
-def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
-    runner, folder = runner_for(spec.kind), reporter.scratch
+def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
+    runner, ceilings = runner_for(spec.kind), Settings.from_environment().ceilings_dir
     units = runner.plan(spec)
     for index, unit in enumerate(units):
         if index == 1:
@@ -166,11 +170,11 @@ def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
         if index:
             _forget_the_unit_before()
         _warn_of_wrap(unit)
-        reporter.spool.begin_unit(index, unit.title, unit.side)
-        reporter.scratch = folder / str(index)
-        reporter.scratch.mkdir()
-        runner.run(spec, unit, reporter)
-        reporter.spool.end_unit(Succeeded())
+        results.spool.begin_unit(index, unit.title, unit.side)
+        scratch = folder / str(index)
+        scratch.mkdir()
+        runner.run(spec, unit, Reporter(results.take, scratch=scratch, ceilings=ceilings))
+        results.spool.end_unit(Succeeded())
 
 
 def _forget_the_unit_before() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -100,12 +99,6 @@ class Body(Generic[Model]):
 
     model: Model
     sent: Any
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of the canonical JSON, which does not depend on the order of keys or on white space."""
-        canonical = json.dumps(self.sent, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def json_body(model: type[Model], *, union_at: Location | None = None) -> Callable[[Request], Awaitable[Body[Model]]]:

@@ -11,8 +11,8 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from app import results
+from app.api import schemas
 from app.api.parameters import Id, StrictQuery, Text, described
-from app.api.schemas import Comparison
 from app.api.services import CurrentServices
 from app.api.tables import written
 from app.errors import FieldError, InvalidRequest
@@ -47,9 +47,9 @@ class ComparedQuery(StrictQuery):
     """For profiles: the largest number of rows of each table and phase, those with the largest changes; by default 20
     in Markdown, LaTeX and HTML, and all in JSON and CSV."""
 
-    def sheet(self, database: Database, limit: int | None) -> results.Sheet:
-        """Compare the jobs; of each table and phase of a profile, return at most `limit` rows."""
-        question = results.Question(limit, list(dict.fromkeys(self.metric)), self.fail_above_percent)
+    def comparison(self, database: Database) -> results.Comparison:
+        """Compare the jobs."""
+        question = results.Question(list(dict.fromkeys(self.metric)), self.fail_above_percent)
         if self.job is not None:
             return results.compare_sides(database, self.job, question)
         if self.baseline_name is not None:
@@ -89,7 +89,7 @@ HEADERS = {
 
 @router.get(
     "",
-    responses={200: {"model": Comparison, "headers": described(HEADERS)}},
+    responses={200: {"model": schemas.Comparison, "headers": described(HEADERS)}},
     summary="Two jobs, or two sides, compared",
 )
 async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
@@ -105,11 +105,11 @@ async def compare(services: CurrentServices, query: Annotated[CompareQuery, Quer
     limit = SHOWN_TO_PEOPLE if query.limit is None and for_people else query.limit
 
     def make() -> Response:
-        sheet = query.sheet(services.database, limit)
-        response = written(sheet, query.format)
-        if gate := (sheet.about or {})["gate"]:
-            response.headers["Flopwatch-Gate"] = gate["outcome"]
-            response.headers["Flopwatch-Gate-Sentence"] = quote(gate["sentence"], safe=READABLE)
+        comparison = query.comparison(services.database)
+        response = written(results.sheet_of(comparison, limit), query.format)
+        if gate := comparison.judgement.gate:
+            response.headers["Flopwatch-Gate"] = gate.outcome
+            response.headers["Flopwatch-Gate-Sentence"] = quote(gate.sentence, safe=READABLE)
         return response
 
     return await run_sync(make, limiter=services.tables)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -186,15 +188,19 @@ def wait_seconds(headers: Mapping[str, str]) -> int | None:
     return None
 
 
-def idempotency(headers: Mapping[str, str], route: str, digest: str, *, awaits: bool = False) -> Idempotency | None:
-    """Return the request's Idempotency-Key with its route, a digest of its body, and whether it waits."""
+def idempotency(headers: Mapping[str, str], route: str, body: Any, *, awaits: bool = False) -> Idempotency | None:
+    """Return the request's Idempotency-Key with its route, a digest of its body, and whether it waits.
+
+    The digest depends neither on the order of keys in the body nor on white space.
+    """
     key = headers.get("idempotency-key")
     if key is None:
         return None
     if not 0 < len(key) <= MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
         detail = f"Header 'Idempotency-Key' must have 1 to {MAX_KEY_LENGTH} printable ASCII characters."
         raise InvalidRequest(detail, errors=(FieldError("", detail),))
-    return Idempotency(key=key, route=route, digest=digest, awaits=awaits)
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return Idempotency(key, route, hashlib.sha256(canonical.encode()).hexdigest(), awaits)
 
 
 @dataclass(frozen=True)

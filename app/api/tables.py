@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import Field
 
 from app import results
@@ -65,10 +65,15 @@ class ChoiceQuery(StrictQuery):
     until: Moment | None = None
     """Jobs that finished before then; written like `since`."""
 
-    def chosen(self) -> dict[str, Any]:
-        """Return the choice as arguments of `results.table`."""
-        values = {"sweep": self.sweep, "jobs": self.job, "labels": self.label}
-        return {**values, "kind": one_or_all(self.kind), "since": self.since, "until": self.until}
+    def choice(self) -> results.JobChoice:
+        return results.JobChoice(
+            kind=one_or_all(self.kind),
+            sweep=self.sweep,
+            jobs=self.job,
+            labels=self.label,  # type: ignore[arg-type]  # pairs, once validated
+            since=self.since,  # type: ignore[arg-type]  # times, once validated
+            until=self.until,  # type: ignore[arg-type]
+        )
 
 
 class TableQuery(ChoiceQuery):
@@ -105,11 +110,16 @@ class TableQuery(ChoiceQuery):
     """The label by which LaTeX's `\\ref` refers to the table."""
     format: Format = "json"
 
-    @property
-    def streams(self) -> bool:
-        """True if the table can be streamed, since no option needs all of its rows."""
-        whole = (self.pivot, self.sort, self.limit, self.after, *self.relative_to)
-        return self.format in ("json", "csv") and not any(whole)
+    def layout(self) -> results.Layout:
+        return results.Layout(
+            rows=split(self.rows),
+            columns=split(self.columns),
+            statistic=self.statistic,
+            pivot=self.pivot,
+            relative_to=dict(self.relative_to),  # type: ignore[arg-type]  # pairs, once validated
+            best=self.best,
+            links=self.links,
+        )
 
 
 @router.get("", summary="A table of measurements")
@@ -117,37 +127,13 @@ async def table(services: CurrentServices, request: Request, query: Annotated[Ta
     """Returns a table with one row per case and one column per metric; in JSON, `missing` says why cells have no
     numbers.
 
-    JSON and CSV of more than 200 000 measurements or 10 000 jobs are streamed.
+    422 if the table would have more than 200 000 measurements or 10 000 jobs: choose fewer jobs.
     """
 
-    chosen = query.chosen()
-
     def make() -> Response:
-        choice = results.Choice(**chosen)
-        if query.streams and results.is_too_large(services.database, choice):
-            pieces = results.stream(
-                services.database,
-                query.format,  # type: ignore[arg-type]  # one of the two that can be streamed
-                choice,
-                rows=split(query.rows),
-                columns=split(query.columns),
-                statistic=query.statistic,
-            )
-            return StreamingResponse(pieces, media_type=MEDIA_TYPES[query.format])
-        sheet = results.table(
-            services.database,
-            **chosen,
-            rows=split(query.rows),
-            columns=split(query.columns),
-            statistic=query.statistic,
-            pivot=query.pivot,
-            relative_to=dict(query.relative_to),  # type: ignore[arg-type]  # pairs, once validated
-            best=query.best,
-            links=query.links,
-            sort=query.sort,
-            limit=query.limit,
-            after=int(query.after or 0),
-        )
+        after = int(query.after or 0)
+        choice, layout = query.choice(), query.layout()
+        sheet = results.table(services.database, choice, layout, sort=query.sort, limit=query.limit, after=after)
         sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
         return written(sheet, query.format, base_url=str(request.base_url) if query.links else None)
 

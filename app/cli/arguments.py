@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -11,9 +10,9 @@ from typing import Any, TypeVar
 
 import typer
 
-T = TypeVar("T")
+from app.value_text import parse_json, parse_value
 
-PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
+T = TypeVar("T")
 
 
 def split_pair(argument: str) -> tuple[str, str]:
@@ -24,29 +23,13 @@ def split_pair(argument: str) -> tuple[str, str]:
     return key, value
 
 
-def parse_value(text: str) -> Any:
-    """Parse a value: 128 → number, true → boolean, [1, 2] → list, tiny → text; Python's True, False and None are
-    understood, too."""
-    if text in PYTHON_CONSTANTS:
-        return PYTHON_CONSTANTS[text]
-    try:
-        return json.loads(text, parse_constant=_no_constant)
-    except ValueError:
-        return text
-
-
 def parse_values(text: str) -> list[Any]:
     """Parse a list of values: "128,256", "tiny,small" or "[1, 2],[3]"."""
     try:
-        values: list[Any] = json.loads(f"[{text}]", parse_constant=_no_constant)
+        values: list[Any] = parse_json(f"[{text}]")
     except ValueError:
         return [parse_value(part) for part in text.split(",")]
     return values or [text]
-
-
-def _no_constant(name: str) -> Any:
-    # JSON has no NaN and no Infinity, although Python's parser accepts them.
-    raise ValueError(name)
 
 
 def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = False) -> None:

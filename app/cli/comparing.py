@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli import arguments
 from app.cli.common import AsJson, Label, of_jobs, of_sweep, with_server
-from app.cli.results import MARKDOWN, TableFormat, print_table
+from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
@@ -59,37 +58,33 @@ def compare(
     """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
     that is more than chance.
     """
-    query = _sides(baseline, candidate)
-    query |= {"metric": metric, "fail_above_percent": _percent(fail_above), "limit": limit}
-    answer = server.send("GET", "/compare", params={**query, "format": output_format.value})
-    print_table(answer.text, output_format)
+    found = server.compare_text(
+        *_sides(baseline, candidate),
+        format=format_of(output_format),
+        metrics=metric,
+        fail_above_percent=_percent(fail_above),
+        limit=limit,
+    )
+    print_table(found.text, output_format)
     if fail_above is not None:
-        # The comparison is costly, and its text does not contain the gate's answer in every format; the headers do.
-        if output_format.value != "markdown":
-            echo(unquote(answer.headers["Flopwatch-Gate-Sentence"]), err=True)
-        raise typer.Exit(EXIT_CODES[answer.headers["Flopwatch-Gate"]])
+        if output_format.value != "markdown":  # the text of other formats does not have it
+            echo(found.gate_sentence, err=True)
+        raise typer.Exit(EXIT_CODES[found.gate])
 
 
-def _sides(baseline: str, candidate: str | None) -> dict[str, Any]:
-    """Return the query that names the sides."""
+def _sides(baseline: str, candidate: str | None) -> tuple[str | list[int], list[int] | None]:
+    """Return the two sides: the ids of jobs, or a baseline's name; and for one job of kind compare no candidate."""
     ids = _ids(baseline)
     if candidate is None:
         if ids is None or len(ids) != 1:
             raise typer.BadParameter(
                 "give a CANDIDATE, too; or the id of one job of kind compare", param_hint="BASELINE"
             )
-        return {"job": ids[0]}
+        return ids, None
     candidates = _ids(candidate)
     if candidates is None:
         raise typer.BadParameter("give a job's id, or several with commas between them", param_hint="CANDIDATE")
-    return (
-        {"baseline_name": baseline, "candidate": candidates}
-        if ids is None
-        else {
-            "baseline": ids,
-            "candidate": candidates,
-        }
-    )
+    return baseline if ids is None else ids, candidates
 
 
 def _ids(text: str) -> list[int] | None:

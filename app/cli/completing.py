@@ -10,9 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from flopwatch import Flopwatch
+
+T = TypeVar("T")
 
 ANSWER_S = 1.0
 """Seconds that the server may take, since somebody waits at the keyboard."""
@@ -54,20 +59,21 @@ def fields(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Offer the newest jobs, each with its kind and state."""
-    return _ids(ctx, "/jobs", incomplete, lambda job: f"{job['kind']}, {job['state']}")
+    jobs = _asked(ctx, lambda server: server.list_jobs(limit=OFFERED_JOBS))
+    return _ids(jobs, incomplete, lambda job: f"{job['kind']}, {job['state']}")
 
 
 def sweep_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Offer the newest sweeps, each with its kind and number of jobs."""
-    return _ids(
-        ctx, "/sweeps", incomplete, lambda one: f"{one['base'].get('kind')}, {sum(one['counts'].values())} jobs"
-    )
+    sweeps = _asked(ctx, lambda server: server.list_sweeps(OFFERED_JOBS))
+    return _ids(sweeps, incomplete, lambda one: f"{one['base'].get('kind')}, {sum(one['counts'].values())} jobs")
 
 
 def file_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the files of the job on the line."""
-    found = _asked(ctx, f"/jobs/{ctx.params.get('job_id')}/artifacts") or {"data": []}
-    return [file["name"] for file in found["data"] if file["name"].startswith(incomplete)]
+    job_id = str(ctx.params.get("job_id"))
+    files = _asked(ctx, lambda server: server.list_files(int(job_id))) if job_id.isdecimal() else None
+    return [file["name"] for file in files or () if file["name"].startswith(incomplete)]
 
 
 def job_states(incomplete: str) -> list[str]:
@@ -77,19 +83,20 @@ def job_states(incomplete: str) -> list[str]:
     return [state for state in JOB_STATES if state.startswith(incomplete)]
 
 
-def _ids(ctx: typer.Context, path: str, incomplete: str, describe: Callable[[Any], str]) -> list[tuple[str, str]]:
-    found = _asked(ctx, path, limit=OFFERED_JOBS) or {"data": []}
-    return [(str(one["id"]), describe(one)) for one in found["data"] if str(one["id"]).startswith(incomplete)]
+def _ids(
+    found: Sequence[Mapping[str, Any]] | None, incomplete: str, describe: Callable[[Mapping[str, Any]], str]
+) -> list[tuple[str, str]]:
+    return [(str(one["id"]), describe(one)) for one in found or () if str(one["id"]).startswith(incomplete)]
 
 
-def _asked(ctx: typer.Context, path: str, **params: Any) -> Any:
+def _asked(ctx: typer.Context, ask: Callable[[Flopwatch], T]) -> T | None:
     """Ask the server that the line or the environment names; returns None if none answers in time."""
     from flopwatch import ClientError, Flopwatch
 
     given = {**_set(ctx.find_root().params), **_set(ctx.params)}
     try:
-        with Flopwatch(given.get("url"), data_dir=given.get("data_dir")) as server:
-            return server.send("GET", path, params=params, timeout_s=ANSWER_S).json()
+        with Flopwatch(given.get("url"), data_dir=given.get("data_dir"), timeout_s=ANSWER_S) as server:
+            return ask(server)
     except ClientError:
         return None
 
@@ -99,8 +106,7 @@ def _set(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _specs(ctx: typer.Context) -> list[dict[str, Any]]:
-    if (found := _asked(ctx, "/specs")) is not None:
-        specs: list[dict[str, Any]] = found["data"]
+    if (specs := _asked(ctx, lambda server: server.specs())) is not None:
         return specs
     from app.cli.specs import local_specs
 
@@ -111,8 +117,8 @@ def _spec_on(ctx: typer.Context) -> dict[str, Any]:
     """Return the description of the kind on the line, or of the kind of the job whose id is on it; empty if there is
     neither."""
     named = {ctx.params.get("kind"), ctx.params.get("source")} - {None}
-    if (job_id := ctx.params.get("job_id")) is not None:
-        named = {(_asked(ctx, f"/jobs/{job_id}") or {}).get("kind")}
+    if (job_id := str(ctx.params.get("job_id"))).isdecimal():
+        named = {(_asked(ctx, lambda server: server.job(int(job_id))) or {}).get("kind")}
     # After an option without a value the line is not parsed, so any word may be the kind.
     words = named or {word for name in THE_LINE for word in os.environ.get(name, "").split()}
     return next((spec for spec in _specs(ctx) if spec["kind"] in words), {})

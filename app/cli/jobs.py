@@ -31,13 +31,10 @@ from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
+    from flopwatch.client import JobFilter
 
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
-
-BULK_TIMEOUT_S = 3600.0
-"""Timeout in seconds for requests that change thousands of jobs, since the server does so in slices and waits for other
-writers."""
 
 JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
 OfKind = Annotated[str | None, typer.Option("--kind", help="All jobs of this kind.", autocompletion=completing.kinds)]
@@ -95,10 +92,15 @@ def submit(
     options = _options(name, label, priority, timeout_s, max_attempts)
     kind, under, lists = chosen(server, source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
-    spec = server.with_code(spec, implementation=implementation, model=model)
-    body = {"spec": spec, **options, "unique_key": unique_key}
-    job, replayed = server.post_once("/jobs", body, idempotency_key)
-    note = f" {SUBMITTED_BEFORE}" if replayed else ""
+    job = server.submit(
+        spec,
+        **options,
+        implementation=implementation,
+        model=model,
+        unique_key=unique_key,
+        idempotency_key=idempotency_key,
+    )
+    note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 
 
@@ -172,16 +174,17 @@ def sweep(
     kind, under, lists = chosen(server, source, preset)
     search = None if fit is None else arguments.parse_fit(fit, step)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
-    base = server.with_code(base, implementation=implementation, model=model)
-    body = {
-        "base": base,
-        "grid": grid,
-        "fit": search,
-        "exclude": [arguments.parse_point(point, lists) for point in exclude or []],
+    made = server.sweep(
+        base,
+        grid,
+        fit=search,
+        exclude=[arguments.parse_point(point, lists) for point in exclude or []],
         **_options(name, label, priority, timeout_s, max_attempts),
-    }
-    made, replayed = server.post_once("/sweeps", body, idempotency_key)
-    note = f" {SUBMITTED_BEFORE}" if replayed else ""
+        implementation=implementation,
+        model=model,
+        idempotency_key=idempotency_key,
+    )
+    note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 
 
@@ -210,7 +213,7 @@ def _follow_sweep(
     if as_json:
         print_json(made)
     elif wait:
-        echo_table(server.text("/tables", sweep=made["id"], format="markdown"))
+        echo_table(server.table_text(sweep=made["id"]))
         echo()
         echo(counts_text(made["counts"]))
         print_searches(made)
@@ -295,8 +298,8 @@ def logs(
     if attempt is not None and follow:
         raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
     with raw(as_it_is):
-        if not follow or server.get(f"/jobs/{job_id}")["finished_at"]:
-            echo(server.text(f"/jobs/{job_id}/logs", attempt=attempt), nl=False)
+        if not follow or server.job(job_id)["finished_at"]:
+            echo(server.logs(job_id, attempt=attempt), nl=False)
             return
         for event in server.events(job_id):
             if event.type == "log":
@@ -320,7 +323,7 @@ def cancel(
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
         _check_kind(server, kind)
-        done = server.send("POST", "/jobs/cancel", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
+        done = server.cancel_jobs(**chosen)
         echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
         return
 
@@ -370,7 +373,7 @@ def delete(
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
         _check_kind(server, kind)
-        done = server.send("DELETE", "/jobs", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
+        done = server.delete_jobs(**chosen)
         left = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
         needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
         echo(f"jobs deleted: {done['deleted']}{left}{needed}")
@@ -388,14 +391,14 @@ COMMANDS = (submit, sweep, rerun, jobs, show, logs, cancel, delete, retry)
 
 def _chosen(
     job_ids: list[int] | None, state: str | None, kind: str | None, label: list[str] | None, sweep_id: int | None
-) -> dict[str, Any] | None:
-    """Return the filters as query parameters, or None where jobs are named by their ids."""
-    labels = [f"{key}:{value}" for key, value in arguments.parse_labels(label or []).items()]
-    filters = {"state": state, "kind": kind, "label": labels or None, "sweep": sweep_id}
-    chosen = {name: value for name, value in filters.items() if value is not None}
-    if bool(job_ids) == bool(chosen):
+) -> JobFilter | None:
+    """Return the filters, or None where jobs are named by their ids."""
+    labels = arguments.parse_labels(label or []) or None
+    filters: JobFilter = {"state": state, "kind": kind, "labels": labels, "sweep": sweep_id}
+    is_filter = any(value is not None for value in filters.values())
+    if bool(job_ids) == is_filter:
         raise typer.BadParameter("give ids, or at least one of --state, --kind, --label and --sweep, and not both")
-    return chosen or None
+    return filters if is_filter else None
 
 
 def _check_kind(server: Flopwatch, kind: str | None) -> None:
@@ -429,7 +432,7 @@ def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
 
 def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
     """Print why jobs of a sweep cannot start, each reason once."""
-    queued = server.pages("/jobs", MAX_LOOKED_AT, state="queued", sweep=sweep_id)
+    queued = server.list_jobs(state="queued", sweep=sweep_id, limit=MAX_LOOKED_AT)
     for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
         many = f"{count} jobs wait" if count > 1 else "1 job waits"
         echo(f"{many}: {reason}", err=True)

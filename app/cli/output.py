@@ -11,7 +11,7 @@ from typing import Any
 
 from app.case_text import case_text
 from app.cli.terminal import cell, echo, echo_json, echo_table
-from app.number_text import number
+from app.numbers import number
 from app.states import FIRST_IN_QUEUE
 from app.times import age, duration, moment, ran
 from app.validity import doubts, notes, verdict
@@ -117,12 +117,12 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
 
     For a job that did not succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
-    if server.get(f"/jobs/{job['id']}/measurements", limit=1)["rows"]:
+    if server.has_measurements(job):
         echo()
-        echo_table(server.text("/tables", job=job["id"], format="markdown"))
-        print_missing(server.get("/tables", job=job["id"])["missing"])
-    _print_units(server.get(f"/jobs/{job['id']}/units")["data"])
-    _print_tables(job["id"], server.get(f"/jobs/{job['id']}/tables")["data"])
+        echo_table(server.table_text(job=job))
+        print_missing(server.missing(job))
+    _print_units(server.units(job))
+    _print_tables(job["id"], server.list_tables(job))
 
 
 def grid_text(sweep: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ Kind = Annotated[
 @with_server
 def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Stop further jobs from starting; running ones continue."""
-    paused = server.get("/queue/paused")["kinds"]
+    paused = server.paused_kinds()
     if kind is None:
         paused = ALL
     elif paused != ALL:
@@ -38,7 +38,7 @@ def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> 
 
     paused: list[str] | str = []
     if kind is not None:
-        paused = server.get("/queue/paused")["kinds"]
+        paused = server.paused_kinds()
         if paused == ALL:
             raise ClientError("All kinds are paused: `flopwatch resume` without --kind lets them go on.")
         paused = sorted(set(paused) - set(kind))
@@ -53,7 +53,7 @@ def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
     from flopwatch import ClientError, Refused
 
     try:
-        answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()
+        answer = server.set_paused_kinds(kinds)
     except Refused as refused:
         # The user gave an option, not the list to which the pointers refer.
         if not refused.errors or kinds == ALL:

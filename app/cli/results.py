@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import enum
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
-from urllib.parse import quote
 
 import typer
 
 from app.cli import completing
-from app.cli.arguments import parse_labels
+from app.cli.arguments import parse_labels, split_pair
 from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table, fail
-from app.table_options import FORMATS, Statistic
+from app.table_options import FORMATS, Format, Statistic
+from flopwatch.spelling import argument, arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flopwatch import Flopwatch
+    from flopwatch.client import TableOptions
 
 
 # Typer turns enumerations into choices.
@@ -97,31 +99,37 @@ def table(
     output_format: TableFormatOption = MARKDOWN,
 ) -> None:
     """Print a table of measurements, one row per case and one column per metric; or a table that a job's units made."""
-    labels = [f"{key}:{value}" for key, value in parse_labels(label or []).items()] or None
-    of_measurements: dict[str, Any] = {
+    of_measurements: TableOptions = {
         "sweep": sweep,
         "kind": kind,
-        "label": labels,
+        "labels": parse_labels(label or []) or None,
         "since": since,
         "until": until,
-        "rows": rows,
-        "statistic": statistic and statistic.value,
+        "rows": rows and [rows],
+        "statistic": statistic and statistic.value,  # type: ignore[typeddict-item]  # it was made of these
         "pivot": pivot,
-        "relative_to": relative_to,
-        "best": best or None,
-        "links": links or None,
+        "relative_to": dict(map(split_pair, relative_to or [])) or None,
     }
-    of_both = {"columns": columns, "sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
-    of_units: dict[str, Any] = {"unit": unit}
+    style = {"caption": caption, "latex_label": latex_label}
+    names = columns and [columns]  # the server parts names at commas
     if name is None:
-        _refuse(of_units, "goes with --name, which prints a table that a job's units made")
-        path, chosen = "/tables", {**of_measurements, "job": job}
+        _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
+        options: TableOptions = {**of_measurements, "job": job, "columns": names, "sort": sort, "limit": limit}
+        text = server.table_text(format_of(output_format), **options, best=best, links=links, **style)
     else:
-        _refuse(of_measurements, "chooses measurements; with --name leave it out")
+        chosen = {**of_measurements, "best": best or None, "links": links or None}
+        _refuse(chosen, "chooses measurements; with --name leave it out")
         if job is None or len(job) != 1:
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
-        path, chosen = f"/jobs/{job[0]}/tables/{quote(name, safe='')}", of_units
-    print_table(server.text(path, format=output_format.value, **chosen, **of_both), output_format)
+        text = server.job_table_text(
+            job[0], name, format_of(output_format), columns=names, sort=sort, limit=limit, unit=unit, **style
+        )
+    print_table(text, output_format)
+
+
+def format_of(chosen: TableFormat) -> Format:
+    """Return the format that an option has chosen."""
+    return next(name for name in FORMATS if name == chosen.value)
 
 
 def print_table(text: str, output_format: TableFormat) -> None:
@@ -134,10 +142,11 @@ def print_table(text: str, output_format: TableFormat) -> None:
         echo(text, nl=not text.endswith("\n"))
 
 
-def _refuse(options: dict[str, Any], why: str) -> None:
+def _refuse(options: Mapping[str, Any], why: str) -> None:
     for option, value in options.items():
         if value is not None:
-            raise typer.BadParameter(why, param_hint=f"--{option.replace('_', '-')}")
+            written = "label" if option == "labels" else option.replace("_", "-")
+            raise typer.BadParameter(why, param_hint=f"--{written}")
 
 
 Exported = enum.StrEnum("Exported", {name: name for name in ("job", "sweep", "compare")})  # type: ignore[misc]
@@ -170,11 +179,10 @@ def export(
         raise typer.BadParameter(f"{what.value} takes at most {most}", param_hint="ID…")
     if what.value == "compare":
         _refuse({"metric": metric, "rows": rows}, "goes with a job or a sweep")
-        path = "/compare/export"
-        asked: dict[str, Any] = {"job": ids[0]} if len(ids) == 1 else {"baseline": ids[0], "candidate": ids[1]}
+        text = server.export_comparison(*ids)
     else:
-        path, asked = f"/{what.value}s/{ids[0]}/export", {"metric": metric, "rows": rows}
-    text = server.text(path, **asked)
+        export_one = server.export_job if what.value == "job" else server.export_sweep
+        text = export_one(ids[0], metric=metric, rows=rows)
     if str(output) == "-":
         echo(text, nl=False)
         return
@@ -219,7 +227,7 @@ def specs(
     from app.cli.output import print_columns, print_json
     from flopwatch import ClientError
 
-    found = server.get("/specs")["data"]
+    found = server.specs()
     if kind is not None:
         found = [spec for spec in found if spec["kind"] == kind]
         if not found:
@@ -236,8 +244,8 @@ def specs(
             echo()
             shapes = _shapes(found[0]["schema"])
             presets = [
-                (name, " ".join(_as_arguments(fields)), _numbers(fields, shapes))
-                for name, fields in found[0]["presets"].items()
+                (name, " ".join(arguments(values)), _numbers(values, shapes))
+                for name, values in found[0]["presets"].items()
             ]
             head = ("--preset", "fields", "which is")
             print_columns(head if shapes else head[:2], presets if shapes else [preset[:2] for preset in presets])
@@ -256,28 +264,10 @@ def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -
         if inner is not None and isinstance(default, dict):
             rows += _fields({**inner, "$defs": definitions}, default, path + ".")
         elif path != "kind":
-            choices = " | ".join(map(_as_value, field.get("enum", ())))
+            choices = " | ".join(map(argument, field.get("enum", ())))
             text = field.get("description", "").replace("\n", " ")
-            rows.append((path, _as_value(default), f"{choices}: {text}" if choices else text))
+            rows.append((path, argument(default), f"{choices}: {text}" if choices else text))
     return rows
-
-
-def _as_arguments(fields: dict[str, Any], prefix: str = "") -> list[str]:
-    """Write fields as `flopwatch submit` takes them: "model.size=small", "causal=true", "dtypes=bf16,fp32"."""
-    words = []
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            words += _as_arguments(value, f"{prefix}{name}.")
-        else:
-            words.append(f"{prefix}{name}={_as_value(value)}")
-    return words
-
-
-def _as_value(value: Any) -> str:
-    """Write a value as `flopwatch submit` takes it: small, null, false, 128, bf16,fp32."""
-    if isinstance(value, list) and value and not isinstance(value[0], list | dict):
-        return ",".join(map(_as_value, value))
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _shapes(schema: dict[str, Any]) -> dict[str, dict[str, int]]:

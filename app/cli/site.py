@@ -36,7 +36,7 @@ def sweeps(
     from app.times import age
 
     if sweep_id is not None:
-        found = server.get(f"/sweeps/{sweep_id}")
+        found = server.sweep_state(sweep_id)
         print_json(found) if as_json else print_sweep(found)
         return
     listed = server.list_sweeps(limit)

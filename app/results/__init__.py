@@ -1,31 +1,33 @@
-"""Results of jobs as tables: measurements of many jobs pivoted, and the tables that units reported.
+"""Results of jobs as tables: measurements of many jobs pivoted, the tables that units reported, and comparisons.
 
-`choosing` has the statements and `cases` gathers what they read; `pivoting`, `reported` and `comparing` make a Sheet,
-and `rendering` writes any Sheet in the five formats. `streaming` writes JSON and CSV of tables that are too large to be
-made as a whole.
+`app.store.reading` reads the rows. `cases` gathers them, `pivoting` and `reported` make a Sheet of them, `comparing` a
+Comparison, which `comparison_sheet` writes as a Sheet. `rendering` writes any Sheet in the five formats.
 """
 
-from app.results.cases import column_name
-from app.results.comparing import Question, compare, compare_sides, compare_with_baseline
-from app.results.pivoting import local_table, metric_table, table
+from app.metrics import column_name
+from app.results.comparing import Comparison, Question, compare, compare_sides, compare_with_baseline
+from app.results.comparison_sheet import sheet_of
+from app.results.pivoting import Layout, local_table, metric_table, table
 from app.results.rendering import render
 from app.results.reported import list_tables, merged, result_table
 from app.results.samples import samples_of
 from app.results.sheet import Cell, Column, Sheet
-from app.results.streaming import is_too_large, stream
-from app.store.reading.measurements import Choice
+from app.results.sweep_points import SweepPoint, sweep_points
+from app.store.reading.measurements import JobChoice
 
 __all__ = [
     "Cell",
-    "Choice",
     "Column",
+    "Comparison",
+    "JobChoice",
+    "Layout",
     "Question",
     "Sheet",
+    "SweepPoint",
     "column_name",
     "compare",
     "compare_sides",
     "compare_with_baseline",
-    "is_too_large",
     "list_tables",
     "local_table",
     "merged",
@@ -33,6 +35,7 @@ __all__ = [
     "render",
     "result_table",
     "samples_of",
-    "stream",
+    "sheet_of",
+    "sweep_points",
     "table",
 ]

@@ -15,6 +15,7 @@ from app.errors import FieldError, InvalidRequest
 from app.metrics import better, gain, gain_name
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.specs import Scalar
+from app.value_text import value_text
 
 REFERENCE, NO_COUNTERPART, SEVERAL = "reference", "no counterpart", "several counterparts"
 RUN = "run"
@@ -47,11 +48,6 @@ class Related:
 
     columns: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-
-
-def as_text(value: Scalar) -> str:
-    """Write a coordinate's value as people type it: "fp32", "128", "true", "none"."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def relate(
@@ -116,7 +112,7 @@ def _gain_text(metric: str, unit: str | None) -> str:
 
 
 def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
-    return all(as_text(line.coordinates.get(name)) == value for name, value in relative_to.items())
+    return all(value_text(line.coordinates.get(name)) == value for name, value in relative_to.items())
 
 
 def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> None:
@@ -127,7 +123,7 @@ def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> N
         if name not in known:
             detail = f"{name!r} is none of these results' coordinates: {', '.join(known)}."
             break
-        values = list(dict.fromkeys(as_text(line.coordinates.get(name)) for line in lines))
+        values = list(dict.fromkeys(value_text(line.coordinates.get(name)) for line in lines))
         if value not in values:
             detail = f"No row has {name}={value}; there is {', '.join(values[:20])}{'…' if len(values) > 20 else ''}."
             break
@@ -242,7 +238,7 @@ def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]
 
 
 def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
-    head = f"{coordinate}={as_text(value)}"
+    head = f"{coordinate}={value_text(value)}"
     return replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
 
 

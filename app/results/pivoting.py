@@ -8,35 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from operator import attrgetter
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from app.case_text import in_use
+from app.columns import type_of
 from app.errors import FieldError, InvalidRequest
-from app.metrics import headline
+from app.metrics import column_name, headline, metric_names
+from app.numbers import finite
 from app.results.arranging import Line, Related, ordered, page, pivot, relate, stressed
-from app.results.cases import (
-    OF_THE_JOB,
-    CaseOfJob,
-    Job,
-    Part,
-    StoredCases,
-    cases_of,
-    cell_of,
-    column_name,
-    metric_names,
-    planned,
-)
+from app.results.cases import OF_THE_JOB, CaseOfJob, JobResults, cases_of, cell_of
 from app.results.footnotes import Doubt, Footnotes, doubts_of, told
 from app.results.reasons import Gap, reasons
-from app.results.sheet import Column, Sheet, type_of
+from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
-from app.store.public import finite
 from app.store.reading import measurements
+from app.store.reading.measurements import FinishedJob, JobChoice
 from app.table_options import Statistic
 
 UNKNOWN = "unknown"
@@ -68,22 +58,14 @@ class Layout:
     """Show the job of each row in formats for people; JSON and CSV always have it."""
 
 
+PLAIN = Layout()
+
+
 def table(
     database: Database,
+    choice: JobChoice,
+    layout: Layout = PLAIN,
     *,
-    kind: str | Collection[str] | None = None,
-    sweep: int | Collection[int] | None = None,
-    jobs: Collection[int] = (),
-    labels: measurements.Labels = (),
-    since: datetime | None = None,
-    until: datetime | None = None,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    statistic: Statistic = "mean",
-    pivot: str | None = None,
-    relative_to: Mapping[str, str] = MappingProxyType({}),
-    best: bool = False,
-    links: bool = False,
     sort: str | None = None,
     limit: int | None = None,
     after: int = 0,
@@ -93,8 +75,8 @@ def table(
 
     Args:
         database: the store.
-        kind, sweep, jobs, labels, since, until: the choice of jobs, as Choice. Several kinds must be named.
-        rows, columns, statistic, pivot, relative_to, best, links: the layout, as Layout.
+        choice: the jobs. If they are of several kinds, the choice must name these.
+        layout: the rows, columns and cells.
         sort: a column, in ascending order, or "-column" for descending order.
         limit, after: the largest number of rows, and the number of rows before them; the notes refer to the whole
             table.
@@ -106,107 +88,37 @@ def table(
         InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, or there are more than
             measurements.MAX_JOBS jobs or measurements.MAX_MEASUREMENTS measurements.
     """
-    with database.read() as connection:
-        number = None if first is None else first + 1
-        which = {"kind": kind, "sweep": sweep, "jobs": jobs, "labels": labels, "since": since, "until": until}
-        chosen = measurements.choose_jobs(connection, **which, first=number)  # type: ignore[arg-type]  # they are as above
-        if kind is None or isinstance(kind, str):
+    with database.read() as snapshot:
+        chosen = measurements.choose_jobs(snapshot, choice, None if first is None else first + 1)
+        if choice.kind is None or isinstance(choice.kind, str):
             refuse_several_kinds(job.kind for job in chosen)
         measured, is_cut = None, False
         if first is not None:
-            chosen, measured, is_cut = measurements.first_measurements(connection, chosen, statistic)
-        part = Part.read(connection, chosen, statistic, measured)
-    cases, units = part.cases()
+            chosen, measured, is_cut = measurements.first_measurements(snapshot, chosen, layout.statistic)
+        read = JobResults.read(snapshot, chosen, layout.statistic, measured)
+    cases, units = read.cases()
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
-    layout = Layout(rows, columns, statistic, pivot, relative_to, best, links)
-    sheet = ordered(_sheet(cases, units, layout, part.why), sort)
+    sheet = ordered(_sheet(cases, units, layout, read.why), sort)
     return replace(page(sheet, limit, after) if limit is not None or after else sheet, is_cut=is_cut)
 
 
-def metric_table(
-    database: Database, metrics: Sequence[str], *, sweep: int | None = None, jobs: Collection[int] = ()
-) -> Sheet:
+def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) -> Sheet:
     """Return the table of these metrics, named as their columns, as `table` does. It reads no other metrics, so a page
     that shows a few need not wait for all.
 
     Raises:
         NotFound, InvalidRequest: as `table`.
     """
-    with database.read() as connection:
-        chosen = measurements.choose_jobs(connection, sweep=sweep, jobs=jobs)
+    with database.read() as snapshot:
+        chosen = measurements.choose_jobs(snapshot, choice)
         refuse_several_kinds(job.kind for job in chosen)
-        found = measurements.measurements(connection, chosen, "mean", set().union(*map(metric_names, metrics)))
-        measured = [row for row in found if column_name(row.metric, row.phase) in metrics]
-        part = Part.read(connection, chosen, "mean", measured)
-    cases, units = part.cases()
-    return _sheet(cases, units, Layout(columns=list(metrics)), part.why)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The columns of a table that is made part by part."""
-
-    coordinates: Sequence[str]
-    metrics: Sequence[str]
-    units: Mapping[str, str]
-    columns: Sequence[Column]
-    statistic: Statistic
-    notes: Sequence[str]
-
-    def rows(self, part: Part) -> list[list[Any]]:
-        """Return the rows of a part: scalars and cells."""
-        cases, _ = part.cases(self.units)
-        lines, _ = _lines(cases, self.metrics, self.statistic, part.why)
-        return _rows(lines, self.coordinates, self.columns)
-
-
-def plan_of(
-    cases: Iterable[Job],
-    unmeasured: Iterable[Job],
-    measured: Iterable[Job],
-    rows: Sequence[str] | None,
-    columns: Sequence[str] | None,
-    statistic: Statistic,
-) -> Plan:
-    """Return the columns of a table of cases that are not read yet.
-
-    Args:
-        cases: each case once for each device: kind, case (JSON text), device_key.
-        unmeasured: kind and spec (JSON text) of jobs that measured nothing, whose rows show their planned cases.
-        measured: each metric once for each outcome: metric, phase, unit, outcome.
-        rows, columns, statistic: as for `table`.
-
-    Raises:
-        InvalidRequest: there is no such coordinate or metric.
-    """
-    units: dict[str, str] = {}
-    outcomes: dict[str, set[str]] = {}
-    for row in measured:
-        name = column_name(row.metric, row.phase)
-        units.setdefault(name, row.unit)
-        outcomes.setdefault(name, set()).add(row.outcome)
-    stored = StoredCases(units)
-    found = []
-    for row in cases:
-        holds_specs = row.kind in KINDS and KINDS[row.kind].holds_specs
-        coordinates = stored.coordinates(row.case, row.device_key, "" if holds_specs else None)
-        # A non-empty measurement, so that the case counts when the code below determines which coordinates vary.
-        case = CaseOfJob(None, row.kind, (row.kind,), coordinates, processes={name: [] for name in list(units)[:1]})
-        found.append(case)
-    for row in unmeasured:
-        found += [CaseOfJob(None, row.kind, (row.kind,), left) for left in planned(row.spec, stored)]
-    chosen = coordinates_of(found, rows, apart=False)
-    chosen += [name for name in ("case_key", "job") if name not in chosen]
-    metrics = _metrics(_table_columns(found), units, outcomes, columns)
-    described = [
-        *(_coordinate_column(name, (case.show(name) for case in found)) for name in chosen),
-        *_value_columns(metrics, units, Related()),
-        *_about_rows(None),
-    ]
-    described = [replace(column, type="integer") if column.name == "job" else column for column in described]
-    note = f"Cells: {statistic} of the samples; where several processes measured a case, of the processes' own."
-    return Plan(chosen, metrics, units, described, statistic, [note])
+        names = {name for column in metrics for name in metric_names(column)}
+        rows = measurements.measurements(snapshot, chosen, "mean", names)
+        measured = [row for row in rows if column_name(row.metric, row.phase) in metrics]
+        read = JobResults.read(snapshot, chosen, "mean", measured)
+    cases, units = read.cases()
+    return _sheet(cases, units, Layout(columns=list(metrics)), read.why)
 
 
 def refuse_several_kinds(kinds: Iterable[str]) -> None:
@@ -233,10 +145,11 @@ def local_table(
             comparison "side".
         validity: the job's verdict, which says why rows are not valid.
     """
-    job = SimpleNamespace(id=None, kind=spec.kind, state="succeeded", spec=spec.model_dump(mode="json"), error=None)
+    job = FinishedJob(0, spec.kind, "succeeded", spec.model_dump(mode="json"))
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
-    rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
+    rows = [SimpleNamespace(**{**optional, **row, "job_id": job.id, "value": row["mean"]}) for row in measurements]
     cases, units = cases_of([job], rows, lambda row: row.side)
+    cases = [replace(case, job=None) for case in cases]
     return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key), one_process=True)
 
 
@@ -297,7 +210,7 @@ def _lines(
     for case in cases:
         verdict = case.validity()
         doubts = why(case) if verdict in VERDICTS[1:] else ()
-        cells = {metric: cell_of(case, metric, statistic, partial=True) for metric in metrics}
+        cells = {metric: cell_of(case, metric, statistic) for metric in metrics}
         partial = case.partial and any(cell.value is not None for cell in cells.values())
         footnotes.count(verdict, doubts)
         if partial and case.stopped is not None:
@@ -435,16 +348,13 @@ def _refuse_unknown_pivot(cases: Sequence[CaseOfJob], name: str) -> None:
     _refuse_unknown("pivot", [name], [*_known(cases), *OF_THE_JOB], there_is_something=bool(cases))
 
 
-def coordinates_of(
-    cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None, apart: bool = True
-) -> list[str]:
+def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None) -> list[str]:
     """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
 
     Args:
         cases: the cases.
         asked: the requested coordinates; the kind's own are left out if no case has a value of them.
         also: a coordinate that the table shows in another place than its rows.
-        apart: add the coordinates that distinguish rows that look the same.
     """
     known = _known(cases)
     if asked is None:
@@ -460,8 +370,7 @@ def coordinates_of(
     varying = [name for name in known if name not in chosen and _varies(cases, name)]
     hidden = _stood_for(cases, chosen)
     chosen += [name for name in varying if name not in hidden]
-    if apart:
-        _tell_apart(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
+    _distinguish(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
     return chosen
 
 
@@ -486,7 +395,7 @@ def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
     }
 
 
-def _tell_apart(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[str]) -> None:
+def _distinguish(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[str]) -> None:
     """Add to `chosen`, in place, the coordinates of `more` that differ between rows that look the same."""
     for name in more:
         # JSON texts distinguish 1 from true, which Python does not.

@@ -7,25 +7,20 @@ only its own parts.
 
 from __future__ import annotations
 
-import json
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Row, Select, select
-
-from app.errors import Conflict, FieldError, InvalidRequest, NotFound
+from app.columns import free_names
+from app.errors import FieldError, InvalidRequest, NotFound
 from app.results.arranging import ordered, page
-from app.results.sheet import Column, Sheet, free_names
+from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar
-from app.store import tables
-from app.store.database.engine import Database
-from app.store.public import checked_id, of_attempt
-from app.store.reading.measurements import recorded_attempt
-from app.store.stored_json import is_unreadable
+from app.store.database.engine import Database, Snapshot
+from app.store.public import of_attempt
+from app.store.reading.unit_tables import TablePart, part_rows, table_parts
 
 UNIT_INDEX = "unit_index"
 NOTE = "note"
@@ -45,27 +40,31 @@ def list_tables(database: Database, job_id: int, attempt: int | None = None) -> 
 
     Raises NotFound.
     """
-    with database.read() as connection:
-        parts = _parts(connection, job_id, attempt)
-        kind = connection.execute(select(tables.job.c.kind).where(tables.job.c.id == job_id)).scalar_one()
-    by_name: dict[str, list[Row[Any]]] = {}
+    with database.read() as snapshot:
+        return tables_of(snapshot, job_id, attempt)
+
+
+def tables_of(snapshot: Snapshot, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+    """Return the tables of an attempt, as `list_tables`."""
+    kind, parts = table_parts(snapshot, job_id, attempt)
+    by_name: dict[str, list[TablePart]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
     by_name = {name: by_name[name] for name in sorted(by_name, key=lambda name: _place(kind, name, by_name[name]))}
     return [
         {
             "name": name,
-            "columns": [_public(column) for column in _columns(found[0].columns, several=len(found) > 1)],
-            "rows": sum(part.row_count for part in found),
-            "units": [part.unit_index for part in found],
-            "partial": any(part.partial for part in found),
+            "columns": [_public(column) for column in _columns(its[0].columns, several=len(its) > 1)],
+            "rows": sum(part.row_count for part in its),
+            "units": [part.unit_index for part in its],
+            "partial": any(part.partial for part in its),
             "url": f"/jobs/{job_id}/tables/{quote(name, safe='')}{of_attempt(attempt)}",
         }
-        for name, found in by_name.items()
+        for name, its in by_name.items()
     ]
 
 
-def _place(kind: str, name: str, parts: Sequence[Row[Any]]) -> tuple[int, int, str]:
+def _place(kind: str, name: str, parts: Sequence[TablePart]) -> tuple[int, int, str]:
     """Return the sort key of a table; `kind` may be unknown to this version."""
     spec = KINDS.get(kind)
     if spec is None or (place := spec.table_place(name)) == len(spec.first_tables):
@@ -105,29 +104,45 @@ def result_table(
         InvalidRequest: there is no such column to show, or to sort by.
         Conflict: the stored table cannot be read.
     """
-    with database.read() as connection:
-        known = _parts(connection, job_id, attempt)
-        names = list(dict.fromkeys(part.name for part in known))
-        if name not in names:
-            raise NotFound(f"Job {job_id} has no table {name!r}; it has: {', '.join(names) or 'none'}.")
-        found = [part for part in known if part.name == name]
-        units = ", ".join(str(part.unit_index) for part in found)
-        found = [part for part in found if unit in (None, part.unit_index)]
-        if not found:
-            raise NotFound(f"Unit {unit} of job {job_id} has no table {name!r}; these have: {units}.")
-        _check_readable(found)
-        start, end = after, None if limit is None else after + limit
-        if sort is not None:
-            start, end = 0, None
-        described = _columns(found[0].columns, several=len(found) > 1)
-        rows = _rows(connection, found, start, end)
-        kind = connection.execute(select(tables.job.c.kind).where(tables.job.c.id == job_id)).scalar_one()
-    sheet = Sheet(columns=described, rows=rows)
+    with database.read() as snapshot:
+        return table_of(
+            snapshot, job_id, name, unit=unit, sort=sort, limit=limit, after=after, attempt=attempt, columns=columns
+        )
+
+
+def table_of(
+    snapshot: Snapshot,
+    job_id: int,
+    name: str,
+    *,
+    unit: int | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
+    attempt: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> Sheet:
+    """Return one table of a job, as `result_table`."""
+    kind, known = table_parts(snapshot, job_id, attempt)
+    names = list(dict.fromkeys(part.name for part in known))
+    if name not in names:
+        raise NotFound(f"Job {job_id} has no table {name!r}; it has: {', '.join(names) or 'none'}.")
+    of_name = [part for part in known if part.name == name]
+    parts = [part for part in of_name if unit in (None, part.unit_index)]
+    if not parts:
+        units = ", ".join(str(part.unit_index) for part in of_name)
+        raise NotFound(f"Unit {unit} of job {job_id} has no table {name!r}; these have: {units}.")
+    for part in parts:
+        part.check()
+    described = _columns(parts[0].columns, several=len(parts) > 1)
+    end = None if limit is None else after + limit
     if sort is not None:
+        sheet = Sheet(columns=described, rows=_rows(snapshot, parts, 0, None))
         sheet = page(ordered(sheet, sort), limit, after)
     else:
-        total = sum(part.row_count for part in found)
-        sheet = replace(sheet, next=str(end) if end is not None and end < total else None)
+        total = sum(part.row_count for part in parts)
+        following = str(end) if end is not None and end < total else None
+        sheet = Sheet(columns=described, rows=_rows(snapshot, parts, after, end), next=following)
     if columns is not None:
         return _chosen(sheet, columns)
     first = KINDS[kind].columns_first(name) if kind in KINDS else None
@@ -186,37 +201,19 @@ def _with_footnotes(sheet: Sheet) -> Sheet:
     )
 
 
-def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: int | None) -> list[list[Scalar]]:
+def _rows(snapshot: Snapshot, parts: Sequence[TablePart], start: int, end: int | None) -> list[list[Scalar]]:
     """Return rows number `start` to `end` of all these parts together, each with its unit's index first.
 
     It reads one part after the other, and only parts that have such rows, so that a page of a large table is quick.
     """
-    table = tables.result_table.c
     rows: list[list[Scalar]] = []
     before = 0
     for part in parts:
         first, last = max(0, start - before), part.row_count if end is None else min(part.row_count, end - before)
         before += part.row_count
         if first < last:
-            stored = connection.execute(select(table.rows).where(table.id == part.id)).scalar_one()
-            try:
-                found = json.loads(zlib.decompress(stored))
-            except (ValueError, zlib.error) as error:
-                raise _cannot_be_read(part) from error
-            rows += ([part.unit_index, *row] for row in found[first:last])
+            rows += ([part.unit_index, *row] for row in part_rows(snapshot, part)[first:last])
     return rows
-
-
-def _parts(connection: Connection, job_id: int, attempt: int | None) -> Sequence[Row[Any]]:
-    """Return all columns of the job's parts but `rows`, by name and unit."""
-    job = select(tables.job.c.id).where(tables.job.c.id == checked_id(job_id, "job"))
-    if connection.execute(job).one_or_none() is None:
-        raise NotFound(f"There is no job {job_id}.")
-    table = tables.result_table.c
-    query: Select[Any] = select(table.id, table.name, table.unit_index, table.columns, table.row_count, table.partial)
-    attempt = recorded_attempt(connection, job_id, attempt)
-    query = query.where(table.job_id == job_id, table.attempt == attempt)
-    return connection.execute(query.order_by(table.name, table.unit_index)).all()
 
 
 def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
@@ -228,16 +225,6 @@ def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
     columns = _columns(parts[0][1], several=len(parts) > 1)
     rows = [[index, *row] for index, _, part in parts for row in part]
     return for_people(Sheet(columns=columns, rows=rows), first)
-
-
-def _check_readable(parts: Sequence[Row[Any]]) -> None:
-    for part in parts:
-        if is_unreadable(part.columns):
-            raise _cannot_be_read(part)
-
-
-def _cannot_be_read(part: Row[Any]) -> Conflict:
-    return Conflict(f"What is stored of table {part.name!r}, unit {part.unit_index}, cannot be read any more.")
 
 
 def _columns(reported: Sequence[Mapping[str, Any]], *, several: bool) -> list[Column]:

@@ -6,13 +6,12 @@ Both become a Sheet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from app.specs import Scalar
+from app.columns import ColumnType
 
-Type = Literal["number", "integer", "string", "boolean"]
 Role = Literal["coordinate", "metric", "gain", "value"]
 
 
@@ -49,7 +48,7 @@ class Column:
     """A column of a sheet. `unit` is the unit of its values, None if they have none."""
 
     name: str
-    type: Type
+    type: ColumnType
     unit: str | None = None
     role: Role = "value"
     """People see all digits of a coordinate and four of a value. The cells of a metric, and of a gain (how many times
@@ -114,16 +113,3 @@ class Sheet:
     def part(self, start: int, end: int | None) -> Sheet:
         """Return a sheet with the rows from number `start` on, before number `end`."""
         return replace(self, rows=self.rows[start:end], marks=self.marks[start:end])
-
-
-def type_of(values: Iterable[Scalar]) -> Type:
-    """Return the type of a column with these values, some of which may be None."""
-    types = {type(value) for value in values} - {type(None)}
-    if types and types <= {int, float}:
-        return "integer" if types == {int} else "number"
-    return "boolean" if types == {bool} else "string"
-
-
-def free_names(names: Iterable[str], taken: Collection[str], prefix: str) -> dict[str, str]:
-    """Return for each name its column name: "case.n" where a column `n` exists already."""
-    return {name: f"{prefix}.{name}" if name in taken else name for name in names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -12,8 +11,7 @@ from sqlalchemy import RowMapping
 
 from app.errors import NotFound
 from app.states import JOB_STATES
-from app.store.files.uploads import code_links
-from app.store.stored_json import broken, is_unreadable
+from app.store.column_types import broken
 
 MAX_ID = 2**63 - 1
 """The largest id. The database's integers have 64 bits; a number from a URL can have any length."""
@@ -52,68 +50,43 @@ def rfc3339(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def finite(value: float | None) -> float | None:
-    """Return None for NaN and infinity, which JSON lacks, and every other value unchanged."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
 """The parts that each attempt has of its own. Without `?attempt=` clients get those of the last attempt."""
 
 
-def readable(value: Any) -> Any:
-    """Return None for a stored value that cannot be read, and every other value unchanged."""
-    return None if is_unreadable(value) else value
-
-
-_JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", "attempts")
-
-
 def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
-    """Make the public job from a row of the table `job`. `waiting` says why it cannot start (see waiting.py)."""
-    path = f"/jobs/{row['id']}"
-    problem = broken(row)
+    """Make the public job, without its links, from a row of the table `job`. `waiting` says why it cannot start (see
+    waiting.py).
+    """
     return {
         **{field: row[field] for field in _JOB_FIELDS},
-        "progress": NO_PROGRESS if is_unreadable(row["progress"]) else row["progress"],
-        "error": problem if is_unreadable(row["error"]) else row["error"],
+        "progress": row["progress"] or NO_PROGRESS,
         "created_at": rfc3339(row["created_at"]),
         "started_at": rfc3339(row["started_at"]),
         "finished_at": rfc3339(row["finished_at"]),
         "cancel_requested_at": rfc3339(row["cancel_requested_at"]),
         "waiting": waiting,
-        "environment": readable(row["environment"]),
-        "validity": readable(row["validity"]),
-        "broken": problem,
-        "links": {
-            "self": path,
-            **{name: f"{path}/{name}" for name in _JOB_PARTS},
-            **code_links(row),
-            "ui": f"/ui{path}",
-        },
+        "environment": row["environment"],
+        "validity": row["validity"],
+        "broken": broken(row),
     }
 
 
 def sweep_dict(
     row: RowMapping | Mapping[str, Any], counts: Mapping[str, int], searches: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Make the public sweep from a row of the table `sweep`, its number of points by their latest job's state, and the
-    state of its searches, if somebody asks for this sweep alone.
+    """Make the public sweep, without its links, from a row of the table `sweep`.
+
+    `counts` are the numbers of its points by the state of their latest job; `searches`, the state of its searches, are
+    for an answer about this sweep alone.
     """
-    path = f"/sweeps/{row['id']}"
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
-        "fit": readable(row["fit"]),
+        "fit": row["fit"],
         "searches": searches,
         "created_at": rfc3339(row["created_at"]),
         "broken": broken(row),
         "counts": {state: counts.get(state, 0) for state in JOB_STATES},
-        "links": {
-            "self": path,
-            "jobs": f"/jobs?sweep={row['id']}",
-            "table": f"/tables?sweep={row['id']}",
-            "ui": f"/ui{path}",
-        },
     }
 
 

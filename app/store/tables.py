@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
@@ -10,8 +9,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    DateTime,
-    Dialect,
     ForeignKey,
     Index,
     Integer,
@@ -19,13 +16,12 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TypeDecorator,
     false,
     text,
 )
 from sqlmodel import Field, SQLModel
 
-from app.store.stored_json import Shape, StoredJson
+from app.store.column_types import StoredJson, UtcDateTime
 
 
 def utc_now() -> datetime:
@@ -33,43 +29,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class UtcDateTime(TypeDecorator[datetime]):
-    """A column of UTC times with their time zone. It works on SQLite too, which stores no time zone.
-
-    A stored text that is not a time is read as None, so that it breaks neither its row nor the query (see
-    stored_json.py).
-    """
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError("times in the database are aware: use utc_now()")
-        utc = value.astimezone(UTC)
-        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-    def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], datetime | None]:
-        read = super().result_processor(dialect, coltype)
-        assert read is not None
-
-        def process(value: Any) -> datetime | None:
-            try:
-                return read(value)
-            except (ValueError, TypeError):
-                return None
-
-        return process
-
-
-def _json(shape: Shape = "object", *, nullable: bool = True) -> Any:
+def _json(shape: type = dict, *, nullable: bool = True) -> Any:
     return Column(StoredJson(shape), nullable=nullable)
 
 
@@ -111,7 +71,7 @@ class Sweep(SQLModel, table=True):
     labels: dict[str, str] = Field(sa_column=_json(nullable=False))
     base: dict[str, Any] = Field(sa_column=_json(nullable=False))
     grid: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    exclude: list[Any] = Field(sa_column=_json("array", nullable=False))
+    exclude: list[Any] = Field(sa_column=_json(list, nullable=False))
     options: dict[str, Any] = Field(sa_column=_json(nullable=False))
     """The options that all its jobs share: priority, timeout_s, max_attempts. Resuming the sweep needs them."""
     fit: dict[str, Any] | None = Field(default=None, sa_column=_json())
@@ -120,7 +80,7 @@ class Sweep(SQLModel, table=True):
 
 
 class Job(SQLModel, table=True):
-    """One job. `state` and `attempt` change only in queue.py."""
+    """One job. `state` and `attempt` change only in queue/transitions.py."""
 
     __table_args__: ClassVar[Any] = (
         Index("ix_job_state_id", "state", "id"),
@@ -155,7 +115,7 @@ class Job(SQLModel, table=True):
     device_type: str
     devices: int
     exclusive_host: bool
-    requirements: list[str] = Field(sa_column=_json("texts", nullable=False))
+    requirements: list[str] = Field(sa_column=_json(list, nullable=False))
     progress: dict[str, Any] = Field(sa_column=_json(nullable=False))
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     worker_id: str | None = None
@@ -326,7 +286,7 @@ class ResultTable(SQLModel, table=True):
     attempt: int
     unit_index: int
     name: str
-    columns: list[Any] = Field(sa_column=_json("array", nullable=False))
+    columns: list[Any] = Field(sa_column=_json(list, nullable=False))
     """[{"name", "type", "unit"}]"""
     row_count: int
     partial: bool
@@ -382,10 +342,10 @@ class Worker(SQLModel, table=True):
     pid: int
     state: str
     """active | draining | stopped | lost"""
-    kinds: list[str] = Field(sa_column=_json("texts", nullable=False))
-    capabilities: list[str] = Field(sa_column=_json("texts", nullable=False))
+    kinds: list[str] = Field(sa_column=_json(list, nullable=False))
+    capabilities: list[str] = Field(sa_column=_json(list, nullable=False))
     """Names that the worker has, as "family:name"."""
-    devices: list[Any] = Field(sa_column=_json("array", nullable=False))
+    devices: list[Any] = Field(sa_column=_json(list, nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
     readings: dict[str, Any] | None = Field(default=None, sa_column=_json())
     """The devices' readings at the last heartbeat that reported any: {"read_at", "devices": [{"type", …}]}."""
@@ -398,7 +358,7 @@ class Setting(SQLModel, table=True):
     """A setting of the whole service, by name: all processes that share the database have the same value."""
 
     name: str = Field(primary_key=True)
-    value: Any = Field(sa_column=_json("any", nullable=False))
+    value: Any = Field(sa_column=_json(object, nullable=False))
 
 
 class KnownHost(SQLModel, table=True):
@@ -410,8 +370,8 @@ class KnownHost(SQLModel, table=True):
 
     key: str = Field(primary_key=True)
     """SHA-256 of the three columns that follow."""
-    kinds: list[str] = Field(sa_column=_json("texts", nullable=False))
-    capabilities: list[str] = Field(sa_column=_json("texts", nullable=False))
+    kinds: list[str] = Field(sa_column=_json(list, nullable=False))
+    capabilities: list[str] = Field(sa_column=_json(list, nullable=False))
     gpus: int
     """The number of GPUs that one job can use."""
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))

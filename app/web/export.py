@@ -140,7 +140,9 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
 def _job(request: Request, services: Services, job_id: int, query: ExportQuery) -> Response:
     job, _version = services.reading.job(job_id)
     is_finished = job["state"] in FINISHED_STATES
-    sheet = results.table(services.database, jobs=[job_id], first=query.rows) if is_finished else None
+    sheet = (
+        results.table(services.database, results.JobChoice(jobs=[job_id]), first=query.rows) if is_finished else None
+    )
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
     return _file(
@@ -168,7 +170,7 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
 
 def _sweep(request: Request, services: Services, sweep_id: int, query: ExportQuery) -> Response:
     sweep = services.reading.sweep(sweep_id)
-    sheet = results.table(services.database, sweep=sweep_id, first=query.rows)
+    sheet = results.table(services.database, results.JobChoice(sweep=sweep_id), first=query.rows)
     jobs, following = services.reading.jobs(sweep=sweep_id, limit=MAX_JOBS)
     verdicts: dict[str, int] = {}
     for one in jobs:
@@ -192,9 +194,10 @@ def _sweep(request: Request, services: Services, sweep_id: int, query: ExportQue
 
 
 def _compare(request: Request, services: Services, query: ComparedQuery) -> Response:
-    sheet = query.sheet(services.database, SHOWN_TO_PEOPLE if query.limit is None else query.limit)
-    comparison = compare_page.comparison(sheet, ("baseline", "candidate"))
-    metric = comparison["headline"]
+    comparison = query.comparison(services.database)
+    sheet = results.sheet_of(comparison, SHOWN_TO_PEOPLE if query.limit is None else query.limit)
+    shown = compare_page.shown(comparison, ("baseline", "candidate"))
+    metric = shown["headline"]
     ids = [query.job] if query.job is not None else [*query.baseline, *query.candidate]
     jobs = [services.reading.job(number)[0] for number in ids]
     name = "-".join(str(number) for number in ids[:4])
@@ -203,12 +206,12 @@ def _compare(request: Request, services: Services, query: ComparedQuery) -> Resp
         f"flopwatch-compare-{name}.html",
         "/ui/compare?" + "&".join(f"job={number}" for number in ids),
         title="Comparison of " + ", ".join(f"job {number}" for number in ids[:9]),
-        what=comparison["about"].get("sentence") or "",
+        what=comparison.judgement.sentence,
         jobs=jobs,
         results=_results(sheet),
         metric=metric,
-        distributions=compare_page.distributions(services, [comparison], metric) if metric else None,
-        ratios=compare_page.ratios([comparison]),
+        distributions=compare_page.distributions(services, [shown], metric) if metric else None,
+        ratios=compare_page.ratios([shown]),
         environment=_facts([one["environment"] for one in jobs]),
         spec={f"job {one['id']}": one["spec"] for one in jobs},
     )

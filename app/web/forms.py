@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from app.api.bodies import JobOptions
 from app.specs import KINDS
+from app.value_text import parse_json
 from app.web import separated
 from app.web.facts import changed_only
 
@@ -179,7 +180,7 @@ def _parsed(field: Field, text: str) -> Any:
     if field.type == "string":
         return text
     try:
-        value = _json(text)
+        value = parse_json(text)
     except ValueError:
         return text
     if field.type == "json":
@@ -191,26 +192,13 @@ def _parsed(field: Field, text: str) -> Any:
     return value if is_finite else text
 
 
-def _json(text: str) -> Any:
-    """Parse JSON that the API takes. Raises ValueError with the reason."""
-    try:
-        value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except UnicodeEncodeError as half:
-        character = half.object[half.start].encode("unicode_escape").decode()
-        raise ValueError(f"{character} is half of a character: write its other half, too") from None
-    return value
-
-
 def text_problems(fields: Sequence[Field], options: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the problems of the texts themselves: invalid JSON, and invalid labels."""
     wrong_texts = []
     for field in fields:
         for text in field.values if field.type == "json" else ():
             try:
-                _json(text)
+                parse_json(text)
             except ValueError as wrong:
                 wrong_texts.append(
                     {"pointer": f"/spec/{field.path.replace('.', '/')}", "detail": f"This is not JSON: {wrong}"}

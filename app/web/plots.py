@@ -27,12 +27,12 @@ from typing import Any, Literal
 
 from app.case_text import case_text, in_use
 from app.metrics import readable
-from app.number_text import number
+from app.numbers import number
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
+from app.value_text import value_text
 from app.web import thinning
-from app.web.values import value_text
 
 Figure = dict[str, Any]
 
@@ -274,7 +274,7 @@ def heat_map(
     for row, column, point in zip(_ranks(points, y, rows), _ranks(points, x, columns), points, strict=True):
         grid[row][column] = point
     table = _table((x, y), [point for row in grid for point in row if point is not None])
-    across, down = thinning.steps(len(columns), len(rows))
+    across, down = thinning.heat_map_steps(len(columns), len(rows))
     columns, rows, grid = columns[::across], rows[::down], [row[::across] for row in grid[::down]]
     texts = len(columns) * len(rows) <= MAX_TEXTS
     names = {"x": [_label(value) for value in columns], "y": [_label(value) for value in rows]}
@@ -443,7 +443,7 @@ def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) ->
     number_of_points = sum(len(group) for _, group in series)
     thinned = []
     for name, group in series:
-        kept = thinning.kept(
+        kept = thinning.drawn_indexes(
             [float(place) if isinstance(place, int | float) else None for place in map(in_use, _along(group, x))],
             [point.value for point in group],
             [point.outcome for point in group],

@@ -60,7 +60,7 @@ def _line(samples: Sequence[float], phase: str, colour: str, number_of_points: i
     """Return the trace of one phase of one process, thinned if the figure has too many points."""
     nothing = [None] * len(samples)
     share = len(samples) / max(1, number_of_points)
-    steps = thinning.kept(
+    steps = thinning.drawn_indexes(
         range(len(samples)), samples, nothing, nothing, share=share, number_of_points=number_of_points, log=False
     )
     return {

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from app import results
 from app.metrics import readable
-from app.number_text import number
+from app.numbers import number
 from app.states import FIRST_IN_QUEUE
 from app.table_options import FORMATS
 from app.times import age, duration, ran

@@ -1,8 +1,8 @@
-"""Chooses the points that a figure draws when there are more points than pixels, so that the picture stays the same.
+"""Chooses which points of a figure are drawn where there are more points than pixels, so that the picture is the same.
 
-Of the points of one line in one column, it keeps the smallest and the largest value, so that no peak is lost, one point
-of each doubt, and one of each outcome without a number; it also keeps the line's ends. A column is a pixel wide if the
-figure has one line, and wider the more lines share it. Standard library only.
+Each line is divided into columns: a pixel wide if the figure has one line, wider if several lines share it. Of each
+column, these are drawn: the smallest and the largest value, so that no peak is lost, one point of each doubt, and one
+of each outcome without a number. The ends of a line are always drawn. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from collections.abc import Hashable, Sequence
 
 MAX_POINTS = 4000
-"""Largest number of points of a figure that are all drawn: some three for each pixel of its width."""
+"""A figure with at most this many points, about three for each pixel of its width, draws all of them."""
 MIN_COLUMNS = 50
-"""Smallest number of columns of a line, however many lines share the figure."""
+"""Smallest number of columns of a line, however many lines the figure has."""
 MAX_CELLS = 12_000
-"""Largest number of cells of a heat map that are all drawn."""
+"""A heat map with at most this many cells draws all of them."""
 
 
-def kept(
+def drawn_indexes(
     places: Sequence[float | None],
     values: Sequence[float | None],
     outcomes: Sequence[str | None],
@@ -63,7 +63,7 @@ def kept(
     return sorted(set(chosen.values()))
 
 
-def steps(columns: int, rows: int) -> tuple[int, int]:
+def heat_map_steps(columns: int, rows: int) -> tuple[int, int]:
     """Return the step between drawn columns and between drawn rows of a heat map; the smaller dimension gets the
     smaller step."""
     across = down = 1

@@ -71,7 +71,7 @@ def test_a_queued_job_that_is_cancelled_never_runs(site: Site) -> None:
     assert get(client, f"/jobs/{job['id']}/attempts") == []
 
 
-def test_control_a_cancel_that_leaves_a_queued_job_in_the_queue(service: Service) -> None:
+def test_control_of_the_cancel_of_a_queued_job(service: Service) -> None:
     with pytest.raises(AssertionError, match="'queued' == 'cancelled'"):
         cancels_a_queued_job(service.start_server(**plain_kind("cancel_of_queued")))
 

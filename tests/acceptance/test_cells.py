@@ -69,7 +69,7 @@ def test_an_installed_implementation_appears_beside_ours(site: Site) -> None:
     assert "own" in error["detail"]
 
 
-def test_percentages_are_of_the_ceiling_that_the_host_has_measured(start_beside: Callable[..., Site]) -> None:
+def test_percentages_are_of_the_measured_ceiling(start_beside: Callable[..., Site]) -> None:
     # What other tests disturb would be no ceiling.
     client = start_beside(**sabotaged("doubts_of_ceilings")).client
     ceiling = {"kind": "ceiling", "dtypes": ["fp32"], "matrix_size": 64, "copy_mib": 1, "measure_steps": 2}

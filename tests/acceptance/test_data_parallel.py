@@ -61,7 +61,7 @@ def ranks_alive(folder: Path) -> list[str]:
     return found
 
 
-def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_runs(site: Site) -> None:
+def test_a_killed_rank_ends_the_job(site: Site) -> None:
     client = site.client
     killed = {**DDP, "strategy": "naive", "model": {**DDP["model"], "name": "killed_rank"}}
     dead, sound = (submit(client, {"spec": spec}) for spec in (killed, {**DDP, "sharded_optimizer": True}))

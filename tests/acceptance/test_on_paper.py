@@ -18,7 +18,7 @@ def on_the_processor(model: str) -> dict[str, Any]:
     return {**job, "spec": {**job["spec"], "device": "cpu"}}
 
 
-def test_an_estimate_runs_while_another_job_has_the_host_to_itself(site: Site) -> None:
+def test_an_estimate_runs_beside_any_job(site: Site) -> None:
     client = site.client
     busy = submit(client, on_the_processor("gated"))
     wait_for_start(site.folder)

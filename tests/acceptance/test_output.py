@@ -94,7 +94,7 @@ def followed(
     raise AssertionError(f"the stream ended too early: {found}")
 
 
-def test_each_replicate_has_an_interpreter_and_tells_its_progress(start_beside: Callable[..., Site]) -> None:
+def test_each_replicate_has_an_interpreter(start_beside: Callable[..., Site]) -> None:
     site = start_beside()
     client, folder = site.client, site.folder
     job_id = submit(client, short_job("gated", replicates=2))

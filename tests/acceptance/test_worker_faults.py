@@ -170,7 +170,7 @@ def ends_with_its_agent(
     wait_until_gone(*warm_and_keepers, timeout_s=RECOVERY_S)
 
 
-def test_the_processes_of_a_killed_agents_job_are_gone_at_once(
+def test_a_killed_agents_processes_are_gone_at_once(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
     ends_with_its_agent(service, misbehave_folder, rng)

@@ -81,9 +81,7 @@ def small(script: str, port: int) -> str:
 
 
 @pytest.mark.usefixtures("without_baseline")
-def test_a_push_sets_the_baseline_and_a_pull_request_is_checked(
-    workflow: dict[str, Any], site: Any, checkout: Path
-) -> None:
+def test_a_push_sets_the_baseline_of_pull_requests(workflow: dict[str, Any], site: Any, checkout: Path) -> None:
     (job,) = workflow["jobs"].values()
     port = site.client.base_url.port
     assert REAL_SIZE in str(job["steps"])

@@ -8,7 +8,7 @@ from app.importing import without_collector
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_rests_and_leaves_alone_what_was_imported(enabled: bool) -> None:
+def test_the_collector_leaves_imports_alone(enabled: bool) -> None:
     before, frozen = gc.isenabled(), gc.get_freeze_count()
     try:
         (gc.enable if enabled else gc.disable)()

@@ -32,6 +32,11 @@ from app.metrics import better, gain, gain_name, headline, readable
         ("tokens_per_s", None, "more"),
         ("tflops", None, "more"),
         ("sum", None, None),
+        ("forward_mfu", "fraction", "more"),
+        ("forward_ceiling_percent", "%", "more"),
+        ("residual_stream_seen_mib", "MiB", None),
+        ("an_own_percent", "%", None),
+        ("an_own_ms", "ms", "less"),
     ],
 )
 def test_direction(metric: str, unit: str, direction: str | None) -> None:

@@ -15,13 +15,14 @@ RUNNERS = sorted(f"workers.jobs.{path.stem}" for path in (Path(__file__).parents
 
 FORBIDDEN_IMPORTS = {
     "the service imports neither torch nor what runs on GPU hosts": ("app/settings.py", "import torch"),
-    "the service is built in layers": ("app/presets.py", "import app.store.database.engine"),
+    "the service is built in layers": ("app/store/reading/members.py", "import app.results.sheet"),
     "the client needs little beside the standard library": (
         "flopwatch/connection.py",
         "import pydantic",
     ),
     "only the command line is built on the client": ("app/web/forms.py", "import flopwatch.own_code"),
     "only the store talks to the database": ("workers/agent/agent.py", "import sqlalchemy"),
+    "results hold no SQL": ("app/results/sides.py", "import sqlalchemy"),
     "kernels knows nothing of the others": ("kernels/__init__.py", "import parallel"),
     "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
     "the model and the measuring import nothing of the service": ("workers/model/__init__.py", "import app.presets"),
@@ -102,7 +103,7 @@ def test_a_forbidden_import_breaks_its_contract(copy: Path) -> None:
         assert f"{module} -> {line.removeprefix('import ')} " in parts[contract], result.stdout
 
 
-def test_the_service_imports_nothing_of_gpu_hosts_and_no_pandas(root: Path, imported: Callable[..., set[str]]) -> None:
+def test_the_service_imports_no_torch_and_no_pandas(root: Path, imported: Callable[..., set[str]]) -> None:
     names = imported(root, "app,flopwatch", skipped="app.results")
     assert not names & {*GPU_SIDE, "pandas"}
     assert "fastapi" in names

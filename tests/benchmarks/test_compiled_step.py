@@ -28,7 +28,7 @@ def test_a_failing_process_ends_the_comparison(capfd: pytest.CaptureFixture[str]
     assert "unknown attention implementation" in capfd.readouterr().err
 
 
-def test_neither_the_hosts_drift_nor_the_order_changes_the_ratio() -> None:
+def test_drift_and_order_do_not_change_the_ratio() -> None:
     rounds = []
     for index, drift in enumerate([50.0, 60.0, 70.0, 80.0, 90.0, 100.0] * 4):
         late = 1.3 if index % 2 else 1 / 1.3  # the process that has waited is slower

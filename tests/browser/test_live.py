@@ -13,7 +13,7 @@ from tests.browser.conftest import Watch, watched_page
 from tests.builders import measured
 
 
-def test_a_running_job_is_followed_to_its_end_without_a_reload(tmp_path: Path, chromium: Browser) -> None:
+def test_a_running_job_is_followed_to_its_end(tmp_path: Path, chromium: Browser) -> None:
     with (
         serving(tmp_path, lease_s=600) as site,
         watched_page(chromium, site.url, Watch(urlsplit(site.url).netloc)) as page,

@@ -84,7 +84,7 @@ def drawn(page: Page, caption: str) -> Any:
     return figure
 
 
-def test_a_sweep_is_followed_drawn_cancelled_resumed_and_exported(site: PlayedSite, page: Page) -> None:
+def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     sweep = submit_sweep(site)
     page.goto("/ui/sweeps")
     page.get_by_role("link", name="lengths").click()
@@ -215,9 +215,7 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
     assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
 
 
-def test_exported_files_draw_their_figures_without_server_and_network(
-    site: PlayedSite, chromium: Browser, tmp_path: Path
-) -> None:
+def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
     sweep = submit_sweep(site)
     jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
     watch = Watch("")  # files have no host

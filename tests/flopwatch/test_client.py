@@ -289,9 +289,10 @@ class TestWaiting:
 class TestSubmitting:
     def test_the_same_key_gives_the_same_job(self, flopwatch: Flopwatch) -> None:
         first = flopwatch.submit(TINY, idempotency_key="client")
-        again, replayed = flopwatch.post_once("/jobs", {"spec": TINY}, "other client")
-        assert not replayed
-        assert flopwatch.submit(TINY, idempotency_key="client") == first
+        again = flopwatch.post_once("/jobs", {"spec": TINY}, "other client")
+        assert not again.replayed
+        repeated = flopwatch.submit(TINY, idempotency_key="client")
+        assert (repeated, repeated.replayed) == (first, True)
         with pytest.raises(Refused, match="another body"):
             flopwatch.submit({**TINY, "seed": 1}, idempotency_key="client")
         for job in (first, again):
@@ -525,3 +526,10 @@ def test_the_client_is_imported_without_pandas() -> None:
     code = "import sys, flopwatch.client; print(*{'pandas', 'pydantic', 'fastapi', 'sqlalchemy'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "\n"
+
+
+def test_an_unknown_option_is_refused(flopwatch: Flopwatch) -> None:
+    with pytest.raises(TypeError, match="no option 'colums'; there are job, sweep"):
+        flopwatch.table(colums=["step_ms"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="no option 'name'; there are state, kind"):
+        flopwatch.delete_jobs(name="mine")  # type: ignore[call-arg]

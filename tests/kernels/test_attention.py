@@ -104,7 +104,7 @@ def test_a_heads_axis_is_optional(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # torch warns of each reason before it raises
-def test_a_backend_refuses_what_it_cannot_take_and_nothing_falls_back() -> None:
+def test_a_backend_refuses_what_it_cannot_take() -> None:
     inputs = draw(1, 2, 64, 32, seed=6, dtype=torch.float32, device="cuda")
     with pytest.raises(RuntimeError, match=NO_KERNEL):
         ATTENTION.load("sdpa_flash").function(*inputs, True)

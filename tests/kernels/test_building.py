@@ -101,7 +101,7 @@ def test_it_is_built_once_and_then_needs_no_compiler(library: Library, cache: Pa
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]  # nothing half-built is left
 
 
-def test_headers_of_other_folders_and_the_linkers_flags_are_used(library: Library, cache: Path, tmp_path: Path) -> None:
+def test_other_headers_and_linker_flags_are_used(library: Library, cache: Path, tmp_path: Path) -> None:
     headers = tmp_path / "headers"
     headers.mkdir()
     (library.sources / "answer.h").rename(headers / "answer.h")
@@ -142,7 +142,7 @@ def test_what_a_killed_build_left_is_removed(library: Library, cache: Path, monk
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
 
 
-def test_a_build_whose_process_is_killed_goes_on_alone_in_its_folder(
+def test_a_build_outlives_its_killed_process(
     library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler, started, go = (tmp_path / name for name in ("compiler", "started", "go"))

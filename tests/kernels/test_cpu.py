@@ -132,9 +132,7 @@ def test_large_scores_do_not_overflow(function: Callable[..., Tensor], assert_cl
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_scores_of_minus_infinity_weigh_nothing_also_in_whole_tiles(
-    function: Callable[..., Tensor], assert_close: AssertClose
-) -> None:
+def test_scores_of_minus_infinity_weigh_nothing(function: Callable[..., Tensor], assert_close: AssertClose) -> None:
     q, k, v = drawn(33, 300, 8, seed=5)
     q[..., 0] = 1
     k[..., :270, 0] = -math.inf
@@ -222,9 +220,7 @@ def test_a_problem_that_differs_from_the_librarys_is_refused(change: str, monkey
         build._check_problem(loaded)
 
 
-def test_without_a_compiler_the_error_names_the_implementations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_without_a_compiler_names_implementations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(cpu.CompilerMissing, match=r"^the cpu_\* attention implementations are C\+\+"):

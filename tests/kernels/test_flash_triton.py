@@ -202,7 +202,7 @@ def test_products_of_single_precision_are_exact_or_tf32(rng: random.Random) -> N
 
 
 @pytest.mark.gpu
-def test_errors_of_single_precision_do_not_grow_with_the_length(rng: random.Random) -> None:
+def test_float32_errors_do_not_grow_with_the_length(rng: random.Random) -> None:
     """Tensor cores cut sums: left to them, the output of 8192 keys is too small by 5e-5 (see `add_product`)."""
     for head_dim in (32, 64, 128):
         inputs = [one.requires_grad_() for one in draw_inputs(Shape(1, 1, 1, 8192, 8192, head_dim), rng, device="cuda")]

@@ -252,7 +252,7 @@ def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random
         implementation.function(*draw_inputs(Shape(1, 1, 1, 5, 5, 64), rng), True)
 
 
-def test_processes_of_the_stress_test_share_all_shapes_and_no_kind() -> None:
+def test_stress_processes_share_shapes_and_no_kind() -> None:
     shapes = stress.draw_shapes(500, 3)
     assert shapes[:100] == stress.draw_shapes(100, 3)
     parts = stress.shares(shapes, 5)

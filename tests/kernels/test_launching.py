@@ -136,9 +136,7 @@ def test_returning_addresses_are_encoded_once(encoded: list[Any], monkeypatch: p
     assert [call for call in kernel.calls if ("descriptor", BASE + 256 + 16 * 99) in call]
 
 
-def test_one_bound_holds_for_all_launches_and_what_it_drops_is_freed(
-    encoded: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_bound_holds_for_all_launches(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a user whose lengths vary: every length has launches of its own."""
     remember(16, monkeypatch)
     kernel = Kernel([META])
@@ -189,7 +187,7 @@ def test_all_else_goes_through_triton(why: str, encoded: list[Any], monkeypatch:
     assert kernel.through_triton == 2
 
 
-def test_a_launcher_that_takes_other_arguments_is_not_asked_again(encoded: list[Any]) -> None:
+def test_an_odd_launcher_is_asked_once(encoded: list[Any]) -> None:
     kernel = Kernel([META])
     launch = a_launch(kernel)
     launch((At(BASE), At(BASE)))

@@ -194,7 +194,7 @@ def test_gradients_cannot_be_differentiated_in_turn(
         given[0].sum().backward()
 
 
-def test_who_listens_during_the_backward_pass_sees_the_operation(calls: Any, fake: ctypes.CDLL) -> None:
+def test_listeners_see_the_backward_operation(calls: Any, fake: ctypes.CDLL) -> None:
     teach(calls, fake)
     inputs = draw()
     out = native.attend(*inputs, True)
@@ -204,7 +204,7 @@ def test_who_listens_during_the_backward_pass_sees_the_operation(calls: Any, fak
     assert "flopwatch.flash_attention_backward.default" in listener.seen
 
 
-def test_a_gradient_that_is_no_plain_tensor_goes_to_the_operation(calls: Any, fake: ctypes.CDLL) -> None:
+def test_an_odd_gradient_goes_to_the_operation(calls: Any, fake: ctypes.CDLL) -> None:
     teach(calls, fake)
     inputs = draw()
     out = native.attend(*inputs, True)

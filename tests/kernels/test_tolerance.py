@@ -41,7 +41,7 @@ def test_an_oracle_that_is_zero_everywhere() -> None:
     assert error(zero[:0], zero[:0]) == Error(0.0, 0.0)
 
 
-def test_twice_the_error_of_plain_torch_and_a_little_more_is_right() -> None:
+def test_twice_the_error_of_plain_torch_is_right() -> None:
     for dtype, absolute in ABSOLUTE.items():
         assert limits_beside_plain(Error(0.1, 0.25), dtype) == Error(0.2 + absolute / 4, 0.5 + absolute)
     overflown = Error(math.nan, math.nan)

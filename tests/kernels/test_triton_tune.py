@@ -242,9 +242,7 @@ def test_the_reason_is_given_if_nothing_runs(inputs: list[Tensor], monkeypatch: 
 @interpreted
 @on_a_small_table
 @pytest.mark.parametrize(("time", "chosen"), [(1.99, PRESENT), (1.9, FLAT)])
-def test_the_present_choice_stays_unless_another_is_clearly_faster(
-    inputs: list[Tensor], time: float, chosen: Tiling
-) -> None:
+def test_only_a_clearly_faster_choice_replaces_another(inputs: list[Tensor], time: float, chosen: Tiling) -> None:
     line = tune(*inputs, timer=clock(forward={FLAT: time}), candidates=[FLAT], backward=False)
     assert remembered(inputs).forward == chosen
     assert line.endswith("(as before)") == (chosen == PRESENT)

@@ -233,7 +233,7 @@ def test_a_stopped_rank_is_named(light: None, tmp_path: Path, pids: list[int], m
     assert not alive(pids)
 
 
-def test_without_looking_for_it_a_stopped_rank_would_be_one_of_many(
+def test_a_stopped_rank_is_looked_for(
     light: None, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above."""

@@ -104,7 +104,7 @@ class TestMemory:
         """In GB: 3517.58 / 95 = 37.03, (3517.58 + 8.984) / (95 - 8.984) = 40.999, 3553.52 / (95 - 35.94) = 60.16."""
         assert value(scaling.FEWEST_SHARDS, A=2 * tokens * BLOCKS * (D + F)) == shards
 
-    def test_fewest_shards_are_under_the_limit_and_one_fewer_is_not(self, rng: random.Random) -> None:
+    def test_one_shard_fewer_is_over_the_limit(self, rng: random.Random) -> None:
         for _ in range(100):
             symbols: dict[str, Any] = {
                 **{name: rng.randint(1, 10**12) for name in ("P", "G", "O")},
@@ -121,7 +121,7 @@ class TestMemory:
         even = {"P": 40, "G": 40, "O": 80, "A": 0, "f": 0.5, "M": 16}
         assert scaling.FEWEST_SHARDS.value(even) == 11
 
-    def test_activations_that_stay_whole_may_leave_no_number_of_shards(self) -> None:
+    def test_whole_activations_may_leave_no_shards(self) -> None:
         assert scaling.why_no_shards(XXL) is None
         reason = scaling.why_no_shards({**XXL, "A": 190 * 10**9})
         assert reason is not None

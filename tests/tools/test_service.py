@@ -10,9 +10,7 @@ from tools import service
 from tools.service import Service
 
 
-def test_a_process_that_is_too_slow_to_start_does_not_start_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_process_does_not_start_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "START_TIMEOUT_S", 0.1)
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(3600)\n")
     with Service(tmp_path / "service", {"PYTHONPATH": str(tmp_path)}) as running:

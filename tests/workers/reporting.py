@@ -1,17 +1,29 @@
-"""A reporter that keeps what it is told, as it would travel."""
+"""A reporter that keeps all messages, as the agent reads them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workers.measure.measurement import Measurement
-from workers.measure.table import Column, Scalar, Table
+from workers.messages import (
+    ArtifactMade,
+    CellFinished,
+    Cursor,
+    Environment,
+    Measured,
+    Message,
+    Progress,
+    TableMade,
+    Validity,
+    parse,
+    to_line,
+)
+from workers.reporter import Reporter
 
 
-class Report:
+class Report(Reporter):
     """A Reporter for runners that run in the test's own process.
 
     Args:
@@ -19,8 +31,7 @@ class Report:
     """
 
     def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
-        self.ceilings = scratch / "ceilings"
+        super().__init__(self._take, scratch=scratch, ceilings=scratch / "ceilings")
         self.steps: list[tuple[int, int, str]] = []
         self.cells: list[tuple[int, int, str, str, str]] = []
         """Finished ones: done, total, title, outcome, headline."""
@@ -38,37 +49,31 @@ class Report:
         self.verdict: dict[str, Any] = {}
         """The unit's own, without a case."""
 
-    def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
-        self.cells.append((done, total, title, outcome, headline))
-        assert seconds >= 0
-
-    def progress(self, done: int, total: int, message: str) -> None:
-        self.steps.append((done, total, message))
-
-    def cursor(self, position: int) -> None:
-        self.cursors.append(position)
-
-    def measure(self, measurement: Measurement) -> None:
-        self.rows.append(_travelled(measurement.to_wire()))
-
-    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
-        assert name not in self.tables, f"two tables are called {name}"
-        self.tables[name] = _travelled(Table(name, columns, rows).to_wire())
-
-    def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
-        assert name not in self.files, f"two artifacts are called {name}"
-        self.files[name] = path
-
-    def environment(self, fingerprint: Mapping[str, Any]) -> None:
-        self.fingerprint = _travelled(fingerprint)
-
-    def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
-        if case_key is None:
-            self.verdict = _travelled(verdict)
-            return
-        assert case_key not in self.verdicts, f"two verdicts on {title}"
-        self.verdicts[case_key] = _travelled(verdict)
-        self.titles[case_key] = title
+    def _take(self, message: Message) -> None:
+        message = parse(to_line(message))
+        fields = asdict(message)
+        del fields["type"]
+        match message:
+            case Progress():
+                self.steps.append((message.done, message.total, message.message))
+            case CellFinished():
+                self.cells.append((message.done, message.total, message.title, message.outcome, message.headline))
+            case Cursor():
+                self.cursors.append(message.position)
+            case Measured():
+                self.rows.append(fields)
+            case TableMade():
+                self.tables[message.name] = fields
+            case ArtifactMade():
+                self.files[message.name] = Path(message.path)
+            case Environment():
+                self.fingerprint = message.environment
+            case Validity(case_key=None):
+                self.verdict = {"verdict": message.verdict, "checks": fields["checks"]}
+            case Validity(case_key=str(key)):
+                assert key not in self.verdicts, f"two verdicts on {message.title}"
+                self.verdicts[key] = {"verdict": message.verdict, "checks": fields["checks"]}
+                self.titles[key] = message.title
 
     def cell(self, **coordinates: Any) -> dict[tuple[str, str | None], dict[str, Any]]:
         """The rows of the one case with these coordinates, by metric and phase."""
@@ -87,12 +92,14 @@ class Report:
         (found,) = [check for check in self.verdict_on(**coordinates)["checks"] if check["name"] == name]
         return dict(found)
 
+    def table_rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
+        """The rows of a table that have these values."""
+        table = self.tables[name]
+        names = [column["name"] for column in table["columns"]]
+        rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
+        return [row for row in rows if values.items() <= row.items()]
+
     def _rows_of(self, coordinates: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows = [row for row in self.rows if coordinates.items() <= row["case"].items()]
         assert rows, f"no case has {coordinates}"
         return rows
-
-
-def _travelled(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as its reader gets it."""
-    return dict(json.loads(json.dumps(message, allow_nan=False)))

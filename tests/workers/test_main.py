@@ -39,7 +39,7 @@ def test_our_packages_are_those_that_are_imported() -> None:
     check_packages()
 
 
-def test_another_distribution_that_writes_the_same_folder_is_named(install: Install) -> None:
+def test_another_distribution_of_the_same_folder_is_named(install: Install) -> None:
     install("kernels", ROOT / "kernels")
     with pytest.raises(InvalidEnvironment, match=r"distribution 'kernels' .* an environment of its own"):
         check_packages()
@@ -60,7 +60,7 @@ def test_another_package_that_is_imported_instead_is_named(
         check_packages()
 
 
-def test_control_a_package_elsewhere_that_is_not_imported_does_no_harm(install: Install) -> None:
+def test_control_a_package_elsewhere_does_no_harm(install: Install) -> None:
     import kernels  # the import system answers with this module from now on
 
     install("other_kernels", None)

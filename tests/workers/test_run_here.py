@@ -20,6 +20,7 @@ import pytest
 from workers import run_here as run_here_module
 from workers.jobs import _training
 from workers.jobs._base import Unit
+from workers.reporter import Reporter
 from workers.run_here import run_here
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -116,7 +117,7 @@ def test_replicates_are_said_to_share_the_process(run: Run) -> None:
     assert "3 processes" not in out
 
 
-def test_both_sides_of_a_comparison_are_said_to_share_the_process(run: Run) -> None:
+def test_sides_are_said_to_share_the_process(run: Run) -> None:
     sides = {"baseline": SPEC, "candidate": {**SPEC, "context_length": 16}}
     code, out, err = run({"kind": "compare", **sides, "replicates": 1})
     assert code == 0, err
@@ -170,9 +171,7 @@ def test_a_later_unit_needs_as_much_memory_as_the_first(tmp_path: Path) -> None:
     assert all(peak is not None and peak > 0.6 * first for peak in later), (first, later)
 
 
-def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrapped_unit_runs_here_without_its_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = PROJECT / "tests" / "plugins"
     path = os.pathsep.join(map(str, [plugins / "staged_kind", PROJECT, plugins]))
     monkeypatch.setenv("PYTHONPATH", path)
@@ -205,19 +204,21 @@ class Writer:
 
     def __init__(self, scratch: Path, output: Path) -> None:
         scratch.mkdir()
-        self.reporter = run_here_module.LocalReporter(scratch, output, scratch)
+        self.scratch = scratch
+        self.results = run_here_module.LocalResults(output)
 
     def unit(self, *names: str) -> None:
-        index = len(self.reporter.spool.units)
-        self.reporter.spool.begin_unit(index, f"unit {index}")
+        index = len(self.results.spool.units)
+        self.results.spool.begin_unit(index, f"unit {index}")
+        reporter = Reporter(self.results.take, scratch=self.scratch, ceilings=self.scratch)
         for name in names:
-            path = self.reporter.scratch / name
-            path.write_text(f"{self.reporter.scratch.name}, {index}, {name}")
-            self.reporter.artifact(path, name=name, kind="samples", media_type="text/plain")
+            path = self.scratch / name
+            path.write_text(f"{self.scratch.name}, {index}, {name}")
+            reporter.artifact(path, name=name, kind="samples", media_type="text/plain")
 
     def files(self) -> dict[str, str]:
         """What each file is called, with its content."""
-        paths = [Path(artifact["path"]) for artifact in self.reporter.result()["artifacts"]]
+        paths = [Path(artifact["path"]) for artifact in self.results.result()["artifacts"]]
         return {path.name: path.read_text() for path in paths}
 
 

@@ -24,13 +24,26 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewEvent
 from workers import uploaded
-from workers.agent import checked
 from workers.agent.spool import Spool
 from workers.agent.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
-from workers.devices.locks import Lease
+from workers.devices.locks import HeldDevices
 from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping, parse_spec
 from workers.measure.table import TooLarge
+from workers.messages import (
+    ArtifactMade,
+    CellFinished,
+    Cursor,
+    Ended,
+    Environment,
+    Measured,
+    Message,
+    Progress,
+    Started,
+    TableMade,
+    Validity,
+    cut,
+)
 from workers.outcome import (
     Abandoned,
     Cancelled,
@@ -84,6 +97,10 @@ class _Process:
     cursor: int | None = None
     """The step that the process works on, if it reports one."""
 
+    def place(self, done: int, total: int) -> tuple[int, int]:
+        """Return `done` of `total` steps of this unit as steps of the job, if all its units have as many."""
+        return self.index * total + done, self.count * total
+
 
 MAYBE_THE_WRAPPERS = {"failed", "crashed", "invalid_environment"}
 """Codes of failures that the command around a unit may have caused."""
@@ -106,7 +123,7 @@ class JobRun:
     def __init__(
         self,
         claim: Claim,
-        lease: Lease,
+        devices: HeldDevices,
         *,
         queue: Queue,
         artifacts: ArtifactFiles,
@@ -121,7 +138,7 @@ class JobRun:
         self.host_unfit = False
         """True if the job went back to the queue because the host could not run it. The host may not be able to run the
         next one either."""
-        self._lease = lease
+        self._devices = devices
         self._queue = queue
         self._artifacts = artifacts
         self._launcher = launcher
@@ -130,10 +147,9 @@ class JobRun:
         self._allow_code = settings.allow_code
         self._code_environment: dict[str, str] = {}
         self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
-        self._neighbours = neighbours
         self._on_end = on_end
         self._starts = 0
-        self._spool = Spool(settings.max_artifacts)
+        self._spool = Spool(settings.max_artifacts, neighbours)
         self._max_artifact_bytes = settings.max_artifact_bytes
         self._artifact_bytes = 0
         """Bytes of the artifacts: of stored ones, and of handed over ones at that time."""
@@ -159,6 +175,11 @@ class JobRun:
         """Return True if the outcome is recorded (or must not be) and the devices are released."""
         return not self._thread.is_alive()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; returns False if the timeout is over first."""
+        self._thread.join(timeout_s)
+        return self.ended
+
     def join(self) -> None:
         """Wait for the end and free the remaining resources."""
         self._thread.join()
@@ -167,7 +188,7 @@ class JobRun:
     def _run(self) -> None:
         with ExitStack() as at_end:  # each of these runs, whatever the others raise
             at_end.callback(self._on_end)
-            at_end.callback(self._lease.release)
+            at_end.callback(self._devices.release)
             at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             at_end.callback(lambda: self._artifacts.release(self._held))
             try:
@@ -229,7 +250,7 @@ class JobRun:
         In that case the job goes back to the queue and the attempt does not count. Another host may run it, or this one
         when the driver recovers, for which such processes mostly wait.
         """
-        if not self._lease.descriptors:  # it uses no device
+        if not self._devices.descriptors:  # it uses no device
             return None
         give_up_at = time.monotonic() + LEFTOVERS_S
         while pids := self._launcher.end_leftovers():
@@ -286,7 +307,7 @@ class JobRun:
             started = self._launcher.start(
                 self._request(process, wrap),
                 process.unit.start if process.task == "run" else "fork",
-                self._lease.descriptors,
+                self._devices.descriptors,
             )
         except RunnerError as error:
             return Failed(error.code, str(error))
@@ -322,14 +343,14 @@ class JobRun:
             return Failed("failed", in_words(raised))
         if error is None:
             return outcome
-        return Failed("invalid_environment", checked.cut(error))
+        return Failed("invalid_environment", cut(error))
 
     def _next_scratch(self) -> Path:
         self._starts += 1
         return self._scratch / str(self._starts)
 
     def _request(self, process: _Process, wrap: list[str]) -> Request:
-        visible = ",".join(gpu.uuid for gpu in self._lease.gpus)
+        visible = ",".join(gpu.uuid for gpu in self._devices.gpus)
         return Request(
             kind=self.claim.kind,
             spec=self.claim.spec,
@@ -342,58 +363,52 @@ class JobRun:
             wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
         )
 
-    def _take(self, message: dict[str, Any], process: _Process) -> None:
-        """Process one message from a unit (see child.py)."""
-        index, count = process.index, process.count
-        match message["type"]:
-            case "started" if process.task == "run":
-                self._progress(index, count, process.unit.title)
-                self._flush()
-            case "started":
-                self._progress(index + 1, count, f"{process.unit.title}: reading what {process.unit.wrap[0]} wrote")
-            case "progress":
-                done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
-                text = str(message["message"])
-                if process.task == "run":
-                    self._progress(index * total + done, count * total, text)
-                else:
-                    self._progress(index + 1, count, text)
-            case "cell":
+    def _take(self, message: Message, process: _Process) -> None:
+        """Process one message from a unit, except its last one."""
+        match message:
+            case Started():
+                self._begin(process)
+            case Progress() if process.task == "run":
+                self._progress(*process.place(message.done, message.total), message.message)
+            case Progress():
+                self._progress(process.index + 1, process.count, message.message)
+            case CellFinished():
                 self._cell(process, message)
-            case "cursor":
-                process.cursor = checked.count(message["position"], "the cursor's position")
-            case "measurement":
-                self._spool.add_measurement(message["measurement"])
-            case "table":
-                self._spool.add_table(message["table"])
-            case "artifact":
-                self._take_artifact(process, **{key: message[key] for key in ("path", "name", "kind", "media_type")})
-            case "environment":
-                self._spool.add_environment(message["environment"], self._neighbours)
-            case "validity":
-                self._spool.add_validity(message["validity"], message["case_key"], message["title"])
-            case other:
-                raise ValueError(f"unknown message type {other!r}")
+            case Cursor():
+                process.cursor = message.position
+            case ArtifactMade():
+                self._take_artifact(process, message)
+            case Measured() | TableMade() | Environment() | Validity():
+                self._spool.add(message)
+            case Ended():
+                raise ValueError("the last message is not for the job")
 
-    def _take_artifact(self, process: _Process, *, path: str, name: str, kind: str, media_type: str) -> None:
+    def _begin(self, process: _Process) -> None:
+        title = process.unit.title
+        if process.task == "run":
+            self._progress(process.index, process.count, title)
+            self._flush()
+        else:
+            self._progress(process.index + 1, process.count, f"{title}: reading what {process.unit.wrap[0]} wrote")
+
+    def _take_artifact(self, process: _Process, artifact: ArtifactMade) -> None:
         """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.
 
         A unit that still has the file open may write to it until then. That is harmless: the store hashes the content
         when no process of the unit is left, so content and hash agree, and nobody can change the file afterwards.
         """
-        file = Path(path).resolve()
+        file = Path(artifact.path).resolve()
         # Moving removes the file from its old place, and reading a pipe or a device would never end.
         if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():
-            raise ValueError(f"{path} is no file in the unit's scratch folder")
-        kind, media_type = checked.short(kind, "an artifact's kind"), checked.short(media_type, "its media type")
-        public_name = self._spool.name_artifact(name)
+            raise ValueError(f"{artifact.path} is no file in the unit's scratch folder")
+        public_name = self._spool.name_artifact(artifact.name)
         size = file.stat().st_size
         self._check_size(public_name, size)
         self._artifact_bytes += size
         folder = self._scratch / "taken"
         folder.mkdir(exist_ok=True)
         moved = file.rename(folder / str(len(self._taken)))
-        self._taken.append(_Taken(moved, public_name, size, kind, media_type))
+        self._taken.append(_Taken(moved, public_name, size, artifact.kind, artifact.media_type))
 
     def _check_size(self, public_name: str, size: int) -> None:
         """Raise TooLarge if the job may not store `size` further bytes."""
@@ -447,21 +462,17 @@ class JobRun:
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest progress counts, since followers want to know the present state. Cells are results.
         self._events = [event for event in self._events if event.type != "progress" or "cell" in event.data]
-        content = {"done": done, "total": total, "message": checked.cut(message)}
+        content = {"done": done, "total": total, "message": cut(message)}
         self._events.append(NewEvent("progress", content))
 
-    def _cell(self, process: _Process, message: dict[str, Any]) -> None:
+    def _cell(self, process: _Process, finished: CellFinished) -> None:
         """Report a finished cell as an event of its own, which a later progress does not replace."""
         self._cells += 1
         if self._cells > MAX_CELLS * process.count:  # this also bounds a unit that resumes after each crash
             raise ValueError(f"more than {MAX_CELLS} cells are finished")
-        done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
-        cell = {
-            **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "headline")},
-            "seconds": checked.duration_s(message["seconds"], "a cell's seconds"),
-        }
-        text = f"{cell['title']}: {cell['headline']} ({cell['seconds']:.2g} s)"
-        self._progress(process.index * total + done, process.count * total, text)
+        cell = {name: getattr(finished, name) for name in ("title", "outcome", "headline", "seconds")}
+        text = f"{finished.title}: {finished.headline} ({finished.seconds:.2g} s)"
+        self._progress(*process.place(finished.done, finished.total), text)
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 
     def _flush(self) -> None:

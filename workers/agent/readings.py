@@ -15,7 +15,7 @@ import psutil
 
 from app.store.public import rfc3339
 from app.store.tables import utc_now
-from workers.devices.locks import Host
+from workers.devices.discovery import Host
 from workers.measure import nvml
 
 logger = logging.getLogger(__name__)

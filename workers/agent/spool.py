@@ -1,7 +1,7 @@
 """The spool: the agent keeps a running job's results here until it commits them with the final state.
 
-The agent numbers the units and does not trust the messages of their processes: the spool checks each message and bounds
-its size (see checked.py). It cannot check measured values, and takes them as the unit reports them.
+The agent numbers the units, and does not trust their messages: `messages.parse` has checked each, and the spool bounds
+the sizes of all together. Nothing can check measured values: they are taken as the unit reports them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from app.states import Verdict
 from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
-from workers.agent import checked
 from workers.agent.log import CappedLog
+from workers.agent.measurements import MeasurementSizes, record_of
 from workers.agent.packed import Changed, PackedMeasurements
 from workers.agent.verdicts import TABLE, CaseVerdict, checks_table, summed_up
-from workers.measure.check import Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
+from workers.messages import Environment, Measured, TableMade, Validity, cut
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
 
 MAX_TABLES = 2000
@@ -31,15 +28,13 @@ MAX_TABLES_ROWS = 200_000
 MAX_TABLES_BYTES = 32 << 20
 """Most bytes of all tables of one job together, as JSON."""
 ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
-
-_columns = TypeAdapter(list[Column])
-_checks = TypeAdapter(list[Check])
-_verdict: TypeAdapter[Verdict] = TypeAdapter(Verdict)
-_text = TypeAdapter(str)
+MAX_ARTIFACTS = 10_000
+MAX_VERDICT_BYTES = 64 << 20
+"""Most bytes of all verdicts of one job."""
 
 
 @dataclass
-class _Unit:
+class _UnitResults:
     """A unit that runs or has run."""
 
     index: int
@@ -59,26 +54,32 @@ class _Unit:
 
 
 class Spool:
-    """Measurements, tables, artifacts, units and log of one attempt. Results belong to the unit that began last."""
+    """Measurements, tables, artifacts, units and log of one attempt. Results belong to the unit that began last.
 
-    def __init__(self, max_artifacts: int = checked.MAX_ARTIFACTS) -> None:
+    Args:
+        max_artifacts: Most artifacts of the job.
+        neighbours: Ids of the jobs that ran on this host when the job began; they become part of each environment.
+    """
+
+    def __init__(self, max_artifacts: int = MAX_ARTIFACTS, neighbours: Sequence[int] = ()) -> None:
         self.log = CappedLog()
         self._max_artifacts = max_artifacts
+        self._neighbours = list(neighbours)
         self._tables: list[TableRecord] = []
         """Tables that units reported."""
         self.artifacts: list[StoredArtifact] = []
         self._measurements = PackedMeasurements()
-        self._units: list[_Unit] = []
+        self._units: list[_UnitResults] = []
         self._columns: dict[str, tuple[str, list[Column]]] = {}
         """Columns of the tables so far, by table name, after the title of the first unit that reported one."""
         self._table_bytes = self._table_rows = self._verdict_bytes = 0
-        self._checked = checked.Measurements()
+        self._sizes = MeasurementSizes()
         self._names: dict[str, tuple[int, str]] = {}
         """Public names of artifacts so far, with their units' titles and own names."""
 
     def begin_unit(self, index: int, title: str, side: str | None = None) -> None:
         """Begin a unit of the plan. All results that follow belong to it."""
-        self._units.append(_Unit(index, checked.cut(title), side))
+        self._units.append(_UnitResults(index, cut(title), side))
 
     def go_on(self, reason: str) -> None:
         """Record that the unit crashed, for the given `reason`, and continues in a fresh process.
@@ -87,7 +88,7 @@ class Spool:
         as crashed, although the earlier process may have sent that cell's results.
         """
         unit = self._unit
-        unit.reason = checked.cut(reason)
+        unit.reason = cut(reason)
         unit.stands |= {
             (record.case_key, record.phase, record.metric)
             for record in self._measurements
@@ -99,43 +100,45 @@ class Spool:
         """End the unit with this outcome."""
         unit = self._unit
         if isinstance(outcome, Failed):
-            unit.outcome, unit.reason = outcome.code, checked.cut(outcome.detail)
+            unit.outcome, unit.reason = outcome.code, cut(outcome.detail)
         elif isinstance(outcome, Cancelled):
             unit.outcome = "cancelled"
         else:
             unit.outcome = "succeeded"
 
     @property
-    def _unit(self) -> _Unit:
+    def _unit(self) -> _UnitResults:
         return self._units[-1]
 
-    def add_measurement(self, wire: Mapping[str, Any]) -> None:
-        """Take a measurement as `Measurement.to_wire` made it.
+    def add(self, message: Measured | TableMade | Environment | Validity) -> None:
+        """Add a result of the unit.
 
         Raises:
-            ValueError: it is no measurement.
-            TooLarge: it, or this job's measurements together, exceed the size limit.
+            ValueError: its parts do not agree.
+            TooLarge: it, or all results of its kind of this job, exceed a limit.
+            UnfitResult: it does not fit to an earlier result.
         """
-        record = self._checked.checked(wire, self._unit.index)
+        match message:
+            case Measured():
+                self._add_measurement(message)
+            case TableMade():
+                self._add_table(message)
+            case Environment():
+                # The first one counts, since a unit stays on its devices.
+                if self._unit.environment is None:
+                    self._unit.environment = {**message.environment, "neighbours": self._neighbours}
+            case Validity():
+                self._add_validity(message)
+
+    def _add_measurement(self, message: Measured) -> None:
+        record = record_of(message, self._unit.index)
+        self._sizes.add(record)
         if (record.case_key, record.phase, record.metric) not in self._unit.stands:
             self._measurements.append(record)
             self._unit.measured.add(record.case_key)
 
-    def add_table(self, wire: Mapping[str, Any]) -> None:
-        """Take a table as `Table.to_wire` made it.
-
-        Raises:
-            ValueError: it is no table.
-            TooLarge: it, or this job's tables together, exceed the limit of rows or bytes.
-            UnfitResult: its name is reserved, the unit has reported a table of that name, or another unit has reported
-                one with other columns.
-        """
-        if not isinstance(wire["rows"], list) or not all(isinstance(row, list) for row in wire["rows"]):
-            raise ValueError("a table's rows are lists")
-        table = Table(_text.validate_python(wire["name"]), _columns.validate_python(wire["columns"]), wire["rows"])
-        for column in table.columns:
-            checked.short(column.name, "a column's name")
-            checked.short(column.unit or "", "a column's unit")
+    def _add_table(self, message: TableMade) -> None:
+        table = Table(message.name, message.columns, message.rows)
         unit = self._unit
         if table.name == TABLE:
             raise UnfitResult(
@@ -197,45 +200,22 @@ class Spool:
         """Take a stored file of the unit, with a name from `name_artifact`."""
         self.artifacts.append(StoredArtifact(self._unit.index, public, kind, media_type, size, sha256))
 
-    def add_environment(self, fingerprint: Mapping[str, Any], neighbours: list[int]) -> None:
-        """Take the unit's environment; the first one counts, since a unit stays on its devices.
-
-        Raises:
-            ValueError: it is no environment.
-            TooLarge: it exceeds the limit of bytes.
-        """
-        if self._unit.environment is None:
-            self._unit.environment = {**checked.environment(fingerprint), "neighbours": neighbours}
-
-    def add_validity(self, verdict: Mapping[str, Any], case_key: str | None, title: str) -> None:
-        """Take the unit's verdict on a case, or, without a case key, on all its other cases.
-
-        Raises:
-            ValueError: it is no verdict.
-            TooLarge: it exceeds the limit of checks, or this job's verdicts together exceed the limit of bytes.
-        """
-        unit = self._unit
-        verdict, size = checked.verdict(verdict)
-        if case_key is not None:
-            checked.short(case_key, "a verdict's case_key")
-        title = checked.cut(_text.validate_python(title))
-        self._verdict_bytes += size + len(title) + len(case_key or "")
-        if self._verdict_bytes > checked.MAX_VERDICT_BYTES:
+    def _add_validity(self, message: Validity) -> None:
+        unit, checks, key = self._unit, message.checks, message.case_key
+        self._verdict_bytes += sum(8 + len(check.name) + len(check.detail) for check in checks)
+        self._verdict_bytes += len(message.title) + len(key or "")
+        if self._verdict_bytes > MAX_VERDICT_BYTES:
             raise TooLarge(
-                f"this job's verdicts have {self._verdict_bytes} bytes; {checked.MAX_VERDICT_BYTES} are kept: "
+                f"this job's verdicts have {self._verdict_bytes} bytes; {MAX_VERDICT_BYTES} are kept: "
                 "report fewer or shorter checks"
             )
-        told = CaseVerdict(
-            unit_title=unit.title,
-            case_key=case_key,
-            title=title,
-            verdict=_verdict.validate_python(verdict["verdict"]),
-            checks=_checks.validate_python(verdict["checks"]),
-        )
-        if told.case_key in unit.judged:
+        if key in unit.judged:
             return
-        former = unit.verdicts.get(told.case_key)
-        unit.verdicts[told.case_key] = told if former is None else former.joined(told)
+        verdict = CaseVerdict(
+            unit_title=unit.title, case_key=key, title=message.title, verdict=message.verdict, checks=checks
+        )
+        earlier = unit.verdicts.get(key)
+        unit.verdicts[key] = verdict if earlier is None else earlier.joined(verdict)
 
     @property
     def measurements(self) -> Collection[MeasurementRecord]:
@@ -284,7 +264,7 @@ class Spool:
         """Return the sum of all units' verdicts (see `summed_up`)."""
         return summed_up([verdict for unit in self._units for verdict in self._verdicts_of(unit)])
 
-    def _verdicts_of(self, unit: _Unit) -> list[CaseVerdict]:
+    def _verdicts_of(self, unit: _UnitResults) -> list[CaseVerdict]:
         """Return the unit's verdicts, each with the number of cases that it covers. The verdict on the other cases
         covers the measured cases that have no verdict of their own.
         """

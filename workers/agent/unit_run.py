@@ -11,15 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic_core import from_json
-
-from workers.agent.checked import cut
 from workers.agent.log import CappedLog
 from workers.measure.table import TooLarge
+from workers.messages import Ended, Message, cut, parse
 from workers.outcome import (
-    EXIT_CODES,
     Abandoned,
     Cancelled,
     Failed,
@@ -87,10 +83,10 @@ class StopSignal:
 
 @dataclass(frozen=True)
 class Listener:
-    """The functions that hear a unit's messages and output."""
+    """The functions that take a unit's messages and output."""
 
-    message: Callable[[dict[str, Any]], None]
-    """Gets every message but the outcome."""
+    message: Callable[[Message], None]
+    """Gets every message but the last."""
     output: Callable[[bytes], None]
     """Gets standard output and error."""
     flush: Callable[[], None]
@@ -118,7 +114,7 @@ class UnitRun:
         self._wrapper = wrapper
         self._oom_kills = oom_kills()
         self._pending = bytearray()
-        self._told: Succeeded | Failed | None = None
+        self._ended: Succeeded | Failed | None = None
         self._failure: Failed | None = None
         self._ending: Outcome | None = None
         self._killed = False
@@ -196,34 +192,33 @@ class UnitRun:
 
     def _take_message(self, line: bytes) -> None:
         try:
-            # json.loads would let lone surrogates pass, which the server cannot answer.
-            message = from_json(line, allow_inf_nan=False)
-            logger.debug("%s: %s", threading.current_thread().name, message["type"])
+            message = parse(line)
+            logger.debug("%s: %s", threading.current_thread().name, message.type)
             if self._wrapper is not None:
                 self._wrapper.started = True
-            if message["type"] == "outcome":
-                self._told = _told(message["code"], message["detail"])
+            if isinstance(message, Ended):
+                self._ended = Succeeded() if message.code is None else Failed(message.code, message.detail)
             else:
                 self._listener.message(message)
         except (RunnerError, TooLarge) as error:
             self._fail(failure_code(error), str(error))
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            self._fail("failed", cut(f"the job's process sent a message that makes no sense: {error!r}"))
+        except (ValueError, OSError) as error:
+            self._fail("failed", cut(f"the job's process sent a message that makes no sense: {error}"))
 
     def _fail(self, code: str, detail: str) -> None:
         self._failure = self._failure or Failed(code, detail)
 
     def _outcome(self, report: Report) -> Outcome:
-        done = isinstance(self._told, Succeeded) and self._failure is None and self._wrapper is None
+        done = isinstance(self._ended, Succeeded) and self._failure is None and self._wrapper is None
         if self._stop.reason is not None and not (done and isinstance(self._stop.reason, GivenBack)):
             return self._stop.reason
         if self._failure is not None:
             return self._failure
-        if self._wrapper is not None and not isinstance(self._told, Failed):
-            return self._ending or self._wrapper.failure(report, unit_succeeded=self._told is not None) or Succeeded()
-        if isinstance(self._told, Succeeded):
-            return self._told  # even if the timeout came while it ended
-        return self._ending or self._told or _crash(report, self._oom_kills)
+        if self._wrapper is not None and not isinstance(self._ended, Failed):
+            return self._ending or self._wrapper.failure(report, unit_succeeded=self._ended is not None) or Succeeded()
+        if isinstance(self._ended, Succeeded):
+            return self._ended  # even if the timeout came while it ended
+        return self._ending or self._ended or _crash(report, self._oom_kills)
 
 
 class Wrapper:
@@ -290,14 +285,6 @@ class Timeout:
         if timeout_s is None:
             return cls(float("inf"), "")
         return cls(time.monotonic() + timeout_s, f"its time was over after {timeout_s:g} s")
-
-
-def _told(code: Any, detail: Any) -> Succeeded | Failed:
-    if code is None:
-        return Succeeded()
-    if code not in EXIT_CODES or not isinstance(detail, str):
-        raise ValueError(f"{code!r} with {detail!r} is no outcome")
-    return Failed(code, cut(detail))
 
 
 def _crash(report: Report, oom_kills_before: int | None) -> Failed:

@@ -1,4 +1,4 @@
-"""The protocols of a job kind's runner, and of the reporter of a running unit."""
+"""The protocols of a job kind's runner."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
-    from workers.measure.measurement import Measurement
-    from workers.measure.table import Column, Scalar
     from workers.outcome import Failed
+    from workers.reporter import Reporter
 
 
 @dataclass(frozen=True)
@@ -44,63 +43,6 @@ class Unit:
             raise TypeError(f"unit {self.title!r}: wrap is a sequence of words, not one string: {self.wrap!r}")
         if self.wrap and self.start != "exec":
             raise ValueError(f"unit {self.title!r} runs under {self.wrap[0]}, so it needs start='exec'")
-
-
-class Reporter(Protocol):
-    """Takes the reports of a running unit, and sends each to the agent at once."""
-
-    def progress(self, done: int, total: int, message: str) -> None:
-        """Report that `done` of `total` steps of this unit are done."""
-
-    def finished(self, done: int, total: int, *, title: str, outcome: str, headline: str, seconds: float) -> None:
-        """Report that a cell is finished, after `seconds`, as number `done` of `total`.
-
-        Every finished cell is shown, in order, whereas only the newest `progress` is. `headline` is the cell's first
-        number, or the reason why it has none.
-        """
-
-    def cursor(self, position: int) -> None:
-        """Report that the unit now works on step `position`, counted from 0; `Resumable.resume` gets the position if
-        this process dies.
-        """
-
-    def measure(self, measurement: Measurement) -> None:
-        """Report one metric of one finished case; the agent keeps it even if the unit fails later."""
-
-    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
-        """Report a finished table. Several units may report tables of one name, if their columns are the same.
-
-        Raises:
-            ValueError: it is not a valid table, is too large (workers.measure.table.TooLarge), or its name was already
-                used.
-        """
-
-    def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
-        """Report a finished file below `scratch`; the agent moves it into the store under `name`, which is new in this
-        unit.
-        """
-
-    def environment(self, fingerprint: Mapping[str, Any]) -> None:
-        """Report the environment in which this unit measured."""
-
-    def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
-        """Report a verdict, {"verdict", "checks"}, on one case or, without a key, on all other cases of the unit.
-
-        Args:
-            verdict: the return value of workers.measure.validity.verdict.
-            case_key: the case's key.
-            title: the case, for people.
-        """
-
-    @property
-    def scratch(self) -> Path:
-        """The folder that only this unit uses; the agent removes it after the unit."""
-        ...
-
-    @property
-    def ceilings(self) -> Path:
-        """The folder of this host's measured ceilings (workers.measure.ceilings.Ceilings)."""
-        ...
 
 
 class Runner(Protocol):

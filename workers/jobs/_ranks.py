@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.jobs._base import Reporter
 from workers.measure.check import Check
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError
+from workers.reporter import Reporter
 
 LOG_BYTES = 16 << 10
 """Bytes of a rank's log, from its end, that go into the job's log."""

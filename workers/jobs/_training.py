@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from app.specs._training import PHASES, WITH_BACKWARD, TrainingSpec
 from workers import uploaded
-from workers.jobs._base import Reporter
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
+from workers.reporter import Reporter
 from workers.torch_host import choose_device, load, set_precision, translated
 
 if TYPE_CHECKING:

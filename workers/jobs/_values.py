@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from app.specs import Case
-    from workers.jobs._base import Reporter
+    from workers.reporter import Reporter
 
 FAULTS = ("crashed", "failed", "invalid_environment", "wrong")
 """Outcomes that are a fault of the implementation or of this host. "unsupported" and "oom" are not faults: the case was

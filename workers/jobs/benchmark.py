@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.benchmark import BenchmarkSpec
 from workers.jobs import _training
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._values import Values
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch

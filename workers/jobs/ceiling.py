@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.specs.ceiling import CeilingCell, CeilingSpec
-from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._grid.operations import GPU_ONLY, check_timing
 from workers.jobs._values import Metric
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch

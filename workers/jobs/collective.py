@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.specs.collective import CollectiveCell, CollectiveSpec
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._grid.operations import GPU_ONLY
 from workers.jobs._ranks import RanksBeside, check_cores, job_failure
@@ -22,6 +22,7 @@ from workers.jobs._values import Metric
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
 from workers.outcome import Failed, RunnerError, Unsupported
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch

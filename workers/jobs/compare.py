@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from app.specs.compare import CompareSpec
-from workers.jobs._base import Collecting, Reporter, Resumable, Runner, Unit, Wrapping
+from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     from app.specs import SpecBase

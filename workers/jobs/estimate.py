@@ -11,9 +11,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from app.specs.estimate import EstimateSpec
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     from parallel.scaling import Formula

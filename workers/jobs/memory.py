@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from app.specs._training import PHASES
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 from workers.jobs import _training
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal, cast
 from app.specs._training import TrainingSpec
 from app.specs.mixed_precision import MixedPrecisionCell, MixedPrecisionSpec
 from workers.jobs import _training
-from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric
 from workers.measure.table import Column, Scalar, first_rows
+from workers.reporter import Reporter
 from workers.torch_host import translated
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ class WarmUp:
     """Takes the times of warm-up calls, and decides when the warm-up is over.
 
     Args:
-        fixed_calls: Exact number of calls; None: until times are steady, at least LEAST_CALLS.
+        fixed_calls: Exact number of calls; None: until times are steady, at least MIN_CALLS.
         window_s: Least length of a window in seconds.
         clock: Returns seconds; tests give another one.
     """

@@ -20,7 +20,7 @@ import psutil
 from workers.devices.locks import lock_folder
 from workers.outcome import HostExhausted, InvalidEnvironment
 from workers.processes import keeper, warm
-from workers.processes.leftovers import VARIABLE, Group, end_leftovers, own_mark
+from workers.processes.leftovers import VARIABLE, end_leftovers, own_mark
 from workers.processes.linux import adopt_orphans, end_tree, kill_all, reap
 
 SETTINGS_PREFIX = "FLOPWATCH_"
@@ -127,7 +127,6 @@ class Launcher:
         self._keepers: set[int] = set()
         self._forked: set[int] = set()
         self._mark = own_mark(lock_folder())
-        self._group = Group(self._mark)
 
     def start_warm(self) -> None:
         """Start the warm parent without waiting for its imports."""
@@ -221,7 +220,6 @@ class Launcher:
             if self._warm is not None:
                 self._warm.wait()
             self._warm = None
-            self._group.close()
 
     def _fork(self, descriptors: list[int]) -> int:
         """Let the warm parent fork a keeper; return its pid. Raises HostExhausted if it could not fork."""
@@ -253,7 +251,6 @@ class Launcher:
             pass_fds=descriptors,
             start_new_session=True,
         )
-        self._group.add(process.pid)  # it starts no process before it has its request
         self._keepers.add(process.pid)
         process.returncode = 0  # reaped by _end_orphans, not by Popen's destructor
         return process.pid
@@ -284,7 +281,6 @@ class Launcher:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._group.add(self._warm.pid)
         self._socket = ours
         self._ready = False
 

@@ -27,6 +27,10 @@ BACKENDS = {"sqlite": SQLite}
 MIGRATION_TIMEOUT_S = 60.0
 
 
+Snapshot = Connection
+"""A read transaction, for callers that hold no SQL: they pass it to the functions of app.store.reading."""
+
+
 class Database:
     """One database. All threads of a process may share it; a forked process must not use it.
 

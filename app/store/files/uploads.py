@@ -16,7 +16,6 @@ from app.specs._code import RUNS_CODE, codes_of
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.files.artifacts import ArtifactFiles
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 _file, _use = tables.code_file.c, tables.job_code.c
@@ -63,16 +62,6 @@ def url_of(sha256: str) -> str:
 def is_gone(sha256: str) -> str:
     """Say that a file was removed, and the cure."""
     return f"The file {sha256} is not there any more: upload it again (PUT {url_of(sha256)})."
-
-
-def code_links(job: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the URLs of the code that a job's spec names, by the field that names it: "code", "candidate_code", …
-
-    `job` is a row of the table `job`.
-    """
-    if is_unreadable(job["requirements"]) or is_unreadable(job["spec"]) or RUNS_CODE not in job["requirements"]:
-        return {}
-    return {"_".join(place): url_of(sha256) for place, sha256 in codes_of(job["spec"])}
 
 
 def known_files(connection: Connection, sha256s: Collection[str]) -> set[str]:

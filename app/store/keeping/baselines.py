@@ -28,14 +28,14 @@ from app.specs import KINDS
 from app.states import FINISHED_STATES, VERDICTS, worst
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.keeping.baseline_rows import find_baseline
 from app.store.public import checked_id, rfc3339
 from app.store.queue import sweeps
 from app.store.reading.measurements import JOBS_PER_QUERY, recorded_attempts
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 MAX_TITLE = 200
+MAX_NAMED = 5
+"""Most baselines that the error for an unknown one names."""
 
 _baseline, _case = tables.baseline.c, tables.baseline_case.c
 _job, _measurement, _attempt = tables.job.c, tables.measurement.c, tables.attempt.c
@@ -52,6 +52,15 @@ class Kept:
     with invalid ones."""
     suspect: list[dict[str, Any]]
     """The jobs in it that have suspect results, as `job` and `why`."""
+
+
+@dataclass(frozen=True)
+class BaselineCase:
+    """A case of a baseline as one job measured it."""
+
+    case_key: str
+    device_key: str
+    job_id: int
 
 
 class Baselines:
@@ -139,6 +148,29 @@ class Baselines:
             connection.execute(delete(tables.baseline).where(_baseline.name == name))
 
 
+def baselines_of(connection: Connection, job_id: int) -> list[str]:
+    """Return the names of the baselines that a job is in."""
+    query = select(_case.baseline).where(_case.job_id == job_id).distinct().order_by(_case.baseline)
+    return list(connection.execute(query).scalars())
+
+
+def cases_of_baseline(connection: Connection, name: str) -> list[BaselineCase]:
+    """Return the cases of a baseline, with their jobs, oldest job first. Raises NotFound."""
+    find_baseline(connection, name)
+    query = select(_case.case_key, _case.device_key, _case.job_id).where(_case.baseline == name)
+    return [BaselineCase(*row) for row in connection.execute(query.order_by(_case.job_id, _case.case_key))]
+
+
+def find_baseline(connection: Connection, name: str) -> Row[Any]:
+    """Return the row of a baseline. Raises NotFound, which names the latest others."""
+    row = connection.execute(select(tables.baseline).where(_baseline.name == name)).one_or_none()
+    if row is None:
+        query = select(_baseline.name).order_by(_baseline.updated_at.desc()).limit(MAX_NAMED)
+        known = ", ".join(connection.execute(query).scalars())
+        raise NotFound(f"There is no baseline {name!r}; {f'there is {known}' if known else 'there is none yet'}.")
+    return row
+
+
 def _touch(connection: Connection, name: str) -> bool:
     """Make the baseline, or note that it changes; return True if it is new."""
     now = utc_now()
@@ -190,8 +222,7 @@ def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Ro
 
 def _why(row: Row[Any]) -> str:
     """Return how an unsuccessful job ended: "failed (timeout)", "cancelled"."""
-    error = {} if row.error is None or is_unreadable(row.error) else row.error
-    code = error.get("code", row.state)
+    code = (row.error or {}).get("code", row.state)
     return str(row.state if code == row.state else f"{row.state} ({code})")
 
 

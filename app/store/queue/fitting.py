@@ -25,7 +25,6 @@ from app.store import tables
 from app.store.files.uploads import is_gone, known_files
 from app.store.queue import submission, sweeps
 from app.store.records import NewJob
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 logger = logging.getLogger(__name__)
@@ -47,8 +46,7 @@ class Tried:
 
 def fit_of(sweep: Mapping[Any, Any]) -> Fit | None:
     """Return the search of a row of the table `sweep`; None for a plain grid."""
-    stored = sweep["fit"]
-    return None if stored is None or is_unreadable(stored) else Fit(**stored)
+    return Fit(**sweep["fit"]) if sweep["fit"] else None
 
 
 def points_of(sweep: Mapping[Any, Any]) -> list[Point]:
@@ -69,19 +67,19 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
     ]
 
 
-def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
+def submit_next(connection: Connection, job: Mapping[Any, Any]) -> None:
     """Submit the job that follows `job`, a row of the table `job` that has just succeeded, if it belongs to a
     search."""
     is_search = (tables.sweep.c.id == job["sweep_id"]) & tables.sweep.c.fit.is_not(None)
     sweep = connection.execute(select(tables.sweep).where(is_search)).mappings().one_or_none()
     fit = None if sweep is None else fit_of(sweep)
-    if sweep is None or fit is None or job["point"] is None or is_unreadable(job["point"]):
+    if sweep is None or fit is None or not job["point"]:
         return
     choice = {path: index for path, index in job["point"].items() if path != fit.axis}
     point = next((point for point in points_of(sweep) if point.choice == choice), None)
     if point is None:
         return
-    problem = _submit_next(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
+    problem = _submit_next_of(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
     if problem is not None:
         # The job that has just ended has no part in this: its results are kept, and the search reports its standing.
         logger.warning("sweep %s: %s", sweep["id"], problem)
@@ -96,7 +94,7 @@ def resume(connection: Connection, sweep: Mapping[Any, Any]) -> tuple[int, str |
     if fit is None:
         return 0, None
     tried = _tried(connection, sweep["id"], fit)
-    done = [_submit_next(connection, sweep, fit, point, tried) for point in points_of(sweep)]
+    done = [_submit_next_of(connection, sweep, fit, point, tried) for point in points_of(sweep)]
     return sum(is_new for is_new, _ in done), next((problem for _, problem in done if problem), None)
 
 
@@ -108,7 +106,7 @@ def new_job(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> New
     return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=at)
 
 
-def _submit_next(
+def _submit_next_of(
     connection: Connection,
     sweep: Mapping[Any, Any],
     fit: Fit,
@@ -148,8 +146,10 @@ def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tu
     query = select(_job.id, _job.state, _job.point, _job.attempt).where(_job.id.in_(sweeps.latest_jobs([sweep_id])))
     jobs = connection.execute(query.order_by(_job.id)).all()
     outcomes: dict[tuple[int, int], set[str]] = {}
-    found = select(_measurement.job_id, _measurement.attempt, _measurement.outcome).distinct()
-    for job_id, attempt, outcome in connection.execute(found.where(_measurement.job_id.in_([job.id for job in jobs]))):
+    distinct = select(_measurement.job_id, _measurement.attempt, _measurement.outcome).distinct()
+    for job_id, attempt, outcome in connection.execute(
+        distinct.where(_measurement.job_id.in_([job.id for job in jobs]))
+    ):
         outcomes.setdefault((job_id, attempt), set()).add(outcome)
     tried: dict[frozenset[tuple[str, int]], list[Tried]] = {}
     for job in jobs:

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, select
+from sqlalchemy import ColumnElement, Connection, Text, cast, select, type_coerce
 
 from app.states import WorkerState
 from app.store import tables
+from app.store.column_types import StoredJson
 
 
 @dataclass(frozen=True)
@@ -58,32 +59,24 @@ def hosts(connection: Connection, states: Collection[WorkerState]) -> list[Host]
     """Return the hosts of the workers in one of these states; equal hosts once."""
     worker = tables.worker.c
     query = (
-        select(worker.state, cast(worker.kinds, Text), cast(worker.capabilities, Text), cast(worker.devices, Text))
+        select(worker.state, comparable(worker.kinds), comparable(worker.capabilities), comparable(worker.devices))
         .where(worker.state.in_(states))
         .distinct()
     )
     return [
         Host(
             state=state,
-            kinds=frozenset(names_in(kinds)),
-            capabilities=frozenset(names_in(capabilities)),
-            gpus=gpus_of_one_job(_uuids(_items(devices))),
+            kinds=frozenset(kinds),
+            capabilities=frozenset(capabilities),
+            gpus=gpus_of_one_job(_uuids(devices)),
         )
         for state, kinds, capabilities, devices in connection.execute(query)
     ]
 
 
-def names_in(stored: str) -> list[str]:
-    """Return the names in a worker's column `kinds` or `capabilities`; none when it cannot be read."""
-    return [name for name in _items(stored) if isinstance(name, str)]
-
-
-def _items(stored: str) -> list[Any]:
-    try:
-        items = json.loads(stored)
-    except (ValueError, RecursionError):
-        return []
-    return items if isinstance(items, list) else []
+def comparable(column: ColumnElement[Any]) -> ColumnElement[list[Any]]:
+    """Return a column of JSON arrays for DISTINCT and GROUP BY, which not every database can apply to JSON."""
+    return type_coerce(cast(column, Text), StoredJson(list))
 
 
 def known_hosts(connection: Connection, *, other_than: str | None = None) -> list[Host]:

@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from app.store import tables
-from app.store.public import readable
 
 LEASE_S = "lease_s"
 """Name of the lease in seconds (see lease.py)."""
@@ -18,14 +17,14 @@ _CHANGE = update(tables.setting).where(_setting.name == bindparam("of_name"))
 
 
 def get(connection: Connection, name: str) -> Any:
-    """Return the setting's value; None when it has none, or one that cannot be read."""
-    return readable(connection.execute(_GET, {"of_name": name}).scalar_one_or_none())
+    """Return the setting's value; None when it has none."""
+    return connection.execute(_GET, {"of_name": name}).scalar_one_or_none()
 
 
 def lease_s(connection: Connection) -> float | None:
     """Return the lease that all processes of the database have agreed on, in seconds; None before they have."""
-    found = get(connection, LEASE_S)
-    return float(found) if isinstance(found, int | float) and found > 0 else None
+    stored = get(connection, LEASE_S)
+    return float(stored) if isinstance(stored, int | float) and stored > 0 else None
 
 
 def put(connection: Connection, name: str, value: Any) -> None:

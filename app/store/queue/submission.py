@@ -10,12 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from app.errors import Conflict, Gone, IdempotencyMismatch, KeyTaken
+from app.errors import Gone, IdempotencyMismatch, KeyTaken
 from app.store import tables
 from app.store.files.uploads import keep_code
 from app.store.public import NO_PROGRESS
 from app.store.records import Idempotency, NewJob, Submitted
-from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 _key = tables.idempotency_key.c
@@ -34,7 +33,7 @@ _KEY_HOLDER = select(tables.job.c.id, tables.job.c.state).where(
 QUEUED_EVENT: dict[str, Any] = {"state": "queued"}
 """The first event of every job, of type `state`."""
 
-FROM_SPEC = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
+SPEC_COLUMNS = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
 """Columns of a job that follow from its spec and its point: jobs with the same spec have the same values."""
 
 
@@ -61,7 +60,7 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
     }
 
 
-AFRESH: dict[str, Any] = {
+INITIAL_COLUMNS: dict[str, Any] = {
     "state": "queued",
     "progress": NO_PROGRESS,
     "error": None,
@@ -77,7 +76,7 @@ AFRESH: dict[str, Any] = {
 
 def queued(now: datetime) -> dict[str, Any]:
     """Return the columns that are the same for every job just submitted."""
-    return {**AFRESH, "attempt": 0, "version": 1, "created_at": now}
+    return {**INITIAL_COLUMNS, "attempt": 0, "version": 1, "created_at": now}
 
 
 def check_key(connection: Connection, unique_key: str | None) -> None:
@@ -131,11 +130,6 @@ def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted 
     if first.digest != idempotency.digest:
         raise IdempotencyMismatch(
             f"The Idempotency-Key {idempotency.key!r} came with another body before: use a new key."
-        )
-    if is_unreadable(first.response):
-        raise Conflict(
-            f"The first answer to the Idempotency-Key {idempotency.key!r} cannot be read any more. That request made "
-            f"number {first.resource_id}; use a new key for another."
         )
     # A sweep's answer has its grid.
     table = tables.sweep if "grid" in first.response else tables.job

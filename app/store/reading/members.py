@@ -5,7 +5,6 @@ A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, a
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,9 +14,7 @@ from sqlalchemy import (
     JSON,
     ColumnElement,
     Connection,
-    Select,
     Text,
-    and_,
     case,
     cast,
     func,
@@ -27,15 +24,16 @@ from sqlalchemy import (
 )
 
 from app.errors import FieldError, InvalidRequest
-from app.results.cases import column_name, lacks_processes, metric_names, planned_processes
+from app.metrics import column_name, metric_names
 from app.specs import KINDS, Scalar
-from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict, worst
+from app.states import FINISHED_STATES, JobState, Verdict
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.public import finite, job_dict, rfc3339
+from app.store.public import job_dict, rfc3339
 from app.store.queue import sweeps
 from app.store.queue.waiting import waiting_reasons
-from app.store.stored_json import decoded
+from app.store.reading.packed import decoded
+from app.summaries import add_process, planned_processes
 from app.times import parsed_time
 
 RECENT = 50
@@ -47,7 +45,7 @@ _job, _measurement = tables.job.c, tables.measurement.c
 
 
 @dataclass(frozen=True)
-class Choice:
+class MemberQuery:
     """The members to show, and their order."""
 
     state: JobState | None = None
@@ -55,7 +53,7 @@ class Choice:
     at: Mapping[str, int] = field(default_factory=dict)
     """Index of the value on some of the grid's paths."""
     sort: str = "job"
-    """One of OF_JOBS, a path of the grid, or a metric's column."""
+    """One of OF_JOBS, a path of the grid or, where each job has one case, a metric's column."""
     descending: bool = False
 
 
@@ -115,7 +113,7 @@ def _left(queued: int, running: Sequence[Mapping[str, Any]], durations: Sequence
 
 
 def page(
-    database: Database, sweep: Mapping[str, Any], choice: Choice, *, limit: int, offset: int = 0
+    database: Database, sweep: Mapping[str, Any], choice: MemberQuery, *, limit: int, offset: int = 0
 ) -> tuple[list[dict[str, Any]], int]:
     """Return one page of the sweep's points by their latest jobs, as public jobs with `values` on the grid's paths, and
     the number of all that match.
@@ -129,10 +127,10 @@ def page(
     members = select(_job.id).where(_job.id.in_(latest), *conditions)
     number = select(func.count()).select_from(members.subquery())
     with database.read() as connection:
-        key, joined = _sort_key(connection, sweep, choice.sort, members)
+        key = _sort_key(connection, sweep, choice.sort)
         ordered = nulls_last(key.desc() if choice.descending else key.asc())
         direction = _job.id.desc() if choice.descending else _job.id
-        ids = connection.execute(joined.order_by(ordered, direction).limit(limit).offset(offset)).scalars().all()
+        ids = connection.execute(members.order_by(ordered, direction).limit(limit).offset(offset)).scalars().all()
         of_page = connection.execute(select(tables.job).where(_job.id.in_(ids))).mappings()
         rows = sorted(of_page, key=lambda row: ids.index(row["id"]))
         # Without conditions the sweep has told their number.
@@ -159,85 +157,68 @@ def metrics(
     return found
 
 
-class Measured(NamedTuple):
-    """One metric of a point of a sweep. See `Cell` for value, spread, n and outcome."""
-
-    job: int
-    values: Mapping[str, Scalar]
-    value: float | None
-    spread: float | None
-    n: int | None
-    outcome: str | None
-    validity: str | None
-
-
 def has_one_case_each(sweep: Mapping[str, Any]) -> bool:
     """Return True if each job of the sweep measures a single case, so that its point on the grid tells the case."""
     kind = KINDS.get(str(sweep["base"].get("kind")))
     return kind is not None and not kind.axes and not kind.holds_specs
 
 
-def measured(database: Database, sweep: Mapping[str, Any], metric: str) -> list[Measured]:
-    """Return one metric of all points of a sweep whose jobs have one case each, for plots of thousands of points.
+class Process(NamedTuple):
+    """One process's measurement of a metric; `value` is the mean."""
 
-    Values are means: of the samples of one process, or of the means of several. A point whose latest job failed or was
-    cancelled has what all its processes had measured before, as in tables, or else that as its outcome. Points come in
-    the order of submission, without those that have not ended.
-    """
-    of_unsuccessful = case((_job.state != "succeeded", cast(_job.spec, Text)))
-    ended = select(
-        _job.id, _job.attempt, _job.state, cast(_job.point, Text).label("point"), _job.error, of_unsuccessful
-    )
-    latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
-    of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
-    of_process = [_measurement[name] for name in ("job_id", "attempt", "metric", "phase", *_Process._fields)]
-    of_metric = _measurement.job_id.in_(of_sweep) & _measurement.metric.in_(metric_names(metric))
-    with database.read() as connection:
-        jobs = connection.execute(latest.order_by(_job.id)).all()
-        rows = connection.execute(select(*of_process).where(of_metric)).all()
-    processes: dict[tuple[int, int], list[_Process]] = {}
-    for job_id, attempt, name, phase, *process in rows:
-        if column_name(name, phase) == metric:
-            processes.setdefault((job_id, attempt), []).append(_Process._make(process))
-    found = []
-    points = decoded([job.point for job in jobs])
-    for (job_id, attempt, state, _, error, spec), point in zip(jobs, points, strict=True):
-        of_job = processes.get((job_id, attempt), ())
-        is_whole = state == "succeeded" or _measured_by_all(of_job, spec)
-        stopped = None if is_whole else (error or {}).get("code", state)
-        found.append(_summed_up(job_id, _values(sweep, point), stopped, of_job))
-    return found
-
-
-class _Process(NamedTuple):
-    """One process's measurement of a metric."""
-
-    mean: float | None
+    unit_index: int
+    value: float | None
     std: float | None
     n: int | None
     outcome: str
     validity: str | None
 
 
-def _measured_by_all(rows: Sequence[_Process], spec: str) -> bool:
-    """Return True if all processes that a job's spec, as JSON, asks for measured a metric."""
-    planned = planned_processes(decoded([spec])[0])
-    return bool(rows) and not lacks_processes([row.outcome for row in rows], planned)
+class MemberResults(NamedTuple):
+    """What the latest job of a point of a sweep measured of one metric."""
+
+    job: int
+    values: Mapping[str, Scalar]
+    """The point's value on each path of the grid."""
+    stopped: str | None
+    """The code of why the job did not succeed; None if it did."""
+    planned_processes: int
+    processes: Sequence[Process]
+    """Those of the last attempt that recorded results, as `add_process` gathers them."""
 
 
-def _summed_up(job: int, values: dict[str, Scalar], stopped: str | None, rows: Sequence[_Process]) -> Measured:
-    """Return a point. `stopped`: why its job did not measure all of it; None if it did."""
-    if stopped is None and len(rows) == 1 and rows[0].outcome == "ok":
-        mean, std, n, _, verdict = rows[0]
-        mean, validity = finite(mean), verdict if verdict in VERDICTS else None
-        return Measured(job, values, mean, None if mean is None else finite(std), n, "ok", validity)
-    outcome = stopped or next((row.outcome for row in rows if row.outcome != "ok"), "ok" if rows else None)
-    verdicts = {row.validity for row in rows}
-    validity = worst(verdicts)
-    means = [mean for row in rows if (mean := finite(row.mean)) is not None]
-    if outcome != "ok" or len(means) < len(rows):
-        return Measured(job, values, None, None, None, outcome, validity)
-    return Measured(job, values, statistics.fmean(means), statistics.stdev(means), len(means), "ok", validity)
+def results_of_members(database: Database, sweep: Mapping[str, Any], metric: str) -> list[MemberResults]:
+    """Return one metric, named as its column, of all points of a sweep whose jobs have one case each, for plots of
+    thousands of points. Points come in the order of submission, without those that have not ended.
+    """
+    attempt = tables.attempt.c
+    of_unsuccessful = case((_job.state != "succeeded", cast(_job.spec, Text)))
+    recorded = select(func.max(attempt.number)).where(attempt.job_id == _job.id, attempt.state.in_(FINISHED_STATES))
+    point = cast(_job.point, Text).label("point")
+    ended = select(_job.id, recorded.scalar_subquery(), _job.state, point, _job.error, of_unsuccessful)
+    latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
+    of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
+    of_process = ("unit_index", "mean", "std", "n", "outcome", "validity")
+    columns = [_measurement[name] for name in ("job_id", "attempt", "metric", "phase", *of_process)]
+    of_metric = _measurement.job_id.in_(of_sweep) & _measurement.metric.in_(metric_names(metric))
+    with database.read() as connection:
+        jobs = connection.execute(latest.order_by(_job.id)).all()
+        rows = connection.execute(select(*columns).where(of_metric).order_by(_measurement.id)).all()
+    processes: dict[tuple[int, int], list[Process]] = {}
+    for job_id, number, name, phase, *process in rows:
+        if column_name(name, phase) == metric:
+            add_process(processes.setdefault((job_id, number), []), Process._make(process))
+    points, specs = (decoded(list(texts)) for texts in ([row[3] for row in jobs], [row[5] for row in jobs]))
+    return [
+        MemberResults(
+            job=job_id,
+            values=_values(sweep, point),
+            stopped=None if state == "succeeded" else (error or {}).get("code", state),
+            planned_processes=planned_processes(spec),
+            processes=processes.get((job_id, number), ()),
+        )
+        for (job_id, number, state, _, error, _), point, spec in zip(jobs, points, specs, strict=True)
+    ]
 
 
 def searched(sweep: Mapping[str, Any]) -> list[str]:
@@ -245,7 +226,7 @@ def searched(sweep: Mapping[str, Any]) -> list[str]:
     return [] if sweep["fit"] is None else [sweep["fit"]["axis"]]
 
 
-def _conditions(sweep: Mapping[str, Any], choice: Choice) -> list[ColumnElement[bool]]:
+def _conditions(sweep: Mapping[str, Any], choice: MemberQuery) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if choice.state is not None:
         found.append(_job.state == choice.state)
@@ -264,10 +245,8 @@ def _index_on(path: str) -> ColumnElement[int]:
     return index
 
 
-def _sort_key(
-    connection: Connection, sweep: Mapping[str, Any], sort: str, members: Select[Any]
-) -> tuple[ColumnElement[Any], Select[Any]]:
-    """Return the expression to sort by, and the query with the joins that it needs."""
+def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> ColumnElement[Any]:
+    """Return the expression to sort by."""
     own: dict[str, ColumnElement[Any]] = {
         "job": _job.id,
         "state": _job.state,
@@ -275,35 +254,16 @@ def _sort_key(
         "verdict": type_coerce(_job.validity, JSON)["verdict"].as_string(),
     }
     if sort in own:
-        return own[sort], members
+        return own[sort]
     if sort in (*sweep["grid"], *searched(sweep)):
-        return _index_on(sort), members
-    named = [
-        (row.metric, row.phase)
-        for row in connection.execute(
-            select(_measurement.metric, _measurement.phase)
-            .distinct()
-            .where(_measurement.job_id.in_(_some_jobs(sweep["id"])))
-        )
-        if column_name(row.metric, row.phase) == sort
-    ]
-    if not named:
+        return _index_on(sort)
+    some = select(_job.metrics).where(_job.sweep_id == sweep["id"], _job.metrics.is_not(None)).limit(RECENT)
+    if not any(sort in metrics for metrics in connection.execute(some).scalars()):
         known = ", ".join([*OF_JOBS, *sweep["grid"], *searched(sweep)])
         detail = f"{sort!r} is nothing that these jobs can be sorted by: {known}, or a metric that they measured."
         raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
-    metric, phase = named[0]
-    of_metric = and_(_measurement.metric == metric, _measurement.phase.is_not_distinct_from(phase))
-    values = (
-        select(_measurement.job_id, func.avg(_measurement.median).label("value"))
-        .where(_measurement.job_id.in_(select(_job.id).where(_job.sweep_id == sweep["id"])), of_metric)
-        .group_by(_measurement.job_id)
-        .subquery()
-    )
-    return values.c.value, members.join(values, values.c.job_id == _job.id, isouter=True)
-
-
-def _some_jobs(sweep_id: int) -> Select[Any]:
-    return select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").limit(RECENT)
+    value: ColumnElement[float] = type_coerce(_job.metrics, JSON)[sort].as_float()
+    return value
 
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:

@@ -12,10 +12,12 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
 
+from app.columns import free_names, type_of
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.results.sheet import free_names, type_of
+from app.numbers import finite
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import tables
+from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import (
     MAX_ID,
@@ -23,9 +25,7 @@ from app.store.public import (
     artifact_url,
     attempt_links,
     checked_id,
-    finite,
     job_dict,
-    readable,
     rfc3339,
     sweep_dict,
 )
@@ -37,7 +37,6 @@ from app.store.queue.waiting import waiting_groups, waiting_reasons
 from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, recorded_attempt
 from app.store.reading.packed import unpack
-from app.store.stored_json import broken, is_unreadable
 from app.table_options import Statistic
 
 logger = logging.getLogger(__name__)
@@ -155,7 +154,7 @@ class Reading:
                 "job_id": row.job_id,
                 "attempt": row.attempt,
                 "type": row.type,
-                "data": broken({"data": row.data}) or row.data,
+                "data": row.data,
                 "created_at": rfc3339(row.created_at),
             }
             for row in found
@@ -184,7 +183,7 @@ class Reading:
                 "number": row.number,
                 "worker_id": row.worker_id,
                 "state": row.state,
-                "error": broken({"error": row.error}) or row.error,
+                "error": row.error,
                 "started_at": rfc3339(row.started_at),
                 "finished_at": rfc3339(row.finished_at),
                 "links": attempt_links(job_id, row.number),
@@ -232,11 +231,7 @@ class Reading:
         )
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(event.id.desc()).limit(limit)).all()
-        return [
-            {"data": row.data, "created_at": rfc3339(row.created_at)}
-            for row in reversed(rows)
-            if not is_unreadable(row.data)
-        ]
+        return [{"data": row.data, "created_at": rfc3339(row.created_at)} for row in reversed(rows)]
 
     def samples(self, job_id: int, case_key: str | None = None, limit: int = 256) -> tuple[list[dict[str, Any]], int]:
         """Return the measurements of one case, by default the first, that have several samples: case, metric, phase,
@@ -398,7 +393,7 @@ class Reading:
             heads = select(sweep.id, sweep.name, sweep.grid, sweep.fit).where(sweep.id.in_(sweep_ids))
             found = {}
             for row in connection.execute(heads):
-                searched = [] if is_unreadable(row.fit) or not row.fit else [row.fit["axis"]]
+                searched = [row.fit["axis"]] if row.fit else []
                 found[row.id] = (row.name, [*(path for path, values in row.grid.items() if len(values) > 1), *searched])
             return found
 
@@ -415,7 +410,7 @@ class Reading:
             artifacts = connection.execute(_artifacts(job_id, attempt)).mappings().all()
         return [
             {
-                **{name: readable(row[name]) for name in _UNIT_FIELDS},
+                **{name: row[name] for name in _UNIT_FIELDS},
                 "artifacts": [
                     {"name": file["name"], "url": artifact_url(file, chosen)}
                     for file in artifacts
@@ -497,7 +492,7 @@ class Reading:
             if row is None:
                 raise NotFound(f"There is no sweep {sweep_id}.")
             counts = sweeps.counts(connection, [sweep_id]).get(sweep_id, {})
-            return sweep_dict(row, counts, None if broken(row) else fitting.searches(connection, row))
+            return sweep_dict(row, counts, fitting.searches(connection, row))
 
     def job_page_version(self, job_id: int) -> str:
         """Return a text that changes with everything that a job's page shows, except the reason to wait."""
@@ -575,7 +570,7 @@ def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str,
     return [
         {
             **{name: row._mapping[name] for name in fields},
-            "readings": readable(row.readings),
+            "readings": row.readings,
             "broken": broken(row._mapping),
             "job_ids": running.get(row.id, []),
             "registered_at": rfc3339(row.registered_at),
@@ -634,17 +629,8 @@ def _cursor(after: str) -> int:
 
 
 def _coordinates(stored: Iterable[str]) -> tuple[Collection[str], dict[str, dict[str, Any]]]:
-    """Return the columns of these cases' coordinates, and the decoded values of each stored text.
-
-    If a text cannot be read, all its values are null.
-    """
-    cases: dict[str, dict[str, Any]] = {}
-    for text in stored:
-        try:
-            case = json.loads(text)
-        except (ValueError, RecursionError):
-            case = {}
-        cases[text] = case if isinstance(case, dict) else {}
+    """Return the columns of these cases' coordinates, and the decoded values of each stored text."""
+    cases: dict[str, dict[str, Any]] = {text: json.loads(text) for text in stored}
     every = dict.fromkeys(name for case in cases.values() for name in case)
     names = free_names(every, {*FACTS, *STATISTICS, "samples"}, "case")
     return names.values(), {

@@ -125,7 +125,6 @@ def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[
 
 def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return one comparison, or the problem if these two cannot be compared."""
-    question = results.Question(limit=SHOWN_OF_PROFILES)
     if candidate is None:
         pair = {"job": baseline["id"]}
         sides = ("baseline", "candidate")
@@ -140,44 +139,34 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     }
     try:
         if candidate is None:
-            sheet = results.compare_sides(services.database, baseline["id"], question)
+            comparison = results.compare_sides(services.database, baseline["id"])
         else:
-            sheet = results.compare(services.database, baseline["id"], candidate["id"], question)
+            comparison = results.compare(services.database, [baseline["id"]], [candidate["id"]])
     except (InvalidRequest, Conflict) as problem:
-        return {
-            **page,
-            "sides": sides,
-            "problem": str(problem),
-            "about": {},
-            "metrics": [],
-            "headline": None,
-            "rows": [],
-        }
-    return {**page, **comparison(sheet, sides)}
+        return {**page, **NOT_COMPARED, "sides": sides, "problem": str(problem)}
+    return {**page, **shown(comparison, sides)}
 
 
-def comparison(sheet: results.Sheet, sides: tuple[str, str]) -> dict[str, Any]:
+NOT_COMPARED: dict[str, Any] = {"comparison": None, "headline": None, "metrics": [], "rows": []}
+
+
+def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, Any]:
     """Return what pages show of a comparison. `sides`: the names of baseline and candidate in the plots' legends.
 
     A profile's comparison has a `table`, and every other one has `rows`.
     """
-    about: Mapping[str, Any] = sheet.about or {}
-    names = sheet.names()
-    is_judged = "finding" in names
-    rows = [dict(zip(names, row, strict=True)) for row in sheet.rows] if is_judged else []
-    coordinates = sheet.names("coordinate")
-    for row in rows:
-        row["case"] = case_text({name: row[name] for name in coordinates if row[name] is not None})
-    distributions = about.get("distributions", ()) if is_judged else ()
+    is_judged = comparison.profiles is None
+    sheet = results.sheet_of(comparison, SHOWN_OF_PROFILES)
+    rows = [{**row.values(), "case": case_text(row.place)} for row in comparison.rows] if is_judged else []
     return {
         "sides": sides,
-        "about": about,
-        "coordinates": coordinates,
-        "headline": about.get("headline") if is_judged else None,
-        "metrics": list(dict.fromkeys(rows[one["row"]]["metric"] for one in distributions)),
-        "all_rows": rows,
+        "comparison": comparison,
+        "judgement": comparison.judgement,
+        "notes": sheet.notes,
+        "headline": comparison.judgement.headline if is_judged else None,
+        "metrics": list(dict.fromkeys(row.judged.metric for row in comparison.distributions())) if is_judged else [],
         "rows": rows[:SHOWN_ROWS],
-        "number": len(sheet.rows),
+        "number": len(rows),
         "table": "" if is_judged else table(sheet),
         "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }
@@ -189,14 +178,16 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
     medians: dict[tuple[str, str], plots.Samples] = {}
     unit = None
     for one in comparisons:
-        for of_row in one["about"].get("distributions", ()):
-            row = one["all_rows"][of_row["row"]]
-            if row["metric"] != metric:
+        comparison: results.Comparison | None = one["comparison"]
+        if comparison is None or comparison.profiles is not None:  # it cannot be compared: the page says why
+            continue
+        for row in comparison.distributions():
+            if row.judged.metric != metric:
                 continue
-            unit = row["unit"]
-            for side, name in zip(("baseline", "candidate"), one["sides"], strict=True):
-                case = row["case"] or "the case"
-                medians.setdefault((name, case), plots.Samples(name, case, (), processes=of_row[side]))
+            unit = row.judged.unit
+            case = case_text(row.place) or "the case"
+            for name, processes in zip(one["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
+                medians.setdefault((name, case), plots.Samples(name, case, (), processes=processes))
     cases = list(dict.fromkeys(case for _, case in medians))[:DRAWN_CASES]
     chosen = [group for (_, case), group in medians.items() if case in cases]
     has_few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
@@ -229,11 +220,13 @@ def _samples(
     """Return the samples of these cases on each side, those of several jobs together."""
     by_side: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
     for one in comparisons:
-        if not one["about"]:  # it cannot be compared: the page says why
+        comparison: results.Comparison | None = one["comparison"]
+        if comparison is None:
             continue
-        baseline, candidate = (one["about"][side]["jobs"] for side in ("baseline", "candidate"))
+        baseline, candidate = ([job.id for job in side.jobs] for side in (comparison.baseline, comparison.candidate))
         jobs = list(dict.fromkeys([*baseline, *candidate]))
-        for samples in results.samples_of(services.database, jobs, metric, one["coordinates"]):
+        coordinates = list(comparison.rows[0].place) if comparison.rows else []
+        for samples in results.samples_of(services.database, jobs, metric, coordinates):
             is_candidate = samples.side != "baseline" if samples.side else samples.job not in baseline
             name, case = one["sides"][is_candidate], samples.case or "the case"
             if case in cases:

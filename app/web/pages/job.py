@@ -88,7 +88,11 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the measurements, tables, files and attempts of a job that its page shows."""
     job_id = job["id"]
     measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
-    sheet = results.table(services.database, jobs=[job_id], first=SHOWN_CASES) if measurements["rows"] else None
+    sheet = (
+        results.table(services.database, results.JobChoice(jobs=[job_id]), first=SHOWN_CASES)
+        if measurements["rows"]
+        else None
+    )
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
     artifacts = services.reading.artifacts(job_id)

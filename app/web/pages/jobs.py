@@ -19,7 +19,7 @@ from app.api.sweeps import SweepBody, submit_sweep
 from app.case_text import case_text
 from app.errors import FieldError, InvalidRequest
 from app.metrics import headline
-from app.number_text import number
+from app.numbers import number
 from app.presets import DEMO_SWEEPS
 from app.specs import KINDS
 from app.states import JOB_STATES, JobState

@@ -20,11 +20,11 @@ from app.errors import FieldError, InvalidRequest
 from app.metrics import headline, readable
 from app.specs import Scalar
 from app.store.reading import members
+from app.value_text import value_text
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import embedded
-from app.web.values import value_text
 
 router = APIRouter()
 
@@ -134,12 +134,13 @@ def read_points(
     """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
     is_large = sweep is not None and sum(sweep["counts"].values()) > MANY_POINTS
     if sweep is not None and is_large and not query.job and members.has_one_case_each(sweep):
-        return [_point(one) for one in members.measured(services.database, sweep, metric)]
-    sheet = results.metric_table(services.database, [metric], sweep=query.sweep, jobs=query.job)
+        return [_point(one) for one in results.sweep_points(services.database, sweep, metric)]
+    choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
+    sheet = results.metric_table(services.database, choice, [metric])
     return plots.points_of(sheet, metric)
 
 
-def _point(one: members.Measured) -> plots.Point:
+def _point(one: results.SweepPoint) -> plots.Point:
     place = {path: value_text(value) if isinstance(value, dict | list) else value for path, value in one.values.items()}
     return plots.Point(place, one.value, one.spread, one.n, one.outcome, one.validity, f"/ui/jobs/{one.job}")
 

@@ -24,10 +24,10 @@ from app.specs._sweep import expand
 from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store.reading import members
 from app.times import duration, parsed_time
+from app.value_text import value_text
 from app.web.live import page_tag, tagged, unchanged
 from app.web.pages.sweeps import varies
 from app.web.parameters import NONE_IF_EMPTY
-from app.web.values import value_text
 
 router = APIRouter()
 
@@ -49,9 +49,9 @@ class SweepQuery(StrictQuery):
     """A path, a metric, job, state, verdict or duration; with "-" before it, descending."""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
-    def choice(self) -> members.Choice:
+    def choice(self) -> members.MemberQuery:
         sort = self.sort or "job"
-        return members.Choice(
+        return members.MemberQuery(
             state=self.state,
             verdict=self.verdict,
             at=dict(_index(text) for text in self.at if text),
@@ -151,7 +151,7 @@ def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence
     shown = sorted(first, key=lambda name: name != main_metric)[:MAX_METRICS]
     if not shown:
         return {"metrics": {}, "jobs": {}}
-    sheet = results.metric_table(services.database, shown, jobs=ended)
+    sheet = results.metric_table(services.database, results.JobChoice(jobs=ended), shown)
     cells_of_jobs: dict[int, dict[str, Any]] = {job_id: {} for job_id in sheet.column("job")}
     for column in sheet.columns:
         if column.name in shown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import urlencode
 
@@ -21,9 +22,9 @@ from app.errors import InvalidRequest
 from app.specs import KINDS
 from app.store.reading import members
 from app.table_options import FORMATS, Statistic
+from app.value_text import value_text
 from app.web import separated
 from app.web.templates import Entry, render, table
-from app.web.values import value_text
 
 router = APIRouter()
 NAVIGATION = Entry("Tables", "/ui/tables", order=40)
@@ -121,21 +122,12 @@ def read_query(given: Mapping[str, Any]) -> TableQuery:
 def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
     """Return a page of the table or, if there is no table of these jobs, the problem, so that the form stays."""
     after = int(query.after or 0)
-    layout: dict[str, Any] = {
-        "rows": query.rows or None,
-        "columns": query.columns or None,
-        "statistic": query.statistic,
-        "pivot": query.pivot,
-        "relative_to": dict(_references(query)),
-        "best": query.best,
-        "links": True,
-        "sort": query.sort,
-    }
     # Without an order of its own, the table's beginning is that of the first jobs, so that only those are read.
     simple = not (query.pivot or query.relative_to or query.best or query.sort or after)
     extent: dict[str, Any] = {"first": ROWS_PER_PAGE} if simple else {"limit": ROWS_PER_PAGE, "after": after}
+    layout = replace(query.layout(), links=True)
     try:
-        sheet = results.table(services.database, **query.chosen(), **layout, **extent)
+        sheet = results.table(services.database, query.choice(), layout, sort=query.sort, **extent)
     except InvalidRequest as problem:
         return {"problem": problem}
     following = str(ROWS_PER_PAGE) if simple and sheet.is_cut else sheet.next

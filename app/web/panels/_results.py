@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app import results
-from app.results.sheet import Sheet
+from app.results import JobChoice, Layout, Sheet
 from app.specs import KINDS, Scalar
 from app.store.database.engine import Database
 from app.store.files.artifacts import ArtifactFiles
@@ -52,11 +52,13 @@ class JobResults:
     @cached_property
     def sheet(self) -> Sheet:
         """The job's first cases with every metric, at most `MAX_CASES`; `is_cut` if there are more."""
-        return results.table(self._database, jobs=[self.id], columns=["all"], first=MAX_CASES)
+        return results.table(self._database, JobChoice(jobs=[self.id]), Layout(columns=["all"]), first=MAX_CASES)
 
     def metric(self, name: str) -> Sheet:
         """Return all cases of the job with one metric, which the sheet has."""
-        return results.metric_table(self._database, [name], jobs=[self.id]) if self.sheet.is_cut else self.sheet
+        if not self.sheet.is_cut:
+            return self.sheet
+        return results.metric_table(self._database, JobChoice(jobs=[self.id]), [name])
 
     @property
     def grid(self) -> Mapping[str, Sequence[Scalar]]:
@@ -97,10 +99,8 @@ class JobResults:
         """Return the finished cases of the job's sweep; None if it belongs to none."""
         if self.job["sweep_id"] is None:
             return None
-        return results.table(
-            self._database, sweep=self.job["sweep_id"], kind=self.job["kind"], columns=columns, rows=rows,
-            first=MAX_CASES,
-        )  # fmt: skip
+        choice = JobChoice(sweep=self.job["sweep_id"], kind=self.job["kind"])
+        return results.table(self._database, choice, Layout(columns=columns, rows=rows), first=MAX_CASES)
 
     def path(self, name: str) -> Path:
         """Return the path of a file.

@@ -166,9 +166,7 @@ def test_events_that_were_removed_hide_no_later_ones(database: Database) -> None
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "nobody asks"])
-def test_an_error_of_a_reading_whose_followers_are_gone_is_nobodys(
-    monkeypatch: pytest.MonkeyPatch, sabotage: bool
-) -> None:
+def test_errors_without_followers_are_dropped(monkeypatch: pytest.MonkeyPatch, sabotage: bool) -> None:
     """The job was deleted, and its last follower has left."""
     if sabotage:
         monkeypatch.setattr(Followed, "_forget", lambda self, *_: self._readings.clear())

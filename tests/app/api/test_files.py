@@ -123,7 +123,7 @@ class TestWhoMayRunIt:
         assert error["pointer"] == "/spec/code/sha256"
         assert "PUT /files/0000" in error["detail"]
 
-    def test_only_a_worker_that_may_run_it_claims_it_and_the_job_says_so(self, able_site: Any) -> None:
+    def test_only_a_worker_that_may_run_it_claims_it(self, able_site: Any) -> None:
         job = able_site.http.post("/jobs", json={"spec": spec_of(upload(able_site))}).json()
         assert job["waiting"] is None
         able_site.services.registration.set_worker_state(able_site.worker.id, "stopped")
@@ -146,7 +146,7 @@ class TestWhoMayRunIt:
         assert claim is not None
         assert claim.job_id == plain["id"]
 
-    def test_the_form_and_the_command_line_learn_which_fields_take_code(self, fresh_site: Any) -> None:
+    def test_forms_and_commands_know_the_fields_of_code(self, fresh_site: Any) -> None:
         def field() -> Any:
             specs = {spec["kind"]: spec for spec in fresh_site.http.get("/specs").json()["data"]}
             return specs["attention"]["schema"]["properties"]["code"]
@@ -197,7 +197,7 @@ class TestJobsWithCode:
     def test_it_is_no_orphan_to_the_sweep_of_artifacts(self, able_site: Any) -> None:
         sha256 = upload(able_site)
         files = ArtifactFiles(able_site.services.settings.artifacts_dir)
-        assert files.sweep_orphans(able_site.services.database, older_than_s=-10.0) == []
+        assert files.remove_unreferenced(able_site.services.database, older_than_s=-10.0) == []
         assert able_site.http.get(f"/files/{sha256}").status_code == 200
 
 

@@ -102,7 +102,7 @@ def test_a_failed_job_stops_the_search_until_it_is_resumed(fresh_site: Any, meas
     assert again.status_code == 409
 
 
-def test_a_cancelled_search_goes_no_further_until_it_is_resumed(fresh_site: Any, measured: Any) -> None:
+def test_a_cancelled_search_waits_to_be_resumed(fresh_site: Any, measured: Any) -> None:
     sweep = submit(fresh_site)
     running = fresh_site.worker.claim()
     fresh_site.http.post(f"/sweeps/{sweep['id']}/cancel").raise_for_status()

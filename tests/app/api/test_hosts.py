@@ -86,7 +86,7 @@ def test_the_bound_host() -> None:
 
 
 @pytest.mark.parametrize("bound", ["0.0.0.0", "::", ""])
-def test_bound_to_all_addresses_the_one_of_the_connection_is_allowed(bound: str) -> None:
+def test_the_connections_own_address_is_allowed(bound: str) -> None:
     hosts = AllowedHosts(bound)
     assert allowed(hosts, "10.0.0.7:8000", "10.0.0.7")
     assert allowed(hosts, "10.0.0.7:8000", "::ffff:10.0.0.7")

@@ -169,7 +169,7 @@ def test_a_repeated_request_gets_the_answer_as_it_was(fresh_site: Any) -> None:
         assert again.json()["state"] == "queued"
 
 
-def test_a_repeated_request_gets_the_answer_of_one_that_waited(fresh_site: Any) -> None:
+def test_a_repeated_request_gets_a_waiters_answer(fresh_site: Any) -> None:
     first: list[Any] = []
     thread = threading.Thread(target=lambda: first.append(post(fresh_site, "k", Prefer="wait=30")))
     thread.start()

@@ -124,7 +124,7 @@ def test_control_of_the_readiness_write(serve: Any, ext4: Path, monkeypatch: pyt
     assert found.startswith("GET /readyz: 200"), "reads come from memory"
 
 
-def test_a_readiness_check_changes_nothing_and_waits_for_nobody(serve: Any, tmp_path: Path) -> None:
+def test_a_readiness_check_changes_nothing(serve: Any, tmp_path: Path) -> None:
     with serve(tmp_path, busy_timeout_s=600) as site:  # far longer than the client waits for an answer
         before = site.rows()
         with site.services.database.write():
@@ -137,7 +137,7 @@ def test_a_readiness_check_changes_nothing_and_waits_for_nobody(serve: Any, tmp_
 
 
 @pytest.mark.parametrize("holder", ["ours", "another program's"])
-def test_a_lock_that_is_held_for_good_makes_the_server_not_ready(serve: Any, tmp_path: Path, holder: str) -> None:
+def test_a_lock_held_for_good_is_not_ready(serve: Any, tmp_path: Path, holder: str) -> None:
     with serve(tmp_path, busy_timeout_s=0.5) as site, contextlib.ExitStack() as held:
         path = site.services.database.backend.path
         if holder == "ours":
@@ -156,7 +156,7 @@ def test_a_lock_that_is_held_for_good_makes_the_server_not_ready(serve: Any, tmp
         site.submit()
 
 
-def test_a_write_that_begins_shows_that_the_database_is_not_stuck(fresh_site: Any) -> None:
+def test_a_write_shows_that_the_database_works(fresh_site: Any) -> None:
     database = fresh_site.services.database
     with database.write(), pytest.raises(DatabaseBusy):
         database.probe(0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -127,25 +125,11 @@ def test_latex_names_are_checked(site: Any) -> None:
     get(site, "/tables?latex_label=a}b", 422)
 
 
-@pytest.mark.parametrize("options", ["", "&columns=step_ms", "&statistic=median"])
-def test_a_table_that_is_too_large_is_streamed(
+@pytest.mark.parametrize("options", ["", "format=csv", "format=markdown", "columns=step_ms", "limit=5"])
+def test_a_table_that_is_too_large_is_refused(
     site: Any, measured_jobs: list[int], monkeypatch: pytest.MonkeyPatch, options: str
 ) -> None:
-    path = f"/tables?label=table:tables{options}"
-    whole = get(site, path).json()
     monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
-    response = get(site, path)
-    assert "content-length" not in response.headers
-    rows = response.json()["rows"]
-    assert [row["step_ms"] for row in rows] == [row["step_ms"] for row in whole["rows"]]
-    text = get(site, f"{path}&format=csv").text
-    assert [row["step_ms"] for row in csv.DictReader(io.StringIO(text))] == [str(row["step_ms"]) for row in rows]
-
-
-def test_what_needs_all_rows_says_how_to_get_them(
-    site: Any, measured_jobs: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measurements, "MAX_MEASUREMENTS", 3)
-    for option in ("format=markdown", "pivot=precision", "sort=step_ms", "limit=5", "relative_to=precision=fp32"):
-        detail = get(site, f"/tables?label=table:tables&{option}", 422).json()["detail"]
-        assert "take the table as JSON or CSV, without pivot" in detail
+    detail = get(site, f"/tables?label=table:tables&{options}", 422).json()["detail"]
+    assert "more than 3 measurements: choose fewer jobs (kind, sweep, job" in detail
+    assert "page by page at /jobs/{id}/measurements" in detail

@@ -452,10 +452,8 @@ def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -
 def test_a_job_whose_row_is_broken_is_listed_and_shown(site: Any, flopwatch: Any) -> None:
     job_id = submitted(flopwatch, "--label", "row=broken")
     site.worker.finish(site.worker.claim_job(job_id), validity={"verdict": "valid", "checks": []})
-    columns = ("summary", "validity", "progress", "spec", "created_at", "started_at", "finished_at")
     with site.services.database.write() as connection:
-        for column in columns:
-            connection.exec_driver_sql(f"update job set {column} = 'nonsense' where id = {job_id}")
+        connection.exec_driver_sql(f"update job set spec = 'nonsense' where id = {job_id}")
     assert f"\n{job_id} " in ended(flopwatch("jobs", "--label", "row=broken"))
     assert "broken:   " in ended(flopwatch("show", str(job_id)))
 

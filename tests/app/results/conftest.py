@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from app import results as app_results
+from app.results import JobChoice, Layout, Sheet
 from app.specs import KINDS, spec_adapter
+from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, MeasurementRecord, NewJob, Offer
 from tests.app.store.conftest import database, queue, reading, record, registration, results, settings, shop
@@ -17,6 +20,15 @@ from tests.app.store.conftest import database, queue, reading, record, registrat
 __all__ = ["database", "queue", "reading", "record", "registration", "results", "settings", "shop"]
 
 Measure = Callable[..., int]
+
+
+def table(database: Database, **options: Any) -> Sheet:
+    """Make a table. The options are the fields of JobChoice and of Layout, and the arguments of `results.table`."""
+    choice, layout = (
+        kind(**{field.name: options.pop(field.name) for field in fields(kind) if field.name in options})
+        for kind in (JobChoice, Layout)
+    )
+    return app_results.table(database, choice, layout, **options)
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest
-from app.results import Sheet, render, table
+from app.results import Sheet, render
 from app.store.database.engine import Database
+from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
 

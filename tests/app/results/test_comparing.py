@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from app import results
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.results import Question, Sheet, compare, compare_sides, compare_with_baseline, render
+from app.results import Question, Sheet, render, sheet_of
+from app.results.comparing import PLAIN
 from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
@@ -25,6 +27,29 @@ KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "
 OPERATORS = {"name": "string", "class": "string", "device_ms": "number", "host_ms": "number", "calls": "number"}
 SUCCEEDED = Finish("succeeded")
 CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
+
+
+def compare(
+    database: Database,
+    baseline: int | Sequence[int],
+    candidate: int | Sequence[int],
+    question: Question = PLAIN,
+    limit: int | None = None,
+) -> Sheet:
+    """Compare jobs, and return the comparison as a sheet."""
+    sides = ([side] if isinstance(side, int) else side for side in (baseline, candidate))
+    return sheet_of(results.compare(database, *sides, question), limit)
+
+
+def compare_with_baseline(
+    database: Database, name: str, candidate: int | Sequence[int], question: Question = PLAIN
+) -> Sheet:
+    jobs = [candidate] if isinstance(candidate, int) else candidate
+    return sheet_of(results.compare_with_baseline(database, name, jobs, question))
+
+
+def compare_sides(database: Database, job_id: int) -> Sheet:
+    return sheet_of(results.compare_sides(database, job_id))
 
 
 def rows(sheet: Sheet) -> list[dict[str, Any]]:
@@ -53,9 +78,7 @@ class TestMetrics:
         assert about(sheet, "differences") == []
         assert (about(sheet, "baseline")["job"], about(sheet, "candidate")["url"]) == (one, f"/jobs/{other}")
 
-    def test_what_the_jobs_differ_in_does_not_keep_their_cases_apart(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_differences_of_jobs_do_not_keep_cases_apart(self, database: Database, measure: Measure) -> None:
         one = measure(("step_ms", {}))
         other = measure(("step_ms", {"device_key": "1x GPU"}), spec={"precision": "bf16", "context_length": 512})
         sheet = compare(database, one, other)
@@ -139,7 +162,7 @@ class TestMetrics:
         one, other = (measure(("step_ms", {})) for _ in range(2))
         assert "nothing to compare" not in render(compare(database, [one, other], one), "markdown")
 
-    def test_a_coordinate_named_as_another_column_keeps_its_values(self, database: Database, measure: Measure) -> None:
+    def test_a_coordinate_may_be_named_as_a_column(self, database: Database, measure: Measure) -> None:
         jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
         found = rows(compare(database, *jobs))
         assert [(row["case.metric"], row["metric"]) for row in found] == [(1, "step_ms"), (2, "step_ms")]
@@ -194,7 +217,7 @@ class TestMetrics:
             together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)
         ] == alone
 
-    def test_the_one_device_of_all_is_not_told_and_keeps_no_case_apart(
+    def test_the_one_device_of_all_is_not_shown(
         self, database: Database, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any]
     ) -> None:
         spec = {"kind": "attention", "implementations": ["eager"], "sequence_lengths": [64, 128], "device": "cpu"}
@@ -284,7 +307,7 @@ class TestWithABaseline:
         assert about(sheet, "conclusion") == "no_difference"
 
     @pytest.mark.parametrize("recorded", [True, False])
-    def test_another_device_is_not_comparable_although_the_specs_name_it(
+    def test_another_device_is_not_comparable(
         self, database: Database, run: Callable[..., int], keep: Callable[..., None], recorded: bool
     ) -> None:
         keep(run("cpu 0", recorded=recorded, asks_for="cpu"))
@@ -294,9 +317,7 @@ class TestWithABaseline:
         assert about(sheet, "sentence") == "not comparable: device cpu 0 against gpu 0"
         assert about(sheet, "gate")["outcome"] == "not_comparable"
 
-    def test_specs_that_name_devices_are_compared_without_a_baseline(
-        self, database: Database, run: Callable[..., int]
-    ) -> None:
+    def test_specs_that_name_devices_need_no_baseline(self, database: Database, run: Callable[..., int]) -> None:
         sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
         assert about(sheet, "conclusion") == "no_difference"
 
@@ -457,7 +478,7 @@ class TestProfiles:
             return ("kernels-forward", [[f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)], KERNELS)
 
         jobs = [profile(kernels(0.0)), profile(kernels(1.0))]
-        sheet = compare(database, *jobs, Question(limit=2))
+        sheet = compare(database, *jobs, limit=2)
         assert [row["name"] for row in rows(sheet)] == ["all kernels", "k4", "k3"]
         assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
         assert "Shown are the 2 that changed most of 5 kernels (forward)." in sheet.notes

@@ -22,7 +22,7 @@ def finds(found: Estimate) -> bool:
 
 
 class TestEstimate:
-    def test_the_ratio_is_that_of_medians_and_lies_in_its_interval(self) -> None:
+    def test_the_ratio_of_medians_lies_in_its_interval(self) -> None:
         found = estimate(EIGHT, [value * 1.2 for value in EIGHT])
         assert found.ratio == pytest.approx(1.2)
         assert found.low is not None
@@ -64,7 +64,7 @@ class TestEstimate:
     def test_the_same_samples_have_the_same_interval(self) -> None:
         assert estimate(EIGHT, EIGHT[::-1]) == estimate(EIGHT, EIGHT[::-1])
 
-    def test_the_spread_is_that_between_processes_and_not_between_sides(self) -> None:
+    def test_the_spread_is_that_between_processes(self) -> None:
         spread = estimate(EIGHT, [value * 5 for value in EIGHT]).spread
         assert spread == pytest.approx(statistics.stdev(map(math.log, EIGHT)))
 
@@ -156,7 +156,7 @@ def test_equal_sides_differ_in_one_draw_of_twenty_at_most(kind: str, number: int
     assert found <= 0.05 * DRAWS + 3 * math.sqrt(DRAWS * 0.05 * 0.95)
 
 
-def test_the_replicates_that_are_asked_for_find_the_difference() -> None:
+def test_the_replicates_asked_for_find_the_difference() -> None:
     rng = random.Random(8)
     spread = estimate(draw(rng, "normal", 2000), [1.0], resamples=FAST).spread
     assert spread is not None

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, job_problem
-from app.results import Cell, Sheet, column_name, local_table, render, table
+from app.metrics import column_name
+from app.results import Cell, Sheet, local_table, render
 from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.kernel import KernelSpec
 from app.store.database.engine import Database
 from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, UnitRecord
+from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
 TIMEOUT = Finish("failed", error=job_problem("timeout", "longer than 1 s"))
@@ -55,9 +57,7 @@ def test_metric_and_phase_name_a_column(metric: str, phase: str | None, name: st
 
 
 class TestRows:
-    def test_the_kinds_own_rows_and_columns_in_the_order_of_submission(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_rows_and_columns_have_the_order_of_submission(self, database: Database, measure: Measure) -> None:
         lengths(measure, 512, 128, 256)
         sheet = table(database)
         assert sheet.names("coordinate") == ["model", "context_length"]
@@ -78,9 +78,7 @@ class TestRows:
         assert sheet.names("coordinate") == ["model", "context_length", "model.rope_theta"]
         assert sheet.column("model") == ["tiny", "small", "small"]
 
-    def test_what_a_label_stands_for_is_shown_where_rows_look_the_same(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_equal_rows_show_what_their_label_stands_for(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"case": {"model": "mine"}}), spec={"model": {"size": "tiny"}})
         measure(("step_ms", {"case": {"model": "mine"}}), spec=GROUP)
         coordinates = table(database).names("coordinate")
@@ -98,9 +96,7 @@ class TestRows:
         measure(("step_ms", {"case": {"tile": 64}}))
         assert table(database).column("tile") == [None, 64]
 
-    def test_not_to_use_something_and_to_have_no_use_for_it_look_alike(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_unused_and_useless_look_alike(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), spec={"mode": "forward"})  # which has nothing to recompute
         measure(("step_ms", {}), spec={"mode": "forward_backward"})
         assert table(database).names("coordinate") == ["model", "context_length", "mode"]
@@ -127,7 +123,7 @@ class TestRows:
         measure(("step_ms", {"case_key": "a"}), ("step_ms", {"case_key": "b"}))
         assert table(database).column("case_key") == ["a", "b"]
 
-    def test_a_coordinate_with_the_name_of_a_column_is_told_from_it(self, database: Database, measure: Measure) -> None:
+    def test_a_coordinate_may_have_a_columns_name(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"case": {"job": 3, "step_ms": "x", "validity": "y", "step_ms_n": 9}}))
         measure(("step_ms", {"case": {"job": 4, "step_ms": "x", "validity": "y", "step_ms_n": 9}}))
         sheet = table(database, rows=["case.step_ms", "case.validity", "case.step_ms_n"])
@@ -321,7 +317,7 @@ class TestPartial:
         queue.finish(claim, replace(TIMEOUT, measurements=records))
         return int(claim.job_id)
 
-    def test_measured_cells_are_shown_and_the_rest_has_the_jobs_code(self, database: Database, timed_out: int) -> None:
+    def test_cells_not_measured_have_the_jobs_code(self, database: Database, timed_out: int) -> None:
         sheet = table(database, jobs=[timed_out])
         assert outcomes(sheet, "backward_ms") == ["ok"] * 5 + ["timeout"]
         assert [cell.value for cell in sheet.column("forward_ms")] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
@@ -411,9 +407,7 @@ class TestComparison:
         "replicates": 2,
     }
 
-    def test_a_side_is_a_coordinate_and_the_columns_are_the_inner_kinds(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_a_side_is_a_coordinate(self, database: Database, measure: Measure) -> None:
         sides = ["baseline", "candidate", "baseline", "candidate"]
         units = [UnitRecord(index, f"{side} {index // 2}", "succeeded", side=side) for index, side in enumerate(sides)]
         same = {"case_key": "key", "case": {"model": "tiny", "context_length": 64}}

@@ -13,9 +13,9 @@ import pytest
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.results import list_tables, render, result_table
-from app.results import reported as reported_tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
+from app.store.reading import unit_tables
 from app.store.records import Claim, Finish
 
 KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
@@ -106,7 +106,7 @@ def test_a_page_reads_only_the_parts_that_it_shows(
         read.append(stored)
         return zlib.decompress(stored)
 
-    monkeypatch.setattr(reported_tables, "zlib", SimpleNamespace(decompress=decompress))
+    monkeypatch.setattr(unit_tables, "zlib", SimpleNamespace(decompress=decompress))
     for limit in (1, 3, 4, 5, 36, 37, None):
         for after in (0, 3, 4, 7, 33, 35, 36, 40):
             read.clear()

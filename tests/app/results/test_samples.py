@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.results import samples, samples_of
+from app.results import samples_of
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
+from app.store.reading import measurements
 from app.store.records import Finish
 from tests.app.store.conftest import Shop
 
@@ -42,7 +43,7 @@ def test_all_processes_and_nothing_else(
     database: Database, job: int, metric: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As few rows as there are of this column are read."""
-    monkeypatch.setattr(samples, "MAX_ROWS", 2)
+    monkeypatch.setattr(measurements, "MAX_SAMPLED", 2)
     (found,) = samples_of(database, [job], metric, ["context_length"])
     assert (found.job, found.side, found.case) == (job, None, "context_length=128")
     assert found.values == [0.5, value, 1.5, value]

@@ -33,7 +33,7 @@ def test_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.getMessage() == "7 bad requests"
 
 
-def test_errors_raised_at_different_places_are_of_different_kinds() -> None:
+def test_errors_of_different_places_differ_in_kind() -> None:
     limit = RateLimit()
 
     def caught(work: Callable[[], object]) -> Any:

@@ -32,7 +32,7 @@ def test_cells_with_one_oracle_follow_each_other() -> None:
     assert {(cell.br, cell.bc) for cell in cells} == {(None, None)}
 
 
-def test_block_sizes_are_axes_of_the_implementations_that_take_them() -> None:
+def test_block_sizes_are_axes_of_some_implementations() -> None:
     cells = spec(
         implementations=["cpu_naive", "cpu_blocked", "cpu_flash"], sequence_lengths=[64], br=[16, 32], bc=[8, 64]
     ).cells()
@@ -118,7 +118,7 @@ def test_lists_are_shown_as_one_coordinate() -> None:
     assert set(summary) == set(AttentionSpec.table_rows)
 
 
-def test_few_queries_are_another_case_and_as_many_as_keys_are_not() -> None:
+def test_few_queries_are_another_case() -> None:
     fields = {"implementations": ["eager"], "sequence_lengths": [64, 128], "causal": [False]}
     square, single, same = (
         [case.key for case in spec(**fields, query_length=length).cases()] for length in (None, 1, 128)

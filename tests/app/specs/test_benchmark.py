@@ -18,7 +18,7 @@ def test_sizes_and_hyper_parameters_mean_the_same(size: str) -> None:
     assert by_size.model.label() == by_hand.model.label() == size
 
 
-def test_a_hyper_parameter_beside_the_size_replaces_the_presets() -> None:
+def test_a_hyper_parameter_replaces_the_presets() -> None:
     deeper = BenchmarkSpec(model=ModelSpec(size="tiny", num_layers=3))
     by_hand = BenchmarkSpec(model=ModelSpec(d_model=128, d_ff=512, num_layers=3, num_heads=4))
     assert deeper.case() == by_hand.case()

@@ -236,7 +236,7 @@ def test_fields_without_effect_are_told(fields: dict[str, Any], idle: int) -> No
     assert set(validated(fields).without_effect()) == set(given[len(given) - idle :])
 
 
-def test_a_comparison_tells_the_side_of_a_field_without_effect() -> None:
+def test_a_field_without_effect_names_its_side() -> None:
     sides = {"baseline": {"kind": "benchmark", "new_tokens": 8}, "candidate": {"kind": "benchmark"}}
     assert validated({"kind": "compare", **sides}).without_effect() == ["baseline.new_tokens"]
 
@@ -311,7 +311,7 @@ class TestModels:
         ):
             assert validated({"kind": "benchmark", **fields}).case().key == key
 
-    def test_all_blocks_checkpointed_are_the_same_left_out_and_counted(self) -> None:
+    def test_all_blocks_may_be_counted_or_left_out(self) -> None:
         small = {"kind": "benchmark", "activation_checkpointing": True}
         assert validated(small).case().key == validated({**small, "checkpoint_layers": 12}).case().key
 
@@ -355,14 +355,14 @@ class TestGrids:
         assert BLOCK_SIZES[name].items() <= own.coordinates.items()
 
     @pytest.mark.parametrize("name", sorted(NOT_TUNED))
-    def test_tuning_is_of_no_effect_where_there_is_nothing_to_tune(self, name: str) -> None:
+    def test_tuning_nothing_has_no_effect(self, name: str) -> None:
         plain = {"kind": "attention", "implementations": [name]}
         untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
         assert [case.key for case in untuned] == [case.key for case in tuned]
         assert {case.coordinates["autotune"] for case in [*untuned, *tuned]} == {None}
 
     @pytest.mark.parametrize("name", ["triton", "somebodys_own"])
-    def test_tuning_is_another_case_where_there_may_be_something_to_tune(self, name: str) -> None:
+    def test_tuning_is_another_case(self, name: str) -> None:
         plain = {"kind": "attention", "implementations": [name]}
         untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
         assert not {case.key for case in untuned} & {case.key for case in tuned}

@@ -64,7 +64,7 @@ def test_how_it_is_profiled_is_no_part_of_the_case() -> None:
     assert parse(warmup_steps=3).case().key != plain.key
 
 
-def test_profiles_and_benchmarks_of_one_step_are_different_cases() -> None:
+def test_a_profile_and_a_benchmark_are_different_cases() -> None:
     assert parse().case().key != BenchmarkSpec().case().key
 
 

@@ -92,7 +92,7 @@ def test_a_large_base_is_not_multiplied_without_bound() -> None:
         expand(base, grid, [])
 
 
-def test_a_thousand_partial_points_cost_no_thousand_times_the_work() -> None:
+def test_a_thousand_partial_points_are_quick() -> None:
     grid = {"a": list(range(1000)), "b": list(range(10))}
     exclude = [{"a": number, "b": 3} for number in range(1000)]
     start = time.thread_time()

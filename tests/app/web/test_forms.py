@@ -35,7 +35,7 @@ def body(kind: str, **values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_field_of_every_kind_is_there_and_defaults_are_not_sent(kind: str) -> None:
+def test_forms_have_every_field_and_send_no_defaults(kind: str) -> None:
     fields = fields_of(kind)
     tops = {field.path.partition(".")[0] for field in fields}
     places = KINDS[kind].model_json_schema()["properties"]
@@ -113,7 +113,7 @@ def test_json_is_short_and_folded_where_nothing_is_filled_in() -> None:
     assert "code" not in {field.path for _, group in shown for field in group}
 
 
-def test_problems_stand_at_the_fields_that_their_pointers_name() -> None:
+def test_problems_stand_at_their_fields() -> None:
     errors = [
         {"pointer": "/spec/model/d_model", "detail": "too narrow"},
         {"pointer": "/grid/context_length/1", "detail": "no number"},

@@ -323,9 +323,9 @@ def test_broken_rows_are_shown(site: Any) -> None:
     site.worker.finish(site.worker.claim_job(done["id"]), measurements=[], validity={"verdict": "valid", "checks": []})
     with site.services.database.write() as connection:
         for table, columns in {
-            "job": ("spec", "labels", "summary", "requirements", "progress", "error", "environment", "validity"),
-            "sweep": ("base", "grid", "labels"),
-            "worker": ("kinds", "devices"),
+            "job": ("spec", "summary", "requirements"),
+            "sweep": ("base",),
+            "worker": ("kinds",),
         }.items():
             for column in columns:
                 connection.exec_driver_sql(f"UPDATE {table} SET {column} = '{{'")

@@ -58,7 +58,7 @@ def drawn(figure: dict[str, Any]) -> dict[str, Any]:
     return {trace["name"]: trace for trace in figure["data"]}
 
 
-def test_points_of_a_sheet_have_their_coordinates_verdict_and_job() -> None:
+def test_points_have_coordinates_verdict_and_job() -> None:
     found = plots.points_of(
         sheet(
             [
@@ -143,7 +143,7 @@ def test_texts_make_bars_that_start_at_zero() -> None:
     assert drawn(figure)["unsupported"]["x"] == ["fp16"]
 
 
-def test_doubtful_points_are_open_and_repeated_cases_have_no_line() -> None:
+def test_doubtful_points_are_open() -> None:
     points = [
         Point({"length": 1}, 1.0, validity="valid"),
         Point({"length": 2}, 2.0, validity="suspect"),
@@ -211,7 +211,7 @@ def test_figures_have_their_numbers_as_a_table() -> None:
     assert (empty["data"], empty["empty"]) == ([], plots.EMPTY)
 
 
-def test_a_large_heat_map_has_no_texts_and_holes_where_nothing_is() -> None:
+def test_a_large_heat_map_has_no_texts() -> None:
     points = [Point({"a": a, "b": b}, float(a + b + 1)) for a in range(30) for b in range(30) if (a, b) != (3, 4)]
     values = plots.heat_map(points, "a", "b", "m", None)["data"][0]
     assert "texttemplate" not in values
@@ -261,7 +261,7 @@ class TestMorePointsThanPixels:
         assert [row[0] for row in table["rows"]] == list(range(2000))
         assert table["number"] == 10_000
 
-    def test_a_heat_map_with_too_many_cells_says_what_it_leaves_out(self) -> None:
+    def test_a_large_heat_map_says_what_it_leaves_out(self) -> None:
         points = [Point({"a": a, "b": b}, float(a + b)) for a in range(200) for b in range(100)]
         figure = plots.heat_map(points, "a", "b", "step_ms", "ms")
         shown = figure["data"][0]

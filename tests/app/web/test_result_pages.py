@@ -14,11 +14,11 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store.reading import members
+from app.value_text import value_text
 from app.web.pages import plots as plots_page
 from app.web.pages.compare import short_names
 from app.web.pages.sweeps import listed
 from app.web.pages.tables import command
-from app.web.values import value_text
 from tests.app.web.checker import page
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -100,7 +100,7 @@ class TestSweeps:
     def test_bad_queries_are_refused(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)
 
-    def test_a_page_that_has_not_changed_keeps_the_policy_of_plots(self, filled: Any) -> None:
+    def test_an_unchanged_page_keeps_the_policy_of_plots(self, filled: Any) -> None:
         first = filled.http.get("/ui/sweeps/1")
         again = filled.http.get("/ui/sweeps/1", headers={"If-None-Match": first.headers["etag"]})
         assert again.status_code == 304

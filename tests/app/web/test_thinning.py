@@ -11,7 +11,7 @@ import pytest
 from app.web import thinning
 
 
-def kept(
+def drawn_indexes(
     places: list[float | None],
     values: list[float | None],
     *,
@@ -22,7 +22,9 @@ def kept(
     outcomes = ["ok" if value is not None else "oom" for value in values]
     doubts = ["suspect" if index in doubtful else None for index in range(len(values))]
     number_of_points = int(len(places) / share)
-    return thinning.kept(places, values, outcomes, doubts, share=share, number_of_points=number_of_points, log=log)
+    return thinning.drawn_indexes(
+        places, values, outcomes, doubts, share=share, number_of_points=number_of_points, log=log
+    )
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -32,7 +34,7 @@ def test_the_picture_stays_the_same(log: bool) -> None:
     number = 20_000
     places: list[float | None] = [1.0 + at for at in range(number)]
     values: list[float | None] = [rng.lognormvariate(0, 2) for _ in range(number)]
-    found = kept(places, values, log=log)
+    found = drawn_indexes(places, values, log=log)
     assert found == sorted(set(found))
     assert len(found) <= thinning.MAX_POINTS + 2
 
@@ -50,14 +52,14 @@ def test_the_picture_stays_the_same(log: bool) -> None:
 
 
 def test_few_points_are_all_drawn() -> None:
-    assert kept([0.0] * 100, [1.0] * 100) == list(range(100))
+    assert drawn_indexes([0.0] * 100, [1.0] * 100) == list(range(100))
 
 
 def test_ends_and_outcomes_are_drawn() -> None:
     places: list[float | None] = [float(at) for at in range(10_000)]
     values: list[float | None] = [1.0] * 10_000
     values[4321] = None
-    found = kept(places, values)
+    found = drawn_indexes(places, values)
     assert {0, 4321, 9999} < set(found)
 
 
@@ -66,19 +68,19 @@ def test_a_doubt_is_drawn() -> None:
     places: list[float | None] = [float(at) for at in range(10_000)]
     values: list[float | None] = [float(at % 7) for at in range(10_000)]
     doubtful = {at for at in range(10_000) if at % 7 == 3}
-    assert doubtful & set(kept(places, values, doubtful=doubtful))
+    assert doubtful & set(drawn_indexes(places, values, doubtful=doubtful))
 
 
 def test_points_without_a_place_are_drawn() -> None:
     places: list[float | None] = [None, *(float(at) for at in range(10_000)), None]
-    found = kept(places, [1.0] * 10_002)
+    found = drawn_indexes(places, [1.0] * 10_002)
     assert {0, 10_001} < set(found)
 
 
 def test_lines_share_the_pixels_and_each_has_some() -> None:
     places: list[float | None] = [float(at) for at in range(5000)]
     values: list[float | None] = [float(at % 7) for at in range(5000)]
-    half, tiny = (len(kept(places, values, share=share)) for share in (0.5, 0.001))
+    half, tiny = (len(drawn_indexes(places, values, share=share)) for share in (0.5, 0.001))
     assert tiny <= 2 * thinning.MIN_COLUMNS + 2 < half <= thinning.MAX_POINTS / 2 + 2
 
 
@@ -86,4 +88,4 @@ def test_lines_share_the_pixels_and_each_has_some() -> None:
     ("columns", "rows", "steps"), [(100, 100, (1, 1)), (200, 100, (2, 1)), (100, 200, (1, 2)), (50_000, 1, (5, 1))]
 )
 def test_heat_maps_leave_out_whole_rows_and_columns(columns: int, rows: int, steps: tuple[int, int]) -> None:
-    assert thinning.steps(columns, rows) == steps
+    assert thinning.heat_map_steps(columns, rows) == steps

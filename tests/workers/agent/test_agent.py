@@ -24,8 +24,9 @@ from app.store.records import Claim, NewJob
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
-from workers.agent.agent import MAX_ON_PAPER, Agent
-from workers.devices.locks import DeviceLocks, Host, Lease
+from workers.agent.agent import MAX_DEVICELESS, Agent
+from workers.devices.discovery import Host
+from workers.devices.locks import DeviceLocks, HeldDevices
 
 BUSY_TIMEOUT_S = 0.3
 
@@ -77,7 +78,7 @@ def locked(settings: Settings) -> Iterator[None]:
         yield
 
 
-def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
+def test_a_locked_database_costs_no_job(
     tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
 ) -> None:
     job_id = submit_a_gated_job(database)
@@ -123,23 +124,23 @@ def claim_of(device_type: str, *, exclusive_host: bool = False) -> Claim:
 def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
     """What an agent knows of itself that runs jobs on these types of devices."""
     runs = {number: SimpleNamespace(claim=claim_of(name)) for number, name in enumerate(device_types)}
-    return SimpleNamespace(_runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
+    return SimpleNamespace(runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
 
 
 @pytest.mark.parametrize("others", [[], ["cpu"]])
-def test_jobs_without_a_device_are_offered_a_place_up_to_a_number(others: list[str]) -> None:
-    almost = agent_with(*others, *["none"] * (MAX_ON_PAPER - 1))
-    assert Agent._offer(almost, Lease()).deviceless
-    assert not Agent._offer(agent_with(*others, *["none"] * MAX_ON_PAPER), Lease()).deviceless
+def test_so_many_jobs_without_a_device_run_at_once(others: list[str]) -> None:
+    almost = agent_with(*others, *["none"] * (MAX_DEVICELESS - 1))
+    assert Agent._offer(almost, HeldDevices()).deviceless
+    assert not Agent._offer(agent_with(*others, *["none"] * MAX_DEVICELESS), HeldDevices()).deviceless
 
 
 def test_a_job_without_a_device_locks_nothing(tmp_path: Path) -> None:
     locks = DeviceLocks(HOST, tmp_path)
-    lease = Agent._lease_for(agent_with(locks=locks), claim_of("none"), locks.take_free())
-    assert (lease.descriptors, lease.alone) == ([], False)
+    devices = Agent._devices_for(agent_with(locks=locks), claim_of("none"), locks.take_free())
+    assert (devices.descriptors, devices.alone) == ([], False)
     free = locks.take_free()
     assert free.alone, "others may still have the host alone"
-    alone = Agent._lease_for(agent_with(locks=locks), claim_of("none", exclusive_host=True), free)
+    alone = Agent._devices_for(agent_with(locks=locks), claim_of("none", exclusive_host=True), free)
     assert alone.alone
     assert not locks.take_free().alone
     alone.release()

@@ -37,15 +37,17 @@ from tests.databases import put_database
 from tools.waiting import wait_until
 from workers.agent import job_run, unit_run
 from workers.agent.job_run import JobRun
-from workers.devices.locks import Lease
+from workers.devices.locks import HeldDevices
 from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
 from workers.measure.measurement import pack
+from workers.messages import Ended
 from workers.outcome import Abandoned, Cancelled, GivenBack
 from workers.processes import child
-from workers.processes.child import PipeReporter
+from workers.processes.child import MessagePipe
 from workers.processes.keeper import KILL, TERMINATE, Request
 from workers.processes.launch import Process
+from workers.reporter import Reporter
 
 MEASUREMENT = {
     "case": {"context_length": 1},
@@ -142,7 +144,7 @@ class Site:
     folder: Path
 
     leftovers: list[list[int]] = field(default_factory=list)
-    lease: Lease = field(default_factory=Lease)
+    lease: HeldDevices = field(default_factory=HeldDevices)
     running: JobRun | None = None
 
     def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
     def play(unit: Unit) -> None:
-        unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+        unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT}, SUCCESS)
         os.write(unit.log, b"hello\n")
         unit.end()
 
@@ -202,18 +204,18 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
         [],
         "started",
         {"type": "gossip"},
-        {"type": "measurement", "measurement": MEASUREMENT | {"metric": {}}},
-        {"type": "measurement", "measurement": MEASUREMENT | {"mean": "fast"}},
-        {"type": "measurement", "measurement": MEASUREMENT | {"case": ["context_length"]}},
-        {"type": "measurement", "measurement": MEASUREMENT | {"n": 2**70}},
-        {"type": "measurement", "measurement": MEASUREMENT | {"case_key": None}},
-        {"type": "measurement", "measurement": {}},
-        {"type": "measurement", "measurement": MEASUREMENT | {"samples": "garbage"}},
-        {"type": "measurement", "measurement": MEASUREMENT | {"case": {"context_length": [1]}}},
+        {"type": "measurement", **MEASUREMENT, "metric": {}},
+        {"type": "measurement", **MEASUREMENT, "mean": "fast"},
+        {"type": "measurement", **MEASUREMENT, "case": ["context_length"]},
+        {"type": "measurement", **MEASUREMENT, "n": 2**70},
+        {"type": "measurement", **MEASUREMENT, "case_key": None},
+        {"type": "measurement"},
+        {"type": "measurement", **MEASUREMENT, "samples": "garbage"},
+        {"type": "measurement", **MEASUREMENT, "case": {"context_length": [1]}},
         {"type": "progress", "done": 10**30, "total": 2, "message": ""},
         {"type": "cursor", "position": 10**30},
-        {"type": "table", "table": {"name": "kernels", "columns": [], "rows": []}},
-        {"type": "table", "table": {"name": "kernels", "columns": [{"name": "n", "type": "integer"}], "rows": [[1.5]]}},
+        {"type": "table", "name": "kernels", "columns": [], "rows": []},
+        {"type": "table", "name": "kernels", "columns": [{"name": "n", "type": "integer"}], "rows": [[1.5]]},
         {"type": "cursor", "position": -1},
         {"type": "cursor", "position": "far"},
         {"type": "progress", "done": "many", "total": 2, "message": ""},
@@ -223,8 +225,8 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
         {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "headline": "b", "seconds": -1},
         {"type": "cell", "done": 1, "total": 2},
         {"type": "environment", "environment": ["linux"]},
-        {"type": "validity", "validity": {"verdict": "fine", "checks": []}, "case_key": None, "title": ""},
-        {"type": "validity", "validity": {"verdict": "valid", "checks": []}, "case_key": 3, "title": ""},
+        {"type": "validity", "verdict": "fine", "checks": [], "case_key": None, "title": ""},
+        {"type": "validity", "verdict": "valid", "checks": [], "case_key": 3, "title": ""},
         {"type": "artifact", "path": "\0", "name": "trace.json", "kind": "trace", "media_type": "text/plain"},
         {"type": "outcome"},
         {"type": "outcome", "code": "pineapple", "detail": ""},
@@ -253,7 +255,7 @@ def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
         unit.say(SUCCESS)
         unit.end()
 
-    assert "a cell's seconds is no number from 0 to" in site.run(play)["error"]["detail"]
+    assert "cell.seconds: Input should be a finite number" in site.run(play)["error"]["detail"]
 
 
 @pytest.mark.parametrize("error", STORE_UNAVAILABLE)
@@ -279,7 +281,7 @@ def test_a_job_outlasts_an_unavailable_store(
     def play(unit: Unit) -> None:
         unit.say({"type": "started"})
         wait_until(lambda: refused.count("report") == 2, "two refusals", 10)  # longer than one flush
-        unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+        unit.say({"type": "measurement", **MEASUREMENT}, SUCCESS)
         unit.end()
 
     job = site.run(play)
@@ -313,7 +315,7 @@ class TestEndOfTheWorker:
             monkeypatch.setattr(Queue, name, refuse(name, getattr(Queue, name)))
 
         def play(unit: Unit) -> None:
-            unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+            unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT}, SUCCESS)
             unit.end()
 
         job = site.run(play, **options)
@@ -330,7 +332,7 @@ class TestEndOfTheWorker:
 
     @pytest.mark.parametrize("reasons", [(GivenBack(),), (Cancelled(), GivenBack())], ids=["ends", "cancelled, ends"])
     @pytest.mark.parametrize("max_attempts", [1, 2])
-    def test_for_a_result_without_room_there_may_be_room_for_a_word(
+    def test_a_full_disk_may_still_take_the_failure(
         self, site: Site, monkeypatch: pytest.MonkeyPatch, reasons: Any, max_attempts: int
     ) -> None:
         monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
@@ -354,7 +356,7 @@ class TestEndOfTheWorker:
 
     def test_a_unit_killed_after_its_success_keeps_its_result(self, site: Site) -> None:
         def play(unit: Unit) -> None:
-            unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+            unit.say({"type": "measurement", **MEASUREMENT}, SUCCESS)
             assert site.running is not None
             site.running.stop.set(GivenBack())
             while unit.control.recv(1) != KILL:
@@ -398,10 +400,10 @@ class TestEndOfTheWorker:
 
 
 def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.agent.checked.MAX_MEASUREMENTS", 1)
+    monkeypatch.setattr("workers.agent.measurements.MAX_MEASUREMENTS", 1)
 
     def play(unit: Unit) -> None:
-        message = {"type": "measurement", "measurement": MEASUREMENT}
+        message = {"type": "measurement", **MEASUREMENT}
         unit.say({"type": "started"}, message, message, SUCCESS)
         unit.end()
 
@@ -420,7 +422,7 @@ def test_a_long_progress_message_is_cut(site: Site) -> None:
     assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
 
 
-def test_every_finished_cell_is_told_and_of_the_progress_the_newest(site: Site) -> None:
+def test_every_finished_cell_is_reported(site: Site) -> None:
     cells = [
         {
             "type": "cell",
@@ -454,7 +456,7 @@ LONG = 1 << 17
 def listed_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Run three jobs whose processes send long texts wherever they can; the sizes of answers and pages afterwards."""
 
-    def run(spec: Any, unit: Planned, reporter: PipeReporter) -> None:
+    def run(spec: Any, unit: Planned, reporter: Reporter) -> None:
         reporter.progress(1, 2, "p" * LONG)
         verdict = {"verdict": "suspect", "checks": [{"name": "drift", "ok": False, "detail": "v" * LONG}]}
         reporter.validity(verdict, title="t" * LONG)
@@ -495,8 +497,7 @@ def test_no_text_of_a_job_makes_answers_long(site: Site, monkeypatch: pytest.Mon
 
 
 def test_control_of_the_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("workers.agent.unit_run", "workers.agent.checked"):
-        monkeypatch.setattr(f"{module}.cut", lambda text: text)
+    monkeypatch.setattr("workers.messages.MAX_TEXT", 2 * LONG)
     monkeypatch.setattr("app.errors.MAX_DETAIL", 2 * LONG)
     assert min(listed_bytes(site, monkeypatch)) > LONG
 
@@ -511,8 +512,7 @@ def test_deep_nesting_fails_the_job(site: Site) -> None:
 
 def test_an_error_whose_text_is_no_unicode_can_be_read(site: Site) -> None:
     def play(unit: Unit) -> None:
-        reporter = PipeReporter(unit.messages, unit.scratch, Path())
-        reporter.send("outcome", code="failed", detail="no such file: caf\udce9")
+        MessagePipe(unit.messages).send(Ended("failed", "no such file: caf\udce9"))
         unit.end()
 
     assert site.run(play)["error"]["detail"] == "no such file: caf?"
@@ -550,7 +550,7 @@ def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name:
 
 
 @pytest.mark.parametrize("order", [TERMINATE, KILL])
-def test_a_unit_that_closes_its_pipes_and_goes_on_still_times_out(site: Site, order: bytes) -> None:
+def test_a_unit_without_pipes_still_times_out(site: Site, order: bytes) -> None:
     def play(unit: Unit) -> None:
         unit.close_pipes()
         while unit.control.recv(1) not in (order, b""):  # b"": nobody is left to give it
@@ -567,9 +567,9 @@ def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:
 
     def play(unit: Unit) -> None:
         seen.append(unit.params)
-        unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT})
+        unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT})
         of_its_own = {**MEASUREMENT, "case_key": f"cell {len(seen)}"}
-        unit.say({"type": "measurement", "measurement": of_its_own})
+        unit.say({"type": "measurement", **of_its_own})
         unit.say({"type": "progress", "done": 2, "total": 3, "message": "people want to know"})
         unit.say({"type": "cursor", "position": len(seen)})
         if len(seen) < 3:
@@ -598,9 +598,9 @@ def test_the_checks_of_several_cases_are_a_table(site: Site) -> None:
     def play(unit: Unit) -> None:
         unit.say({"type": "started"})
         for key in ("a", "b"):
-            unit.say({"type": "measurement", "measurement": {**MEASUREMENT, "case_key": key}})
+            unit.say({"type": "measurement", **MEASUREMENT, "case_key": key})
             verdict = {"verdict": "valid", "checks": [note]}
-            unit.say({"type": "validity", "validity": verdict, "case_key": key, "title": f"cell {key}"})
+            unit.say({"type": "validity", **verdict, "case_key": key, "title": f"cell {key}"})
         unit.say(SUCCESS)
         unit.end()
 
@@ -666,11 +666,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner], None]:
 
 TABLE = {
     "type": "table",
-    "table": {
-        "name": "kernels",
-        "columns": [{"name": "calls", "type": "integer", "unit": None}],
-        "rows": [[3], [4]],
-    },
+    "name": "kernels",
+    "columns": [{"name": "calls", "type": "integer", "unit": None}],
+    "rows": [[3], [4]],
 }
 
 
@@ -678,7 +676,8 @@ def validity(verdict: str) -> dict[str, Any]:
     checks = [{"name": "clocks", "ok": verdict == "valid", "detail": "as they are"}]
     return {
         "type": "validity",
-        "validity": {"verdict": verdict, "checks": checks},
+        "verdict": verdict,
+        "checks": checks,
         "case_key": "key",
         "title": "a case",
     }
@@ -691,7 +690,7 @@ class TestUnits:
         def play(unit: Unit) -> None:
             title = unit.request.unit["title"]
             unit.say({"type": "environment", "environment": {"of": title}})
-            unit.say({"type": "measurement", "measurement": MEASUREMENT}, TABLE)
+            unit.say({"type": "measurement", **MEASUREMENT}, TABLE)
             unit.give("trace.json.gz", title)
             unit.say(validity("valid" if title == "first" else "suspect"), SUCCESS)
             unit.end()
@@ -723,7 +722,7 @@ class TestUnits:
         planned(Runner(Planned("first"), Planned("second"), Planned("third")))
 
         def play(unit: Unit) -> None:
-            unit.say({"type": "measurement", "measurement": MEASUREMENT}, TABLE)
+            unit.say({"type": "measurement", **MEASUREMENT}, TABLE)
             unit.give("trace.json", unit.request.unit["title"])
             if unit.request.unit["title"] == "second":
                 unit.crash()
@@ -854,9 +853,7 @@ class TestWrapped:
         done = [event["data"]["done"] / event["data"]["total"] for event in events if event["type"] == "progress"]
         assert done == sorted(done)
 
-    def test_a_runner_that_collects_nothing_gets_no_second_process(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_nothing_to_collect_starts_no_process(self, site: Site, planned: Callable[[Runner], None]) -> None:
         planned(Runner(WRAPPED))
         seen = []
 
@@ -884,7 +881,7 @@ class TestWrapped:
             ),
         ],
     )
-    def test_what_a_wrapper_does_wrong_fails_the_job_in_its_own_words(
+    def test_a_wrapper_fails_the_job_in_its_own_words(
         self,
         site: Site,
         planned: Callable[[Runner], None],
@@ -975,9 +972,7 @@ class TestWrapped:
 
         assert site.run(play)["state"] == "succeeded"
 
-    def test_a_runner_that_cannot_read_its_wrappers_words_fails_the_job(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_an_unreadable_report_fails_the_job(self, site: Site, planned: Callable[[Runner], None]) -> None:
         class Confused(Collector):
             def wrapper_error(self, *_: Any, **__: Any) -> str | None:
                 raise LookupError("what does it say?")
@@ -1007,9 +1002,7 @@ class TestWrapped:
         assert job["error"]["code"] == "invalid_environment"
         assert "did not start the unit within 0.2 s" in job["error"]["detail"]
 
-    def test_a_timeout_while_the_wrapper_writes_its_report_is_a_timeout(
-        self, site: Site, planned: Callable[[Runner], None]
-    ) -> None:
+    def test_a_timeout_during_the_report_is_a_timeout(self, site: Site, planned: Callable[[Runner], None]) -> None:
         planned(Runner(WRAPPED))
 
         def play(unit: Unit) -> None:
@@ -1028,7 +1021,7 @@ class TestWrapped:
             ({"wrap": "nsys profile", "start": "exec"}, "a sequence of words"),
         ],
     )
-    def test_a_wrap_that_cannot_work_is_refused_when_it_is_planned(self, unit: dict[str, Any], error: str) -> None:
+    def test_a_useless_wrap_is_refused_at_planning(self, unit: dict[str, Any], error: str) -> None:
         with pytest.raises((TypeError, ValueError), match=error):
             Planned("unit", **unit)
 
@@ -1037,7 +1030,7 @@ class TestLeftovers:
     """Processes of a killed agent's job, which may use the devices."""
 
     def test_no_unit_starts_before_they_have_ended(self, site: Site) -> None:
-        site.lease = Lease(descriptors=[os.open(os.devnull, os.O_RDONLY)])
+        site.lease = HeldDevices(descriptors=[os.open(os.devnull, os.O_RDONLY)])
         site.leftovers = [[17, 18], [18]]
         looks = []
 

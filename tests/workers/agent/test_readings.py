@@ -9,7 +9,7 @@ from app.times import parsed_time
 from tools.waiting import wait_until
 from workers.agent import readings
 from workers.agent.readings import Readings
-from workers.devices.locks import Gpu, Host
+from workers.devices.discovery import Gpu, Host
 
 HOST = Host(gpus=(Gpu("GPU-a", "A", 81_920), Gpu("GPU-b", "B", 81_920)), cpu_count=2, memory_mib=4096)
 

@@ -26,9 +26,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "without locks"])
-def test_files_of_killed_agents_go_and_those_of_living_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
-) -> None:
+def test_files_of_killed_agents_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool) -> None:
     if sabotage:
         monkeypatch.setattr(scratch.fcntl, "flock", lambda *_: None)
     command = [sys.executable, "-c", OTHER, str(tmp_path)]

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)
 def _what_is_frozen_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner of cells unfreezes in the end what it has frozen, and with it what tests/conftest.py has."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def _precision_stays() -> Iterator[None]:
+    """Restore the precision of float32 products, which runners set."""
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)

@@ -68,9 +68,7 @@ def run(tmp_path: Path):
         RUNNER.run(spec, RUNNER.plan(spec)[unit], report)
         return report
 
-    precision = torch.get_float32_matmul_precision()
-    yield run
-    torch.set_float32_matmul_precision(precision)
+    return run
 
 
 def metrics(report: Report) -> dict[str, dict[str, Any]]:
@@ -89,7 +87,7 @@ def metrics(report: Report) -> dict[str, dict[str, Any]]:
         ("no profiler", "no profiler", "no profiler"),
     ],
 )
-def test_the_devices_time_stands_beside_its_share_of_the_wall_time(busy: Any, device_ms: Any, percent: Any) -> None:
+def test_device_time_has_its_share_of_wall_time(busy: Any, device_ms: Any, percent: Any) -> None:
     values = Values(_training.metrics("forward"))
     _training.add_busy(values, 10.0, busy)
     values.rest("failed", "not asked")
@@ -441,7 +439,7 @@ class Older(Plain):
         super().__init__(vocab_size, d_model)
 
 
-def test_options_that_a_model_lacks_are_left_out_or_unsupported(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODELS, "load", lambda name: Older)
     assert metrics(run())["step_ms"]["outcome"] == "ok"
     for fields, option in (
@@ -501,7 +499,7 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
     assert translated(RuntimeError("x")) is None
 
 
-def test_an_operation_that_torch_lacks_for_a_type_is_unsupported() -> None:
+def test_an_operation_unknown_to_torch_is_unsupported() -> None:
     with pytest.raises(NotImplementedError) as error:
         torch.linalg.qr(torch.ones(2, 2, dtype=torch.float16))
     assert isinstance(translated(error.value), Unsupported)

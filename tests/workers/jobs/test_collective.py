@@ -41,12 +41,6 @@ def run(report: Report, **fields: Any) -> Report:
     return report
 
 
-def ranks_table(report: Report) -> list[dict[str, Any]]:
-    table = report.tables["ranks"]
-    names = [column["name"] for column in table["columns"]]
-    return [dict(zip(names, row, strict=True)) for row in table["rows"]]
-
-
 def check_cell(report: Report, factor: float, **coordinates: Any) -> None:
     """A cell that was measured: its figures fit each other, and those of its ranks."""
     cell = report.cell(**coordinates)
@@ -57,7 +51,7 @@ def check_cell(report: Report, factor: float, **coordinates: Any) -> None:
     rate = 1e-6 * 2**20 * cell["tensor_mib", None]["median"] / latency["median"]
     assert cell["algorithm_gb_per_s", None]["median"] == pytest.approx(rate)
     assert cell["bus_gb_per_s", None]["median"] == pytest.approx(factor * rate)
-    ranks = [row for row in ranks_table(report) if coordinates.items() <= row.items()]
+    ranks = [row for row in report.table_rows("ranks") if coordinates.items() <= row.items()]
     assert [row["rank"] for row in ranks] == [0, 1]
     assert max(row["max_ms"] for row in ranks) == latency["max"]
     assert max(row["min_ms"] for row in ranks) <= latency["min"]
@@ -96,7 +90,7 @@ def test_two_ranks_with_faults_in_some_cells(
         assert late["max"] < 1e3 * sabotaged_ranks.LATE_S - 100
     faulty = {("all_gather", SMALL), ("all_reduce", SMALL)}
     assert {row["outcome"] for row in report.rows if row["metric"] == "host_us"} == {"unknown", "oom", "wrong"}
-    assert not faulty & {(row["operation"], row["size_mb"]) for row in ranks_table(report)}
+    assert not faulty & {(row["operation"], row["size_mb"]) for row in report.table_rows("ranks")}
     assert [message for _, _, message in report.steps[:3]] == [
         "all_reduce, 0.01 MB, fp32",
         "all_reduce, 0.01 MB, fp32: warming up",
@@ -154,8 +148,8 @@ def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path, script: list[S
         assert (cell["latency_ms", None]["min"], cell["latency_ms", None]["max"]) == (3.0, 4.0)
         assert cell["skew_ms", None]["median"] == 2.0
         assert cell["algorithm_gb_per_s", None]["median"] == pytest.approx(2**20 / 3.5e6)
-    assert [row["slowest_steps"] for row in ranks_table(report)] == [1, 1, 1, 1]
-    assert [row["median_ms"] for row in ranks_table(report)] == [2.5, 2.5, 2.5, 2.5]
+    assert [row["slowest_steps"] for row in report.table_rows("ranks")] == [1, 1, 1, 1]
+    assert [row["median_ms"] for row in report.table_rows("ranks")] == [2.5, 2.5, 2.5, 2.5]
 
 
 @pytest.mark.parametrize("outcome", ["failed", "oom", "unsupported"])
@@ -251,7 +245,7 @@ def test_two_gpus(tmp_path: Path) -> None:
         assert 0 < small["latency_ms", None]["median"] < large["latency_ms", None]["median"] < 100
         assert large["skew_ms", None]["median"] < 0.5 * large["latency_ms", None]["median"]
         assert report.check("host_bound", operation=operation, dtype="fp32", size_mb=64)["ok"]
-    devices = {row["rank"]: row["device"] for row in ranks_table(report)}
+    devices = {row["rank"]: row["device"] for row in report.table_rows("ranks")}
     assert devices == {0: "cuda:0", 1: "cuda:1"}
     assert [
         report.fingerprint["device"]["type"],
@@ -260,7 +254,7 @@ def test_two_gpus(tmp_path: Path) -> None:
         "cuda",
         "cuda",
     ]
-    assert statistics.median([row["median_ms"] for row in ranks_table(report)]) > 0
+    assert statistics.median([row["median_ms"] for row in report.table_rows("ranks")]) > 0
     assert time.monotonic() - started < 120
 
 

@@ -16,10 +16,9 @@ from app.specs._training import ModelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from tests.workers.reporting import Report
 from workers.jobs import mixed_precision
-from workers.jobs._base import Resumable, Unit
+from workers.jobs._base import Unit
 from workers.jobs.mixed_precision import RUNNER
 from workers.measure import table
-from workers.outcome import Failed
 
 MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
 NARROW = {"fp16": "float16", "bf16": "bfloat16"}
@@ -33,22 +32,12 @@ def run(tmp_path: Path):
         RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
         return report
 
-    precision = torch.get_float32_matmul_precision()
-    yield run
-    torch.set_float32_matmul_precision(precision)
-
-
-def rows(report: Report, name: str, **values: Any) -> list[dict[str, Any]]:
-    """The rows of a table that have these values."""
-    table = report.tables[name]
-    names = [column["name"] for column in table["columns"]]
-    found = [dict(zip(names, row, strict=True)) for row in table["rows"]]
-    return [row for row in found if values.items() <= row.items()]
+    return run
 
 
 def dtypes(report: Report, **values: Any) -> dict[str, Any]:
     """The data types of the rows that have these values, by name."""
-    return {row["name"]: row["dtype"] for row in rows(report, "dtypes", **values)}
+    return {row["name"]: row["dtype"] for row in report.table_rows("dtypes", **values)}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -66,12 +55,12 @@ def test_a_thousand_hundredths(run, device: str) -> None:
         assert f"{cell['sum', None]['median']:.4f}" == shown
         assert cell["error", None]["median"] == error
         assert {row["outcome"] for row in cell.values()} == {"ok"}
-        (row,) = rows(report, "accumulations", accumulation=name)
+        (row,) = report.table_rows("accumulations", accumulation=name)
         assert (row["sum"], row["error"]) == (cell["sum", None]["median"], error)
         assert (row["right_sum"], row["additions"], row["device"]) == ("10", 1000, device)
         assert report.check("repeated", accumulation=name)["ok"]
-    assert rows(report, "accumulations", accumulation="fp32")[0]["sum_digits"] == "10.000133514404296875"
-    (narrow,) = rows(report, "accumulations", accumulation="fp16_into_fp32")
+    assert report.table_rows("accumulations", accumulation="fp32")[0]["sum_digits"] == "10.000133514404296875"
+    (narrow,) = report.table_rows("accumulations", accumulation="fp16_into_fp32")
     assert (narrow["addend_dtype"], narrow["sum_dtype"]) == ("float16", "float32")
     assert (narrow["error_digits"], narrow["adding_error"]) == ("0.00213623046875", 0)
     assert set(report.tables) == {"accumulations"}
@@ -84,7 +73,7 @@ def test_an_overflow_is_null_with_its_reason(run) -> None:
         ("unknown", "the sum overflowed float16: inf")
     }
     assert report.cell(accumulation="fp32")["sum", None]["median"] == 120_000
-    (row,) = rows(report, "accumulations", accumulation="fp16")
+    (row,) = report.table_rows("accumulations", accumulation="fp16")
     assert (row["sum"], row["error_digits"], row["right_sum"]) == (None, None, "120000")
 
 
@@ -118,8 +107,8 @@ def test_the_toy_under_the_cpus_autocast(run, autocast: str) -> None:
     assert dtypes(report, **where, tensor="loss") == {"": "float32"}
     assert dtypes(report, **where, tensor="scaled_loss") == ({"": "float32"} if autocast == "fp16" else {})
     assert dtypes(report, **where, tensor="gradient") == dict.fromkeys(weights, "float32")
-    assert rows(report, "kept-in-float32") == []
-    without = rows(report, "dtypes", autocast="none")
+    assert report.table_rows("kept-in-float32") == []
+    without = report.table_rows("dtypes", autocast="none")
     assert {(row["dtype"], row["kept_in_float32"]) for row in without} == {("float32", None)}
     found = {metric: row["median"] for (metric, _), row in report.cell(audit="toy", autocast=autocast).items()}
     assert found == {"modules_in_float32": 0, "modules": 4, "parameters_in_float32": 4, "gradients_in_float32": 4}
@@ -131,7 +120,7 @@ def test_the_toy_under_the_cpus_autocast(run, autocast: str) -> None:
 def test_norms_and_embeddings_stay_in_float32(run, autocast: str, device: str) -> None:
     report = run(accumulations=[], audits=["transformer"], autocasts=[autocast], device=device)
     where = {"model": "transformer", "autocast": autocast, "device": device}
-    assert [(row["name"], row["module_class"]) for row in rows(report, "kept-in-float32", **where)] == [
+    assert [(row["name"], row["module_class"]) for row in report.table_rows("kept-in-float32", **where)] == [
         ("token_embeddings", "Embedding"),
         ("layers.0.ln1", "RMSNorm"),
         ("layers.0.ln2", "RMSNorm"),
@@ -160,7 +149,7 @@ def test_the_toy_under_cudas_autocast(run, autocast: str) -> None:
         "ln": "float32",
         "fc2": narrow,
     }
-    assert [row["name"] for row in rows(report, "kept-in-float32")] == ["ln"]
+    assert [row["name"] for row in report.table_rows("kept-in-float32")] == ["ln"]
     assert dtypes(report, tensor="logits") == {"": narrow}
     assert dtypes(report, tensor="loss") == {"": "float32"}
     assert dtypes(report, tensor="scaled_loss") == ({"": "float32"} if autocast == "fp16" else {})
@@ -189,7 +178,7 @@ def test_what_torch_lacks_for_a_type_is_null_with_its_reason(run, monkeypatch: p
     reason = found["modules", None]["reason"]
     assert "\"fine_kernel\" not implemented for 'Half'" in reason
     assert dtypes(report, autocast="fp16", tensor="module_output") == {"fc1": "float16"}
-    missing = rows(report, "dtypes", autocast="fp16", dtype=None)
+    missing = report.table_rows("dtypes", autocast="fp16", dtype=None)
     assert [row["tensor"] for row in missing] == ["logits", "loss", "scaled_loss", *["gradient"] * 4]
     assert {row["reason"] for row in missing} == {reason}
     assert report.cell(autocast="bf16")["modules", None]["outcome"] == "ok", "it costs no other cell"
@@ -202,7 +191,7 @@ def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("workers.model.toy.ToyModel.forward", fail)
     report = run(accumulations=[], audits=["toy"], autocasts=["none"])
     assert {row["outcome"] for row in report.cell().values()} == {"oom"}
-    assert "out of memory in the step" in rows(report, "dtypes", tensor="loss")[0]["reason"]
+    assert "out of memory in the step" in report.table_rows("dtypes", tensor="loss")[0]["reason"]
 
 
 def test_an_attention_that_lacks_the_type_is_unsupported(run) -> None:
@@ -210,21 +199,10 @@ def test_an_attention_that_lacks_the_type_is_unsupported(run) -> None:
     assert report.cell()["modules_in_float32", None]["outcome"] == "unsupported"
 
 
-def test_after_a_crash_the_other_cells_are_measured(run) -> None:
-    assert isinstance(RUNNER, Resumable)
-    fields: dict[str, Any] = {"audits": ["toy"], "autocasts": ["bf16", "none"], "accumulations": []}
-    spec = MixedPrecisionSpec(**fields)
-    rest = RUNNER.resume(spec, RUNNER.plan(spec)[0], 0, Failed("crashed", "killed by SIGILL"))
-    report = run(rest, **fields)
-    assert {row["outcome"] for row in report.cell(autocast="bf16").values()} == {"crashed"}
-    assert report.cell(autocast="none")["modules", None]["outcome"] == "ok"
-    assert {row["autocast"] for row in rows(report, "dtypes")} == {"none"}
-
-
 def test_a_table_with_too_many_rows_is_cut_and_says_so(
     run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(table, "MAX_ROWS", 20)
     report = run(accumulations=[], audits=["toy"], autocasts=["none", "bf16"])
-    assert len(rows(report, "dtypes")) == 20
+    assert len(report.table_rows("dtypes")) == 20
     assert "table dtypes: the first 20 of 28 rows are kept" in capsys.readouterr().err

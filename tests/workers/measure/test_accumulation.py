@@ -38,7 +38,7 @@ def test_a_thousand_hundredths(name: str, device: str) -> None:
     assert total.error == total.rounding_error + total.adding_error
 
 
-def test_what_rounding_the_addend_costs_and_what_the_additions_cost() -> None:
+def test_errors_of_rounding_and_of_adding() -> None:
     half = Fraction(0.01000213623046875)  # the float16 nearest to 0.01
     wide = accumulate(ACCUMULATIONS["fp16_into_fp32"], 0.01, 1000, CPU)
     narrow = accumulate(ACCUMULATIONS["fp16"], 0.01, 1000, CPU)

@@ -53,5 +53,5 @@ def test_kernels_of_a_cuda_graph_are_seen() -> None:
 
 
 @pytest.mark.gpu
-def test_a_step_without_work_on_the_device_tells_why_nothing_is_known() -> None:
+def test_a_step_without_device_work_says_why() -> None:
     assert "saw no kernel" in str(measure_busy(lambda: None))

@@ -66,7 +66,7 @@ def test_running_out_of_memory_names_the_pass() -> None:
         measure_memory(operation, torch.device("cpu"))
 
 
-def test_a_processor_does_not_tell_what_is_held_between_the_passes() -> None:
+def test_memory_between_passes_is_unknown_on_a_cpu() -> None:
     x = torch.ones(8 << 20, requires_grad=True)
     memory = measure_memory(Operation(lambda x: x.exp().sum(), (x,), torch.tensor(1.0)), torch.device("cpu"))
     assert memory.before_backward_mib is None

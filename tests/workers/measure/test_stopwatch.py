@@ -60,7 +60,7 @@ def test_a_number_of_warmup_calls_is_exactly_that() -> None:
     assert (timing.warmup, timing.steady) == (3, None)
 
 
-def test_without_a_number_the_host_warms_up_until_times_are_steady() -> None:
+def test_the_host_warms_up_until_times_are_steady() -> None:
     clock = Ticking()
     timing = HostStopwatch(clock).time(clock.work, warmup=None, calls=4)
     assert list(timing.samples) == pytest.approx([10, 10, 10, 10])
@@ -69,7 +69,7 @@ def test_without_a_number_the_host_warms_up_until_times_are_steady() -> None:
     assert clock.now < 1.5
 
 
-def test_slow_work_is_judged_and_still_slower_work_is_said_to_be() -> None:
+def test_slow_work_is_judged() -> None:
     clock = Ticking()
     for seconds, steady, too_slow in ((0.6, True, False), (8.0, None, True)):
 
@@ -175,7 +175,7 @@ def slowly(work: Callable[[], object], host_s: float = 0.002) -> Callable[[], No
 
 
 @pytest.mark.gpu
-def test_a_host_slower_than_the_device_is_kept_out_of_its_time(small: Tensor) -> None:
+def test_a_slow_host_is_kept_out_of_the_time(small: Tensor) -> None:
     timing = stopwatch(CUDA).time(slowly(lambda: small.add_(1)), warmup=5, calls=20)
     assert timing.host_us is not None
     assert 2000 <= min(timing.host_us) < 4000
@@ -185,7 +185,7 @@ def test_a_host_slower_than_the_device_is_kept_out_of_its_time(small: Tensor) ->
 
 
 @pytest.mark.gpu
-def test_a_slow_host_is_kept_out_of_calls_of_several_processes(clock: DeviceClock, small: Tensor) -> None:
+def test_a_slow_host_is_kept_out_of_calls_of_several(clock: DeviceClock, small: Tensor) -> None:
     meet = slowly(lambda: small.add_(1))
     laps = [clock.lap_together(slowly(lambda: small.add_(1)), device_clock.nothing, meet) for _ in range(20)][5:]
     assert sum(lap.hidden for lap in laps) >= 12

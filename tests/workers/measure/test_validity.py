@@ -96,7 +96,7 @@ def timing(device_ms: float, host_us: float | None, *, exposed: bool = False) ->
     return Timing(array("d", [device_ms] * 3), host, 5, True, bound, exposed)
 
 
-def test_a_call_that_is_issued_for_longer_than_it_runs_is_host_bound() -> None:
+def test_a_call_issued_slowly_is_host_bound() -> None:
     assert check_host_bound(timing(1.0, 50.0)).detail == "no: the host issues in 50 µs what takes 1000 µs"
     hidden = check_host_bound(timing(0.005, 50.0))
     assert (hidden.ok, hidden.severity) == (False, "note"), "the device was timed by itself"
@@ -144,7 +144,7 @@ def test_processes_that_the_unit_started_are_its_own() -> None:
     assert outcome(check_gpu([reading(processes={*ranks, 8})], {7, *ranks}))["other_processes"] is False
 
 
-def test_several_gpus_have_one_check_each_that_names_who_failed() -> None:
+def test_checks_of_several_gpus_name_who_failed() -> None:
     calm, hot = [reading(processes={7})], [reading(reasons=0x20, processes={7})]
     checks = {check.name: check for check in check_gpus([calm, hot, calm], {7})}
     assert {name: check.ok for name, check in checks.items()} == {
@@ -156,7 +156,7 @@ def test_several_gpus_have_one_check_each_that_names_who_failed() -> None:
     assert [check.detail for check in check_gpus([hot], {7})] == [check.detail for check in check_gpu(hot, {7})]
 
 
-def test_in_a_container_one_process_of_an_unknown_number_is_ours() -> None:
+def test_in_a_container_one_unknown_process_is_ours() -> None:
     assert outcome(check_gpu([reading(processes={4711})], {7}))["other_processes"] is True
     assert outcome(check_gpu([reading(processes={4711, 4712})], {7}))["other_processes"] is False
 
@@ -243,7 +243,7 @@ def test_own_work_is_not_taken_for_others() -> None:
     assert after.busy - before.busy >= after.own - before.own - 0.1
 
 
-def test_the_family_is_all_descendants_whatever_they_are_called(tmp_path: Path) -> None:
+def test_the_family_is_all_descendants(tmp_path: Path) -> None:
     def process(pid: int, parent: int, ticks: int, name: str) -> None:
         (tmp_path / str(pid)).mkdir()
         rest = f"S {parent} 1 1 0 -1 0 0 0 0 0 {ticks} 1 2 3 20 0 1"
@@ -330,7 +330,7 @@ def test_the_monitor_reads_a_gpu_at_most_once_a_second(monkeypatch: pytest.Monke
     )
 
 
-def test_the_monitor_watches_every_device_of_a_case_and_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_monitor_watches_the_cases_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1"), FakeGpu("GPU-2")]
     for gpu in gpus:
         gpu.others = [other for other in gpus if other is not gpu]

@@ -100,7 +100,7 @@ def test_a_compiling_first_call_does_not_count() -> None:
 
 
 def test_steadiness_is_of_the_last_windows() -> None:
-    """Times are not steady if they stop drifting but drift again before LEAST_CALLS calls."""
+    """Times are not steady if they stop drifting but drift again before MIN_CALLS calls."""
     warming = WarmUp(None, clock=iter(0.1 * tick for tick in range(1000)).__next__)
     for _ in range(7):
         warming.add(10.0)

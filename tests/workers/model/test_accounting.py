@@ -371,7 +371,7 @@ def test_causal_attention_computes_twice_the_useful_products() -> None:
     assert sum(back) == accounting.attention_backward_flops(sum(parts))
 
 
-def test_the_products_of_the_parts_are_those_that_torch_counts() -> None:
+def test_products_are_those_that_torch_counts() -> None:
     from kernels.attention.reference import attention
 
     q = torch.randn(2, 3, 16, 8)

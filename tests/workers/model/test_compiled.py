@@ -55,7 +55,7 @@ def test_blocks_are_compiled_once_for_all_of_them(fresh_compiler: None, checkpoi
     assert (compilation().graph_breaks, compilation().frames_not_compiled) == (0, 0)
 
 
-def test_blocks_compiled_inside_their_hooks_checkpoint_selectively(fresh_compiler: None) -> None:
+def test_compiled_blocks_checkpoint_selectively(fresh_compiler: None) -> None:
     """One graph for each form of a block, and one for the loss; hooks stay in Python."""
     eager = model()
     blocks = model(activation_checkpointing=True, checkpoint_scope="selective", checkpoint_layers=1)
@@ -89,7 +89,7 @@ def test_compiled_blocks_generate_what_eager_ones_do(fresh_compiler: None) -> No
 
 
 @pytest.mark.parametrize("layers", [None, [nn.Linear(2, 2)], nn.ModuleList()])
-def test_a_model_without_blocks_says_what_it_would_have_to_offer(layers: object) -> None:
+def test_a_model_without_blocks_says_what_it_lacks(layers: object) -> None:
     module = nn.Linear(2, 2)
     module.layers = layers
     with pytest.raises(NoBlocks, match=r"Linear has no blocks .* as 'layers', a torch.nn.ModuleList"):

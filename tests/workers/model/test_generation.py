@@ -30,7 +30,7 @@ def test_logits_with_a_cache_equal_those_without(model: TransformerLM, prompt: T
     assert cache.length == 21
 
 
-def test_greedy_generation_is_the_same_with_and_without_a_cache(model: TransformerLM, prompt: Tensor) -> None:
+def test_greedy_generation_needs_no_cache(model: TransformerLM, prompt: Tensor) -> None:
     cached = model.generate(prompt, 15, temperature=0)
     assert cached.shape == (3, 22)
     assert torch.equal(cached[:, :7], prompt)
@@ -39,7 +39,7 @@ def test_greedy_generation_is_the_same_with_and_without_a_cache(model: Transform
         assert torch.equal(cached[:, position], model(cached[:, :position])[:, -1].argmax(-1))
 
 
-def test_sampling_is_the_same_with_and_without_a_cache_and_repeats(model: TransformerLM, prompt: Tensor) -> None:
+def test_sampling_needs_no_cache(model: TransformerLM, prompt: Tensor) -> None:
     def run(use_cache: bool) -> Tensor:
         generator = torch.Generator().manual_seed(7)
         return model.generate(prompt, 10, temperature=0.8, top_k=20, use_cache=use_cache, generator=generator)

@@ -85,7 +85,7 @@ def test_cross_entropy_is_stable_and_at_least_float32() -> None:
     assert cross_entropy(logits.bfloat16(), torch.tensor([2])).dtype == torch.float32
 
 
-def test_the_schedule_rises_linearly_falls_by_half_a_cosine_and_stays() -> None:
+def test_the_schedule_rises_falls_and_stays() -> None:
     def at(step: int) -> float:
         return cosine_learning_rate(
             step, max_learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10, cosine_steps=30

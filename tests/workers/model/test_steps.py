@@ -83,7 +83,7 @@ def test_a_train_step_is_the_loop_written_out(clip: float | None) -> None:
         assert mine.grad is None
 
 
-def test_a_learning_rate_in_a_tensor_follows_the_same_schedule() -> None:
+def test_a_rate_in_a_tensor_follows_the_schedule() -> None:
     rates: dict[bool, list[float]] = {}
     for in_tensor in (False, True):
         model = small_model()

@@ -109,7 +109,7 @@ def test_attention_is_what_was_chosen() -> None:
 
 
 @pytest.mark.parametrize(("layers", "in_feed_forward"), [(0, 0), (2, 2), (None, 3)])
-def test_selective_checkpointing_recomputes_the_chosen_products(layers: int | None, in_feed_forward: int) -> None:
+def test_selective_checkpointing_recomputes_chosen_products(layers: int | None, in_feed_forward: int) -> None:
     """It also saves less, apart from the products that the checkpoints keep."""
     options = {"activation_checkpointing": True, "checkpoint_scope": "selective", "checkpoint_layers": layers}
     plain, checkpointed = small_model(), small_model(**options)
@@ -148,7 +148,7 @@ def test_with_targets_the_model_computes_its_loss() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_activation_checkpointing_recomputes_and_changes_no_gradient() -> None:
+def test_checkpointing_changes_no_gradient() -> None:
     calls = []
 
     def spy(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -196,7 +196,7 @@ def test_the_model_compiles_to_one_graph() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"])
-def test_on_a_gpu_every_attention_gives_nearly_the_same_logits(name: str) -> None:
+def test_every_attention_gives_nearly_the_same_logits_on_a_gpu(name: str) -> None:
     from kernels.registry import ATTENTION
 
     model = small_model(d_model=64, attention=ATTENTION.load(name).function).float().cuda()

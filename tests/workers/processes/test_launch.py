@@ -165,7 +165,7 @@ print(json.dumps(ends))
 """
 
 
-def test_a_unit_reports_its_output_is_captured_and_its_end_is_told(run_forked: Run, tmp_path: Path) -> None:
+def test_a_unit_reports_prints_and_ends(run_forked: Run, tmp_path: Path) -> None:
     units = [(behaviour, "benchmark") for behaviour in ("counted", "segfault", "exits", "raises")]
     told = run_forked(ENDS.replace("UNITS", repr(units)))
     messages = [json.loads(line) for line in told["counted"][0]]
@@ -257,7 +257,7 @@ def test_nothing_survives_and_locks_are_held_until_then(
     assert seconds < LET_GO_S
 
 
-def test_a_warm_parent_that_is_killed_while_it_starts_is_replaced(tmp_path: Path) -> None:
+def test_a_starting_warm_parent_is_replaced(tmp_path: Path) -> None:
     told = run_script(
         tmp_path,
         "fork",
@@ -429,7 +429,7 @@ class TestWrapped:
         assert repr(command) in told
         assert "not installed" in told
 
-    def test_one_that_cannot_be_executed_ends_with_127_and_says_why(self, tmp_path: Path) -> None:
+    def test_one_that_cannot_be_executed_ends_with_127(self, tmp_path: Path) -> None:
         broken = tmp_path / "profiler"
         broken.write_text("#!/no/such/interpreter\n")
         broken.chmod(0o700)

@@ -17,41 +17,36 @@ import pytest
 
 from tests.processes import is_alive
 from tools.waiting import wait_until
-from workers.processes.leftovers import PREFIX, VARIABLE, Group, end_leftovers, own_mark
+from workers.processes.leftovers import VARIABLE, end_leftovers, own_mark
 
 AGENT = """
 import os, sys
 from workers.processes.keeper import Request
 from workers.processes.launch import Launcher
 
-folder, shell, grouped = sys.argv[1:]
+folder, shell = sys.argv[1:]
 launcher = Launcher()
-if not grouped:
-    launcher._group.close()
 unit = {"title": "unit", "params": {}, "start": "exec", "environment": {}}
 process = launcher.start(Request("benchmark", {}, unit, folder, wrap=["sh", "-c", shell]), "exec", [])
-print(launcher._group.path, flush=True)
 process.report()
 """
 PLAIN, WITHOUT_VARIABLES = "sleep 3600", "env -i sleep 3600"
 
 
 @contextmanager
-def agent_with_a_daemon(folder: Path, daemon: str, *, grouped: bool) -> Iterator[tuple[psutil.Process, int, str]]:
-    """An agent whose job has started a daemon in a session of its own; the daemon's pid, and the agent's cgroup."""
+def agent_with_a_daemon(folder: Path, daemon: str) -> Iterator[tuple[psutil.Process, int]]:
+    """An agent whose job has started a daemon in a session of its own, and the daemon's pid."""
     pids = folder / "pids"
     shell = f"setsid {daemon} & echo $! > {pids}; while :; do sleep 3600; done"
-    command = [sys.executable, "-c", AGENT, str(folder), shell, "grouped" if grouped else ""]
+    command = [sys.executable, "-c", AGENT, str(folder), shell]
     environment = {**os.environ, "TMPDIR": str(folder)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        group = process.stdout.readline().strip()
+    with subprocess.Popen(command, env=environment) as process:
         wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), timeout_s=30, what="the daemon")
         pid = int(pids.read_text())
         # The shell has forked; the session is made, and the program is executed, a moment later.
         wait_until(lambda: psutil.Process(pid).name() == "sleep", timeout_s=30, what="the daemon's program")
         try:
-            yield psutil.Process(process.pid), pid, group
+            yield psutil.Process(process.pid), pid
         finally:
             process.kill()
             if is_alive(pid):
@@ -68,25 +63,15 @@ def kill_together(agent: psutil.Process) -> None:
 
 def mark_of(folder: Path) -> str:
     """The mark of another agent with the device locks of that folder."""
-    return own_mark(folder / f"flopwatch-locks-{os.getuid()}")
+    return own_mark(folder / "flopwatch-locks")
 
 
 def swept(folder: Path) -> Callable[[], bool]:
     return lambda: not end_leftovers(mark_of(folder))
 
 
-def needs_cgroups() -> None:
-    group = Group("1-1-1-test")
-    if group.path is None:
-        pytest.skip("no cgroup of version 2 can be made here")
-    group.close()
-
-
-@pytest.mark.parametrize(("daemon", "grouped"), [(PLAIN, False), (WITHOUT_VARIABLES, True)], ids=["variable", "cgroup"])
-def test_a_daemon_of_a_killed_agent_is_ended(tmp_path: Path, daemon: str, grouped: bool) -> None:
-    if grouped:
-        needs_cgroups()
-    with agent_with_a_daemon(tmp_path, daemon, grouped=grouped) as (agent, pid, group):
+def test_a_daemon_of_a_killed_agent_is_ended(tmp_path: Path) -> None:
+    with agent_with_a_daemon(tmp_path, PLAIN) as (agent, pid):
         end_leftovers(mark_of(tmp_path))
         assert is_alive(pid), "its agent is alive"
         kill_together(agent)
@@ -95,12 +80,11 @@ def test_a_daemon_of_a_killed_agent_is_ended(tmp_path: Path, daemon: str, groupe
         assert is_alive(pid), "this is for agents that share its devices"
         wait_until(swept(tmp_path), timeout_s=20, what="the end of what is left")
         wait_until(lambda: not is_alive(pid), timeout_s=20, what="the daemon's end")
-        assert not grouped or (PREFIX in group and not Path(group).exists())
 
 
 def test_control_of_the_mark(tmp_path: Path) -> None:
-    """Without variable and cgroup the daemon lives on beside the job's next attempt."""
-    with agent_with_a_daemon(tmp_path, WITHOUT_VARIABLES, grouped=False) as (agent, pid, _group):
+    """Without the variable the daemon lives on beside the job's next attempt."""
+    with agent_with_a_daemon(tmp_path, WITHOUT_VARIABLES) as (agent, pid):
         kill_together(agent)
         agent.wait()
         wait_until(swept(tmp_path), timeout_s=20, what="the end of what is left")
@@ -154,14 +138,3 @@ def test_an_agent_that_cannot_be_looked_at_is_not_dead(
     with subprocess.Popen(["sleep", "3600"], env={VARIABLE: mark}) as process:
         assert end_leftovers(mark) == ([process.pid] if ended else [])
         process.kill()
-
-
-def test_empty_groups_of_dead_agents_go(tmp_path: Path) -> None:
-    needs_cgroups()
-    namespace, pid, start, _folder = mark_of(tmp_path).split("-")
-    dead, alive = Group(f"{namespace}-{pid}-1-elsewhere"), Group(f"{namespace}-{pid}-{start}-elsewhere")
-    assert dead.path is not None
-    assert alive.path is not None
-    end_leftovers(mark_of(tmp_path))
-    assert (dead.path.exists(), alive.path.exists()) == (False, True)
-    alive.close()

@@ -64,7 +64,7 @@ def oom_scores(prepare: Callable[[], None]) -> tuple[int, int]:
     return unit, int(Path("/proc/self/oom_score").read_text())
 
 
-def test_the_kernel_ends_the_unit_before_the_agent_for_want_of_memory() -> None:
+def test_out_of_memory_ends_the_unit_before_the_agent() -> None:
     unit, agent = oom_scores(Limits().apply)
     assert unit > agent
 

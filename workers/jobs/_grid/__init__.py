@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._values import FAULTS, Metric, Values
 from workers.outcome import Failed, RunnerError, Unsupported
+from workers.reporter import Reporter
 from workers.torch_host import (
     check_device_answers,
     choose_device,

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
 from workers.jobs._grid.judging import Problem, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.check import SEVERITIES
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch

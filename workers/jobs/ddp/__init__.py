@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._ranks import RanksBeside, job_failure
 from workers.jobs._values import Values
 from workers.jobs.ddp.tables import report_tables, report_trace
 from workers.jobs.ddp.values import add_values, metrics
 from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
+from workers.reporter import Reporter
 from workers.torch_host import set_precision, why_no_precision
 
 if TYPE_CHECKING:

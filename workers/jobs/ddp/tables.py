@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
-from workers.jobs._base import Reporter
 from workers.jobs.ddp.values import turns_of
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     from workers.measure.table import Scalar

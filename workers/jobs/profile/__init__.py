@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.specs.profile import ProfileSpec
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs.profile import nsight, torch_profiler
+from workers.reporter import Reporter
 
 
 class ProfileRunner:

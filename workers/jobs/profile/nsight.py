@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING
 from app.specs.profile import NcuSpec, ProfileSpec
 from workers import tools
 from workers.jobs import _training
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
 from workers.outcome import InvalidEnvironment, Unsupported
+from workers.reporter import Reporter
 
 if TYPE_CHECKING:
     import torch

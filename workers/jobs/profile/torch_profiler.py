@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from workers.jobs import _training
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.outcome import InvalidEnvironment, RunnerError
+from workers.reporter import Reporter
 from workers.torch_host import start_afresh
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ def test_two_locks_of_one_process_exclude_each_other(path: Path) -> None:
     two.close()
 
 
-def test_a_holder_that_is_stopped_makes_others_busy_and_not_hang(path: Path, holder: Holder) -> None:
+def test_a_stopped_holder_lets_nobody_hang(path: Path, holder: Holder) -> None:
     lock, before = WriteLock(path), set(helpers())
     os.kill(holder.process.pid, signal.SIGSTOP)
     for _ in range(3):
@@ -232,7 +232,7 @@ def test_a_holder_that_is_killed_lets_go(path: Path, holder: Holder) -> None:
     lock.close()
 
 
-def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(path: Path) -> None:
+def test_a_holders_child_does_not_keep_the_lock(path: Path) -> None:
     """A process that is started while the lock is held must not inherit it."""
     lock = WriteLock(path)
     with lock.hold(1):

@@ -100,7 +100,7 @@ def test_a_current_database_is_opened_without_alembic(settings: Settings) -> Non
         ("0001", InvalidEnvironment, r"revision 0001\): check out commit 68770c8"),
     ],
 )
-def test_a_database_of_another_revision_is_refused_and_keeps_its_bytes(
+def test_a_database_of_another_revision_is_refused(
     settings: Settings, revision: str, error: type[Exception], message: str
 ) -> None:
     set_revision(settings, revision)

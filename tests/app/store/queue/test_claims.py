@@ -88,9 +88,7 @@ class TestFit:
         assert shop.claim(**GPUS).job_id == narrow
         assert shop.try_claim(**GPUS) is None
 
-    def test_what_cannot_be_claimed_is_passed_over_however_much_it_is(
-        self, shop: Any, queue: Queue, submit_needing: Any
-    ) -> None:
+    def test_jobs_that_nobody_can_claim_are_passed_over(self, shop: Any, queue: Queue, submit_needing: Any) -> None:
         shop.register("other", capabilities=frozenset({"attention:new", "model:transformer_lm"}))
         queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec(attention="new"), priority=1)] * 500)
         queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec(attention="new"))] * 500)

@@ -17,7 +17,7 @@ from app.store.database.engine import Database
 from app.store.database.locking import WriteLock
 from app.store.queue import registration as registration_module
 from app.store.queue import transitions as queue_module
-from app.store.queue.lease import Watcher, agreed, change
+from app.store.queue.lease import Watcher, change_lease, with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -60,7 +60,7 @@ def pass_time(
     return recovered
 
 
-def test_a_silent_attempt_is_recovered_after_its_lease_and_not_before(
+def test_a_silent_attempt_is_recovered_after_its_lease(
     shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
 ) -> None:
     claim = shop.running_job()
@@ -90,7 +90,7 @@ def test_the_second_attempt_has_a_lease_of_its_own(shop: Any, watcher: Watcher, 
     assert reading.job(first.job_id)[0]["error"]["code"] == "worker_lost"
 
 
-def test_a_watcher_that_was_stopped_expires_nobody_when_it_wakes(
+def test_a_watcher_that_wakes_expires_nobody(
     shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
 ) -> None:
     claim = shop.running_job()
@@ -200,7 +200,7 @@ def test_while_nobody_can_write_nobody_is_silent(
     database.close()
 
 
-def test_a_look_that_had_to_wait_says_nothing_about_the_workers(
+def test_a_late_look_expires_no_worker(
     shop: Any, watcher: Watcher, clock: Clock, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = shop.running_job()
@@ -216,7 +216,7 @@ def test_a_look_that_had_to_wait_says_nothing_about_the_workers(
     assert pass_time(watcher, clock, 1) == [claim.job_id]
 
 
-def test_time_in_which_the_caller_could_not_write_does_not_count(shop: Any, watcher: Watcher, clock: Clock) -> None:
+def test_time_without_writing_does_not_count(shop: Any, watcher: Watcher, clock: Clock) -> None:
     claim = shop.running_job()
     watcher.skip()
     pass_time(watcher, clock, LEASE_S - 2)
@@ -246,7 +246,7 @@ def test_a_workers_beat_and_its_renewals_are_one_transaction(
 
 class TestTheDatabasesLease:
     def agreed(self, database: Database, **lease: float) -> float:
-        return agreed(database, Settings(**lease)).lease_s
+        return with_agreed_lease(database, Settings(**lease)).lease_s
 
     def test_the_first_process_decides(self, database: Database, queue: Queue) -> None:
         assert queue.lease_s() is None
@@ -263,7 +263,7 @@ class TestTheDatabasesLease:
         self.agreed(database)
         monkeypatch.setenv("FLOPWATCH_LEASE_S", "31")
         with pytest.raises(InvalidEnvironment, match="31"):
-            agreed(database, Settings.from_environment())
+            with_agreed_lease(database, Settings.from_environment())
 
     def test_two_leases_would_lose_a_healthy_job(
         self, shop: Any, queue: Queue, registration: Registration, clock: Clock, database: Database
@@ -281,7 +281,7 @@ class TestTheDatabasesLease:
 
     def test_a_watcher_hears_of_a_change(self, database: Database, watcher: Watcher) -> None:
         self.agreed(database)
-        change(database, 7.0)
+        change_lease(database, 7.0)
         watcher.poll()
         assert watcher.lease_s == 7.0
         assert self.agreed(database, lease_s=7) == 7
@@ -294,10 +294,10 @@ class TestTheDatabasesLease:
         shop.register("worker-1")
         registration.set_worker_state("worker-1", state)
         with pytest.raises(Conflict, match="stop worker-1 first"):
-            change(database, 7.0)
+            change_lease(database, 7.0)
         assert queue.lease_s() == 30
         registration.set_worker_state("worker-1", "stopped")
-        change(database, 7.0)
+        change_lease(database, 7.0)
         assert queue.lease_s() == 7
 
     def test_a_worker_of_this_host_that_was_killed_is_none(
@@ -309,16 +309,16 @@ class TestTheDatabasesLease:
         killed = subprocess.Popen(["true"])
         killed.wait()
         register("killed", killed.pid)
-        change(database, 7.0)
+        change_lease(database, 7.0)
         register("runs", os.getpid())
         with pytest.raises(Conflict, match="stop runs first"):
-            change(database, 8.0)
+            change_lease(database, 8.0)
         assert queue.lease_s() == 7
 
 
 class TestWorkers:
     @pytest.mark.parametrize("state", ["active", "draining"])
-    def test_a_silent_worker_is_lost_and_comes_back_as_what_it_was(
+    def test_a_silent_worker_is_lost_and_comes_back(
         self,
         shop: Any,
         watcher: Watcher,

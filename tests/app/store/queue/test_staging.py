@@ -60,7 +60,7 @@ def seen(database: Database, job_id: int) -> int:
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "attempts that run are shown"])
-def test_nobody_sees_half_a_result_and_everybody_may_write_meanwhile(
+def test_nobody_sees_half_a_result(
     shop: Any,
     queue: Queue,
     database: Database,
@@ -89,7 +89,7 @@ def test_nobody_sees_half_a_result_and_everybody_may_write_meanwhile(
     assert seen(database, claim.job_id) == ROWS + 3
     keys = [row["case_key"] for row in Reading(database).measurements(claim.job_id)["rows"]]
     assert keys == [f"case {number}" for number in range(ROWS)]
-    assert queue.sweep_staged() == 0
+    assert queue.delete_abandoned_results() == 0
 
 
 def test_leftovers_are_found_by_an_index(database: Database) -> None:
@@ -136,7 +136,7 @@ def break_off_finish(queue: Queue, between: Between, claim: Claim, large: Finish
     between(lambda: None)
 
 
-def test_what_a_lost_attempt_has_written_is_never_seen_and_is_swept(
+def test_rows_of_a_lost_attempt_are_never_seen(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
@@ -149,10 +149,10 @@ def test_what_a_lost_attempt_has_written_is_never_seen_and_is_swept(
     assert (again.job_id, again.attempt) == (claim.job_id, 2)
     queue.finish(again, replace(large, measurements=large.measurements[:3]))
     assert (stored(database), seen(database, claim.job_id)) == (22, 6)
-    assert queue.sweep_staged(slices=1) == 1
-    assert queue.sweep_staged() > 0
+    assert queue.delete_abandoned_results(slices=1) == 1
+    assert queue.delete_abandoned_results() > 0
     assert (stored(database), seen(database, claim.job_id)) == (6, 6)
-    assert queue.sweep_staged() == 0
+    assert queue.delete_abandoned_results() == 0
 
 
 def test_a_finish_that_broke_off_begins_anew(
@@ -165,15 +165,15 @@ def test_a_finish_that_broke_off_begins_anew(
     assert stored(database) == seen(database, claim.job_id) == ROWS + 3
 
 
-def test_nobody_sweeps_what_an_attempt_has_staged_that_still_runs(
+def test_a_running_attempts_rows_are_not_swept(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
     break_off_finish(queue, between, claim, large)
-    assert queue.sweep_staged() == 0
+    assert queue.delete_abandoned_results() == 0
     assert stored(database) == 8
     queue.recover(queue.running()[0])
-    assert queue.sweep_staged() > 0
+    assert queue.delete_abandoned_results() > 0
     assert stored(database) == 0
 
 
@@ -194,7 +194,7 @@ def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
         assert stored(database) == seen(database, claim.job_id) == 6
 
 
-def test_a_finish_that_broke_off_and_then_fails_has_no_results(
+def test_a_finish_that_fails_after_a_break_has_no_results(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
@@ -218,7 +218,7 @@ def test_a_cancel_between_slices_makes_all_of_them_partial(
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "in one slice"])
-def test_renewals_get_their_turn_during_somebody_elses_large_finish(
+def test_renewals_get_a_turn_during_a_large_finish(
     shop: Any,
     queue: Queue,
     settings: Settings,

@@ -10,6 +10,7 @@ from sqlalchemy import event as events
 from sqlalchemy import insert
 
 from app import results
+from app.results import JobChoice
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
@@ -129,10 +130,10 @@ READS: dict[str, Callable[[Database, int], Any]] = {
     "version of a job's page": lambda database, job: Reading(database).job_page_version(job),
     "version of a sweep's page": lambda database, _: Reading(database).sweep_page_version(1),
     "counts": lambda database, _: Reading(database).counts(),
-    "a job's table": lambda database, job: results.table(database, jobs=[job]),
-    "the beginning of a job's table": lambda database, job: results.table(database, jobs=[job], first=9),
-    "a sweep's table": lambda database, _: results.table(database, sweep=1),
-    "the beginning of a sweep's table": lambda database, _: results.table(database, sweep=1, first=9),
+    "a job's table": lambda database, job: results.table(database, JobChoice(jobs=[job])),
+    "the beginning of a job's table": lambda database, job: results.table(database, JobChoice(jobs=[job]), first=9),
+    "a sweep's table": lambda database, _: results.table(database, JobChoice(sweep=1)),
+    "the beginning of a sweep's table": lambda database, _: results.table(database, JobChoice(sweep=1), first=9),
     "tables of a job": lambda database, job: results.list_tables(database, job),
 }
 

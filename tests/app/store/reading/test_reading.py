@@ -209,15 +209,6 @@ class TestMeasurements:
         assert pages == [[2, 3], [1], [9], [None, 4, 1]]
         assert len(reading.measurements(claim.job_id)["rows"]) == len(sizes), "without samples they do not count"
 
-    @pytest.mark.parametrize("stored", [b"garbage", b"", zlib.compress(b"1234567"), zlib.compress(bytes(16))[:-3]])
-    def test_stored_samples_that_are_broken_are_null(
-        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], stored: bytes
-    ) -> None:
-        claim = shop.running_job()
-        queue.finish(claim, Finish("succeeded", measurements=[record(samples=stored)]))
-        (row,) = reading.measurements(claim.job_id, samples=True)["rows"]
-        assert (row["samples"], row["mean"]) == (None, 2.0)
-
     def test_none(self, shop: Any, reading: Reading) -> None:
         found = reading.measurements(shop.submit())
         assert found["rows"] == []

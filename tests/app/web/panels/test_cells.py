@@ -43,7 +43,7 @@ class Known(JobResults):
         return self.whole
 
 
-def test_a_line_for_each_implementation_and_a_chart_for_each_mask() -> None:
+def test_lines_per_implementation_charts_per_mask() -> None:
     rows = [
         [name, causal, br, length, ok(length * (1 + causal))]
         for causal in (True, False)

@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
+from workers.reporter import Reporter
 
 GARBAGE = (
     b"\xff\xfe\x00{]\n",
@@ -26,12 +27,12 @@ GARBAGE = (
     b"[]\n",
     b'{"type":"artifact"}\n',
     b'{"type":"artifact","path":"/","name":"../x","kind":"x","media_type":"x"}\n',
-    b'{"type":"measurement","measurement":{"case":"x"}}\n',
+    b'{"type":"measurement","case":"x"}\n',
     b'{"type":"cursor","position":-1}\n',
     b'{"type":"outcome","code":"nonsense","detail":7}\n',
-    b'{"type":"validity","validity":[],"case_key":{},"title":null}\n',
+    b'{"type":"validity","verdict":[],"checks":{},"case_key":{},"title":null}\n',
     b'{"type":' + b"[" * 100_000 + b"\n",
-    b'{"type":"table","table":{"name":"\\ud800"}}\n',
+    b'{"type":"table","name":"\\ud800"}\n',
 )
 
 
@@ -152,7 +153,7 @@ def huge_progress(spec: Any, report: Reporter) -> None:
 
 def garbage(spec: Any, report: Reporter) -> None:
     """Bytes on the message pipe that are no message."""
-    os.write(report._descriptor, GARBAGE[spec.number % len(GARBAGE)])  # type: ignore[attr-defined]
+    os.write(report.send.__self__.descriptor, GARBAGE[spec.number % len(GARBAGE)])  # type: ignore[attr-defined]
     time.sleep(3600)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import misbehaviour
 
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
+from workers.reporter import Reporter
 
 
 class PlainRunner:

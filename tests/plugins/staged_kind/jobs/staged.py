@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workers.jobs._base import Reporter, Unit
+from workers.jobs._base import Unit
 from workers.measure.table import Column
 from workers.outcome import Failed
+from workers.reporter import Reporter
 
 WRAPPER = Path(__file__).resolve().parents[2] / "wrapper.py"
 OPERATIONS = (Column("operation", "string"), Column("time", "number", "ms"), Column("calls", "integer"))

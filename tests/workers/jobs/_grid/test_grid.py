@@ -16,12 +16,13 @@ import torch
 from app.specs import Case
 from tests.workers.reporting import Report
 from workers.jobs import _grid
-from workers.jobs._base import Reporter, Resumable, Runner, Unit
+from workers.jobs._base import Resumable, Runner, Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
 from workers.measure.memory import OutOfMemory
 from workers.outcome import Crashed, Failed, InvalidEnvironment, Unsupported
+from workers.reporter import Reporter
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,7 @@ def test_cells_go_on_after_a_crash(tmp_path: Path) -> None:
     assert last.steps[-1] == (3, 3, "done")
 
 
-def test_a_lost_device_ends_the_process_and_its_cell_is_not_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_device_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(device: torch.device) -> None:
         raise Crashed("CUDA error: an illegal memory access was encountered")
 
@@ -210,7 +209,7 @@ def test_each_cell_is_computed_in_its_precision(tmp_path: Path) -> None:
     assert {row["outcome"] for row in report.rows} == {"unsupported"}
 
 
-def test_a_kind_whose_values_do_not_depend_on_time_is_not_watched(tmp_path: Path) -> None:
+def test_a_kind_without_times_is_not_watched(tmp_path: Path) -> None:
     class Timeless(TestRunner):
         timed = False
 

@@ -108,12 +108,6 @@ def values(report: Report) -> dict[str, Any]:
     return rows
 
 
-def rows_of(report: Report, name: str) -> list[dict[str, Any]]:
-    table = report.tables[name]
-    columns = [column["name"] for column in table["columns"]]
-    return [dict(zip(columns, row, strict=True)) for row in table["rows"]]
-
-
 def test_one_unit_starts_the_ranks() -> None:
     (unit,) = RUNNER.plan(parsed(strategy="flat"))
     assert unit.title == "d16-f24-l2-h2, flat, 2 ranks"
@@ -182,7 +176,7 @@ def test_communication_is_seen_beside_computation(run: Any) -> None:
     assert found["communication_ms"]["n"] == 2
     assert found["communication_ms"]["median"] > 0
     assert found["communication_percent"]["median"] > 0
-    timeline = rows_of(report, "timeline")
+    timeline = report.table_rows("timeline")
     assert {row["stream"] for row in timeline} == {"compute", "communication", "exposed"}
     assert {(row["step"], row["rank"]) for row in timeline} == {(1, 0), (1, 1), (2, 0), (2, 1)}
     assert all(0 <= row["start_ms"] <= row["end_ms"] for row in timeline)
@@ -196,7 +190,7 @@ def test_communication_is_timed_without_a_profiler(run: Any) -> None:
     found = values(report)
     assert found["communication_ms"]["median"] > 0
     assert found["uncovered_communication_ms"]["reason"] == "CUPTI is taken"
-    assert {row["rank"] for row in rows_of(report, "timeline")} == {0}
+    assert {row["rank"] for row in report.table_rows("timeline")} == {0}
 
 
 def test_without_a_profiler_torchs_strategies_do_not(run: Any) -> None:
@@ -215,7 +209,7 @@ def test_without_a_profiler_torchs_strategies_do_not(run: Any) -> None:
     ],
 )
 def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, operations: set[str]) -> None:
-    rows = rows_of(run(name), "operations")
+    rows = run(name).table_rows("operations")
     assert {row["operation"] for row in rows} == operations
     assert all(0 <= row["start_ms"] <= row["end_ms"] for row in rows)
     if "all_reduce" in operations and "all_gather" not in operations:
@@ -251,7 +245,7 @@ def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any
 )
 def test_the_volume_of_communication_by_strategy(run: Any, name: str, rows: list[tuple[Any, ...]]) -> None:
     report = run(name)
-    found = [tuple(row.values()) for row in rows_of(report, "communication")]
+    found = [tuple(row.values()) for row in report.table_rows("communication")]
     assert found == rows
     assert values(report)["communication_mib"]["median"] == pytest.approx(sum(row[2] for row in rows) / MIB)
 
@@ -274,7 +268,7 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
     assert found["gradients_mib"]["median"] == pytest.approx(share * whole, rel=0.05)
     assert found["optimizer_state_mib"]["median"] == pytest.approx(state * whole, rel=0.05)
     assert found["memory_after_init_mib"]["reason"] == "known on GPUs only"
-    ranks = rows_of(report, "ranks")
+    ranks = report.table_rows("ranks")
     assert [(row["rank"], row["device"]) for row in ranks] == [(0, "cpu"), (1, "cpu")]
     assert all(row["min_step_ms"] <= row["median_step_ms"] <= row["max_step_ms"] for row in ranks)
 
@@ -412,7 +406,7 @@ def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
     for metric in ("step_ms", "exposed_communication_ms", "communication_ms", "host_us", "gradient_error"):
         assert found[metric]["outcome"] == "ok", found[metric]
     assert found["memory_before_optimizer_mib"]["median"] > found["parameters_mib"]["median"]
-    assert {row["stream"] for row in rows_of(report, "timeline")} >= {"compute", "communication"}
+    assert {row["stream"] for row in report.table_rows("timeline")} >= {"compute", "communication"}
     assert len(report.fingerprint["other_devices"]) == 1
     assert ("trace.json.gz" in report.files) == bool(fields.get("trace"))
     assert list((tmp_path / "ranks").iterdir())

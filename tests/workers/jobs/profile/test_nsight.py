@@ -151,7 +151,7 @@ class TestNcu:
         report = Report(tmp_path)
         nsight.collect(spec, unit, tmp_path, report)
         assert report.files == {"report.ncu-rep": tmp_path / "report.ncu-rep"}
-        launches = rows_of(report, "ncu-launches")
+        launches = report.table_rows("ncu-launches")
         assert [(row["function"], row["grid"], row["registers_per_thread"]) for row in launches] == [
             (SPLIT, "(8, 2, 8)", 254.0),
             (COMBINE, "(512, 1, 1)", 54.0),
@@ -160,7 +160,7 @@ class TestNcu:
         assert first["duration_us"] == pytest.approx(7.584)
         assert first["shared_memory_kib"] == 73.0
         assert (first["sm_throughput_percent"], first["achieved_occupancy_percent"]) == (13.39, 6.23)
-        counters = [row for row in rows_of(report, "ncu") if row["launch"] == 0]
+        counters = [row for row in report.table_rows("ncu") if row["launch"] == 0]
         told = {row["metric"]: (row["unit"], row["value"], row["text"]) for row in counters}
         assert told["sm__cycles_elapsed.max"] == ("cycle", 13_850.0, None)
         assert told["launch__cluster_scheduling_policy"] == (None, None, "PolicySpread")
@@ -205,8 +205,8 @@ class TestNcu:
     ) -> None:
         monkeypatch.setattr(nsight, "MAX_COUNTER_ROWS", 20)
         report = collected(tmp_path, "ncu")
-        assert {row["launch"] for row in rows_of(report, "ncu")} == {0}
-        assert len(rows_of(report, "ncu-launches")) == 2
+        assert {row["launch"] for row in report.table_rows("ncu")} == {0}
+        assert len(report.table_rows("ncu-launches")) == 2
         assert report.verdict["verdict"] == "valid"
         assert "the table ncu has 1 of 2 launches" in report.verdict["checks"][0]["detail"]
 
@@ -239,7 +239,7 @@ class TestNcu:
             ("", ""),
         ],
     )
-    def test_functions_are_named_without_what_belongs_to_the_compiler(self, kernel: str, function: str) -> None:
+    def test_functions_have_their_plain_names(self, kernel: str, function: str) -> None:
         assert nsight.function_of(kernel) == function
 
     @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ class TestNsys:
         table = report.tables["nsys-kernels"]
         units = {column["name"]: column["unit"] for column in table["columns"]}
         assert (units["total_ms"], units["mean_us"], units["share_percent"]) == ("ms", "µs", "%")
-        rows = rows_of(report, "nsys-kernels")
+        rows = report.table_rows("nsys-kernels")
         assert [(row["range"], row["calls"], row["total_ms"], row["name"]) for row in rows] == [
             (None, 6, 1.5, "void cutlass::Kernel2<gemm>(T1::Params)"),
             (None, 12, 0.5, "rows_kernel"),
@@ -293,7 +293,7 @@ class TestErrors:
         error = RUNNER.wrapper_error(spec, unit, tmp_path, output, succeeded=succeeded)
         assert error == f"Nsight Compute could not measure: {NO_PERMISSION}"
 
-    def test_a_filter_that_matches_nothing_names_the_kernels_that_ran(self, tmp_path: Path) -> None:
+    def test_a_filter_without_match_names_the_kernels(self, tmp_path: Path) -> None:
         spec, unit = planned(tmp_path, "ncu", ncu={"kernels": "flush"})
         output, code = wrapped(unit, tmp_path)
         assert code == 0
@@ -333,13 +333,6 @@ class TestErrors:
         assert nsight.error_of(spec_of(), Unit("torch's"), tmp_path, "==ERROR== x", succeeded=True) is None
 
 
-def rows_of(report: Report, name: str) -> list[dict[str, Any]]:
-    """A table's rows by column."""
-    table = report.tables[name]
-    names = [column["name"] for column in table["columns"]]
-    return [dict(zip(names, row, strict=True)) for row in table["rows"]]
-
-
 def collected(tmp_path: Path, tool: str, mode: str = "works", *, report: Report | None = None) -> Report:
     """Run a stand-in and collect what it has written."""
     spec, unit = planned(tmp_path, tool, mode)
@@ -363,7 +356,8 @@ from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
 from app.results import list_tables, result_table
 from workers.agent.agent import capabilities
-from workers.devices.locks import Lease, discover
+from workers.devices.discovery import discover
+from workers.devices.locks import HeldDevices
 from workers.agent.job_run import JobRun
 from workers.jobs import RUNNERS
 from workers.jobs.profile import nsight
@@ -379,7 +373,7 @@ queue.submit(NewJob(spec))
 names = capabilities(allow_code=False)
 claim = queue.claim("worker", Offer(frozenset(RUNNERS), names, total_gpus=1, free_gpus=1, idle=True))
 launcher = Launcher()
-run = JobRun(claim, Lease(gpus=discover().gpus[:1]), queue=queue, artifacts=ArtifactFiles(settings.artifacts_dir),
+run = JobRun(claim, HeldDevices(gpus=discover().gpus[:1]), queue=queue, artifacts=ArtifactFiles(settings.artifacts_dir),
              launcher=launcher, settings=settings, scratch=folder / "scratch", neighbours=[], on_end=lambda: None)
 run.start()
 run.join()
@@ -446,7 +440,7 @@ class TestOnAGpu:
         assert rest == 0
         assert 1 <= kernels_measured <= 3
 
-    def test_a_filter_that_matches_nothing_fails_in_the_tools_words(self, tmp_path: Path) -> None:
+    def test_a_filter_without_match_fails_in_the_tools_words(self, tmp_path: Path) -> None:
         job = job_of(tmp_path, ncu={"kernels": "no_such_kernel"})
         assert job["error"]["code"] == "invalid_environment", job["log"]
         assert "no kernel's name matches 'no_such_kernel'" in job["error"]["detail"]

@@ -67,9 +67,7 @@ def run(report: Report) -> Iterator[Any]:
         RUNNER.run(spec, RUNNER.plan(spec)[0], report)
         return report
 
-    precision = torch.get_float32_matmul_precision()
-    yield run
-    torch.set_float32_matmul_precision(precision)
+    return run
 
 
 def metrics(report: Report) -> dict[tuple[str, str | None], dict[str, Any]]:
@@ -79,14 +77,8 @@ def metrics(report: Report) -> dict[tuple[str, str | None], dict[str, Any]]:
     return rows
 
 
-def rows(report: Report, table: str) -> list[dict[str, Any]]:
-    found = report.tables[table]
-    names = [column["name"] for column in found["columns"]]
-    return [dict(zip(names, row, strict=True)) for row in found["rows"]]
-
-
 def shares(report: Report, scope: str) -> dict[str, float]:
-    return {row["class"]: row["share_percent"] for row in rows(report, "classes") if row["scope"] == scope}
+    return {row["class"]: row["share_percent"] for row in report.table_rows("classes") if row["scope"] == scope}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -100,7 +92,7 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
         *("classes", "ranges", "attention", "products", "ceilings", "summary"),
     }
     for phase in phases:
-        found = rows(report, f"kernels-{phase}")
+        found = report.table_rows(f"kernels-{phase}")
         assert sum(row["share_percent"] for row in found) == pytest.approx(100)
         assert [row["total_ms"] for row in found] == sorted((row["total_ms"] for row in found), reverse=True)
         assert all((row["launch_to_start_us"] is None) == (device == "cpu") for row in found)
@@ -126,7 +118,7 @@ def test_the_profilers_cost_is_not_in_the_step(run: Any, device: str) -> None:
     unprofiled, profiled = (found[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
     overhead = found["profiler_overhead_percent", None]["median"]
     assert overhead == pytest.approx(100 * (profiled / unprofiled - 1))
-    summary = {row["what"]: row["value"] for row in rows(report, "summary")}
+    summary = {row["what"]: row["value"] for row in report.table_rows("summary")}
     assert summary["profiler's overhead"] == pytest.approx(overhead)
 
 
@@ -159,7 +151,7 @@ def test_each_scope_has_the_share_of_each_class(run: Any, device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_the_share_of_products_falls_from_inference_to_the_full_step(run: Any) -> None:
+def test_products_share_falls_from_inference_to_training(run: Any) -> None:
     """The optimizer works on every parameter, and has no products."""
     report = run(device="cuda", model={"size": "small"}, context_length=128, batch_size=4)
     assert shares(report, "forward")["matmul"] > 1.1 * shares(report, "step")["matmul"] > 0
@@ -169,14 +161,14 @@ def test_the_share_of_products_falls_from_inference_to_the_full_step(run: Any) -
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str, activation_checkpointing: bool) -> None:
     report = run(device=device, activation_checkpointing=activation_checkpointing)
-    found = {(row["range"], row["phase"]): row["total_ms"] for row in rows(report, "ranges")}
+    found = {(row["range"], row["phase"]): row["total_ms"] for row in report.table_rows("ranges")}
     for phase in ("forward", "backward"):
         for part in ("scores", "softmax", "values", "norm"):
             layers = [found[f"layers.{index}/{part}", phase] for index in range(2)]
             # The last norm stands in no layer.
             assert found[part, phase] == pytest.approx(sum(layers)) or part == "norm"
             assert all(time > 0 for time in layers)
-        whole = sum(row["total_ms"] for row in rows(report, f"kernels-{phase}"))
+        whole = sum(row["total_ms"] for row in report.table_rows(f"kernels-{phase}"))
         outer = [f"layers.{index}" for index in range(2)] + ["outside"]
         no_layer = found["norm", phase] - sum(found[f"layers.{index}/norm", phase] for index in range(2))
         assert sum(found[name, phase] for name in outer) + no_layer == pytest.approx(whole)
@@ -200,7 +192,7 @@ def test_what_is_recomputed_counts_where_it_is(fields: dict[str, Any], scores: i
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> None:
     report = run(device=device)
-    found = {(row["part"], row["phase"]): row for row in rows(report, "attention")}
+    found = {(row["part"], row["phase"]): row for row in report.table_rows("attention")}
     assert set(found) == {(part, phase) for part in torch_profiler.PARTS for phase in ("forward", "backward")}
     products = 2 * 2 * 2 * 2 * 8 * 8 * 8  # 2 · layers · batch · heads · queries · keys · head dimension
     scores = found["scores", "forward"]
@@ -219,7 +211,7 @@ def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> No
 @pytest.mark.parametrize("device", DEVICES)
 def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str) -> None:
     report = run(device=device)
-    found = rows(report, "products")
+    found = report.table_rows("products")
     forward = [row for row in found if row["phase"] == "forward"]
     shape = accounting.Shape(*(MODEL[name] for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff")))
     # Eager attention computes the whole square of scores, of which the model's FLOPs count the causal half.
@@ -235,14 +227,14 @@ def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str
     assert head["bound"] == "memory-bound"
     limit = 1e-3 * head["intensity"] * 10  # TFLOP/s at 10 GB/s
     assert head["limit_percent"] == pytest.approx(100 * head["tflops"] / limit)
-    limits = {row["limit"]: row for row in rows(report, "ceilings")}
+    limits = {row["limit"]: row for row in report.table_rows("ceilings")}
     assert (limits["products"]["value"], limits["products"]["precision"]) == (0.05, "fp32")
     assert (limits["copies"]["value"], limits["copies"]["unit"]) == (10.0, "GB/s")
     assert limits["vendor's peak"]["source"]
 
 
 def test_products_in_another_type_than_the_jobs_have_no_limit(run: Any) -> None:
-    found = rows(run(precision="bf16", device="cpu", mode="forward"), "products")
+    found = run(precision="bf16", device="cpu", mode="forward").table_rows("products")
     assert {row["dtype"] for row in found} == {"bf16"}
     assert all(row["limit_percent"] is not None for row in found)
     usage = [ProductUsage("aten::mm", Product(1, 2, 3, 4, "fp32", 4), 1.0, Part("2×3 · 3×4", "forward", 1, 1, None))]
@@ -251,7 +243,7 @@ def test_products_in_another_type_than_the_jobs_have_no_limit(run: Any) -> None:
 
 
 def test_decoding_sees_one_key_more_at_each_step(run: Any) -> None:
-    found = {(row["part"], row["phase"]): row for row in rows(run(mode="generate", new_tokens=4), "attention")}
+    found = {(row["part"], row["phase"]): row for row in run(mode="generate", new_tokens=4).table_rows("attention")}
     keys = 9 + 10 + 11
     assert found["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * keys * 8)
     assert found["values", "decode"]["useful_gflop"] == found["values", "decode"]["gflop"]
@@ -259,8 +251,8 @@ def test_decoding_sees_one_key_more_at_each_step(run: Any) -> None:
 
 def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
     report = run(mode="forward_backward", attention="sdpa_math")
-    assert len(rows(report, "attention")) == 6
-    for row in rows(report, "attention"):
+    assert len(report.table_rows("attention")) == 6
+    for row in report.table_rows("attention"):
         assert row["total_ms"] is None
         assert "'sdpa_math' does not name its parts" in row["note"]
     for part in torch_profiler.PARTS:
@@ -276,7 +268,7 @@ def test_the_cost_of_another_attention_is_unknown(run: Any, monkeypatch: pytest.
         return dataclasses.replace(load("eager"), name=name) if name == "named" else load(name)
 
     monkeypatch.setattr(ATTENTION, "load", with_named_parts)
-    for row in rows(run(mode="forward", attention="named"), "attention"):
+    for row in run(mode="forward", attention="named").table_rows("attention"):
         assert row["total_ms"] > 0
         assert row["gflop"] is row["useful_gflop"] is row["tflops"] is row["bound"] is None
         assert "what attention 'named' computes in its parts is not known" in row["note"]
@@ -300,9 +292,9 @@ def test_naming_compiles_nothing_anew(
     report = run(compile=True, compile_scope=scope)
     counts = {name: metrics(report)[name, None]["median"] for name in ("graphs_compiled", "graph_breaks", "recompiles")}
     assert counts == {"graphs_compiled": 1, "graph_breaks": 0, "recompiles": 0}
-    named = {(row["range"], row["phase"]) for row in rows(report, "ranges")}
+    named = {(row["range"], row["phase"]) for row in report.table_rows("ranges")}
     assert (("layers.1", "backward") in named) == (scope == "blocks"), "a model that is compiled whole has no layers"
-    assert all("the compiler fuses" in row["note"] for row in rows(report, "attention"))
+    assert all("the compiler fuses" in row["note"] for row in report.table_rows("attention"))
 
 
 def test_only_the_chosen_phases_are_listed(run: Any) -> None:
@@ -339,11 +331,11 @@ def test_a_trace_over_the_cap_is_cut_and_says_so(run: Any, monkeypatch: pytest.M
     report = run(trace_max_mib=1, profile_steps=3)
     kept = metrics(report)["trace_steps", None]["median"]
     assert kept < 3
-    (row,) = [row for row in rows(report, "summary") if row["what"] == "steps in the trace"]
+    (row,) = [row for row in report.table_rows("summary") if row["what"] == "steps in the trace"]
     assert row["value"] == kept
     assert "cut from 3 steps" in row["note"]
     assert "to fit into 1 MiB" in row["note"]
-    assert rows(report, "kernels-forward"), "the tables are of all steps"
+    assert report.table_rows("kernels-forward"), "the tables are of all steps"
 
 
 def test_a_trace_of_which_nothing_fits_is_left_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,9 +348,7 @@ def test_a_trace_of_which_nothing_fits_is_left_out(run: Any, monkeypatch: pytest
     assert "hold nothing" in metrics(report)["trace_steps", None]["reason"]
 
 
-def test_a_profile_that_fails_halfway_keeps_the_times_before_it(
-    run: Any, report: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_profile_keeps_its_times(run: Any, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the profiler broke down")
 
@@ -403,7 +393,7 @@ def test_memory_that_does_not_suffice_is_a_result(run: Any, monkeypatch: pytest.
     assert report.tables == {}
 
 
-def test_memory_that_does_not_suffice_under_the_profiler_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_under_the_profiler_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -425,7 +415,7 @@ def test_without_memory_for_stacks_all_else_is_there(run: Any, monkeypatch: pyte
     monkeypatch.setattr(recording, "record", too_large)
     report = run(mode="forward", stacks=True)
     assert {row["outcome"] for row in report.rows} <= {"ok", "unknown"}
-    (row,) = [row for row in rows(report, "summary") if row["what"] == "stacks"]
+    (row,) = [row for row in report.table_rows("summary") if row["what"] == "stacks"]
     assert "out of memory in the profiled steps" in row["note"]
     assert set(report.files) == {"trace.json.gz"}
 
@@ -441,7 +431,7 @@ def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monk
     assert known is not None
     assert known.copy_gb_per_s is not None
     assert set(known.tflops) == {"fp32"}
-    assert {row["bound"] for row in rows(report, "attention")} <= {"memory-bound", "compute-bound"}
+    assert {row["bound"] for row in report.table_rows("attention")} <= {"memory-bound", "compute-bound"}
     assert sum("ceiling" in message for *_, message in report.steps) == 2
     again = Report(tmp_path)
     RUNNER.run(spec, RUNNER.plan(spec)[0], again)
@@ -453,7 +443,7 @@ def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monk
     report = Report(tmp_path)
     spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
     RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-    for row in rows(report, "attention"):
+    for row in report.table_rows("attention"):
         assert row["bound"] is row["ridge"] is None
         assert "no measured ceiling" in row["note"]
         assert row["tflops"] > 0
@@ -479,11 +469,11 @@ def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pyte
     monkeypatch.setattr(tables, "MAX_ROWS", 2)
     assert tables.left_out([2.0, 1.0]) is None
     report = run(mode="forward", device="cpu")
-    told = {row["what"]: row for row in rows(report, "summary") if row["what"].startswith("rows of")}
+    told = {row["what"]: row for row in report.table_rows("summary") if row["what"].startswith("rows of")}
     assert set(told) == {"rows of kernels-forward", "rows of operators-forward", "rows of products, forward"}
     for table in ("kernels-forward", "operators-forward", "products"):
-        assert len(rows(report, table)) == 2
-    kernels = rows(report, "kernels-forward")
+        assert len(report.table_rows(table)) == 2
+    kernels = report.table_rows("kernels-forward")
     row = told["rows of kernels-forward"]
     assert (row["value"], row["unit"]) == (2, "rows")
     count, others_ms = re.fullmatch(  # type: ignore[union-attr]
@@ -523,21 +513,23 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     report = run(stacks=True)
     found = metrics(report)
     products = 2 * 7 + 1  # of two layers, each with four projections and three matrices of the feed-forward; the head
-    (sgemm,) = [row for row in rows(report, "kernels-forward") if "sgemm" in row["name"]]
+    (sgemm,) = [row for row in report.table_rows("kernels-forward") if "sgemm" in row["name"]]
     assert sgemm["calls"] == products + 2 * 2
     assert sgemm["mean_us"] == sgemm["median_us"] == pytest.approx(3)
     assert (sgemm["std_us"], sgemm["launch_to_start_us"]) == (0, pytest.approx(2))
-    (operator,) = [row for row in rows(report, "operators-forward") if row["name"] == "aten::mm"]
+    (operator,) = [row for row in report.table_rows("operators-forward") if row["name"] == "aten::mm"]
     assert operator["device_ms"] == pytest.approx(3e-3 * products)
-    assert sum(row["calls"] for row in rows(report, "kernels-backward") if "sgemm" in row["name"]) == 2 * sgemm["calls"]
+    backward = report.table_rows("kernels-backward")
+    assert sum(row["calls"] for row in backward if "sgemm" in row["name"]) == 2 * sgemm["calls"]
     assert found["top_kernel_calls", "forward"]["median"] == products + 2 * 2
     assert found["launches", None]["median"] == sum(
-        row["calls"] for phase in PHASES["train_step"] for row in rows(report, f"kernels-{phase}")
+        row["calls"] for phase in PHASES["train_step"] for row in report.table_rows(f"kernels-{phase}")
     )
     assert found["profiled_idle_ms", None]["median"] > found["largest_gap_ms", None]["median"] > 0
-    scores = next(row for row in rows(report, "attention") if (row["part"], row["phase"]) == ("scores", "backward"))
+    attention = report.table_rows("attention")
+    scores = next(row for row in attention if (row["part"], row["phase"]) == ("scores", "backward"))
     assert scores["total_ms"] == scores["product_ms"] == pytest.approx(2 * 2 * 3e-3)
-    ranges = {(row["range"], row["phase"]): row["total_ms"] for row in rows(report, "ranges")}
+    ranges = {(row["range"], row["phase"]): row["total_ms"] for row in report.table_rows("ranges")}
     assert ranges["layers.0", "backward"] == pytest.approx(2 * (7 + 2) * 3e-3)
     lines = report.files["stacks.txt"].read_text().splitlines()
     assert all("sgemm" in line or "softmax" in line or "elementwise" in line for line in lines)
@@ -548,7 +540,7 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kernel", "known"), [("vectorized_elementwise_kernel", False), ("vectorized_layer_norm_kernel", True)]
 )
-def test_in_a_graph_norms_are_known_only_by_kernels_of_their_own(report: Report, kernel: str, known: bool) -> None:
+def test_norms_in_a_graph_need_their_own_kernels(report: Report, kernel: str, known: bool) -> None:
     spec = ProfileSpec(**{**FIELDS, "cuda_graph": True, "mode": "forward", "device": "cuda"})
     timed = torch_profiler.Timed(spec, None, 1.0, None)  # type: ignore[arg-type]
     profiling = torch_profiler.Profiling(timed, Values(torch_profiler.profile_metrics(spec)), report)
@@ -584,7 +576,7 @@ def test_a_cuda_graph_is_one_phase(run: Any) -> None:
     assert "one phase" in found["optimizer_share_percent", "step"]["reason"]
     assert "written out" in found["normalisation_share_percent", "step"]["reason"]
     assert not {"optimizer", "normalisation"} & set(shares(report, "step")), "what nobody can tell is no 0"
-    assert all("CUDA graph" in row["note"] for row in rows(report, "attention"))
+    assert all("CUDA graph" in row["note"] for row in report.table_rows("attention"))
 
 
 @pytest.mark.gpu
@@ -594,7 +586,7 @@ def test_fused_attention_is_one_class(run: Any, attention: str) -> None:
     report = run(device="cuda", precision="bf16", attention=attention, context_length=64, model=model)
     assert shares(report, "forward")["attention"] > 0
     assert shares(report, "forward_backward")["attention"] > 0
-    assert all("does not name its parts" in row["note"] for row in rows(report, "attention"))
+    assert all("does not name its parts" in row["note"] for row in report.table_rows("attention"))
 
 
 @pytest.mark.gpu

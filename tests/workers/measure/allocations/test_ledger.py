@@ -68,7 +68,7 @@ def test_each_allocation_has_the_category_of_the_rule() -> None:
     assert names[PARAMETER] == ("weight", None)
 
 
-def test_every_entry_of_the_history_has_a_category_and_a_phase() -> None:
+def test_every_entry_has_a_category_and_a_phase() -> None:
     ledger, stretches = training_step()
     assert len(ledger.categories) == len(ledger.phases) == sum(one.entries for one in stretches)
     assert [CATEGORIES[one] for one in ledger.categories[:5]] == ["input", "activation", *3 * ["temporary"]]
@@ -79,7 +79,7 @@ def test_every_entry_of_the_history_has_a_category_and_a_phase() -> None:
     ]
 
 
-def test_what_survives_another_phase_without_an_owner_is_unknown() -> None:
+def test_survivors_without_an_owner_are_unknown() -> None:
     ledger = Ledger()
     stretch = ledger.follow("backward", made(("+", SAVED, 64)), {})
     assert by_category(stretch.end.usage) == {"unknown": 64}

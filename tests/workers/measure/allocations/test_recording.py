@@ -108,7 +108,7 @@ def usage(point: Point) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_parameters_gradients_and_adamw_state_have_exact_bytes(device: str) -> None:
+def test_static_memory_has_exact_bytes(device: str) -> None:
     phases = recorded(device, torch.optim.AdamW)
     assert list(phases) == ["preparation", "forward", "backward", "optimizer"]
     model = WEIGHTS + BIASES
@@ -132,7 +132,7 @@ def test_parameters_gradients_and_adamw_state_have_exact_bytes(device: str) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_state_that_the_recorded_step_makes_is_optimizer_state(device: str) -> None:
+def test_state_made_by_the_step_is_optimizer_state(device: str) -> None:
     phases = recorded(device, torch.optim.AdamW, warmup=0)
     assert "optimizer_state" not in usage(phases["backward"].stretch.end)
     assert usage(phases["optimizer"].stretch.end)["optimizer_state"] >= 2 * (WEIGHTS + BIASES)
@@ -201,7 +201,7 @@ def test_the_residual_stream_is_among_the_allocations(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_a_recording_knew_of_the_model_the_next_one_knows(device: str) -> None:
+def test_the_next_recording_knows_the_model_too(device: str) -> None:
     recording = make_recording(torch.device(device), 10_000)
     recording.begin({})
     work = Work(device, None)
@@ -218,7 +218,7 @@ def test_what_a_recording_knew_of_the_model_the_next_one_knows(device: str) -> N
     assert str(site(up.frames)).endswith(f":{Block.__init__.__code__.co_firstlineno + 2} __init__")
 
 
-def test_on_a_cpu_a_history_that_overflows_shortens_the_snapshot_only(tmp_path: Path) -> None:
+def test_an_overflow_on_a_cpu_shortens_the_snapshot_only(tmp_path: Path) -> None:
     whole, cut = (recorded("cpu", torch.optim.AdamW, max_entries=most) for most in (100_000, 20))
     for phase, one in cut.items():
         assert one.stretch.peak.usage == whole[phase].stretch.peak.usage
@@ -294,7 +294,7 @@ PARAMETER = {4096: Owner(0, "weight", 1000)}
 
 
 @pytest.mark.parametrize("max_entries", [1000, 12])
-def test_a_history_on_a_gpu_is_followed_also_where_it_overflows(
+def test_an_overflowing_gpu_history_is_followed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_entries: int
 ) -> None:
     """With 12 entries, the forward pass fits, and the beginning of the backward pass is lost."""
@@ -378,7 +378,7 @@ def test_the_workspaces_of_matrix_products_have_a_name(monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_workspaces_of_matrix_products_have_a_name() -> None:
+def test_workspaces_of_products_have_a_name_on_a_gpu() -> None:
     torch._C._cuda_clearCublasWorkspaces()
     left_by_others = torch.cuda.memory_allocated()
     recording = make_recording(torch.device("cuda"), 10_000)
@@ -401,7 +401,7 @@ def test_on_a_gpu_the_workspaces_of_matrix_products_have_a_name() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpus_history_is_complete_and_counts_as_the_allocator_does() -> None:
+def test_a_gpus_history_agrees_with_the_allocator() -> None:
     for one in recorded("cuda", torch.optim.AdamW).values():
         assert one.counters is not None
         assert one.stretch.peak.total == one.counters.requested_peak

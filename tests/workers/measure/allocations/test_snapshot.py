@@ -112,7 +112,7 @@ def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
     ]
 
 
-def test_a_snapshot_in_which_all_is_known_still_names_the_unknown(tmp_path: Path) -> None:
+def test_a_known_snapshot_names_the_unknown_too(tmp_path: Path) -> None:
     """A snapshot that is taken when recording has stopped has no entry of its own."""
     alive = {KEPT: Allocation(KEPT, 1024, "forward", category=CATEGORIES.index("activation"))}
     original = {**as_cuda_gives_it(), "device_traces": [HISTORY[1:2]]}
@@ -145,7 +145,7 @@ def test_the_history_of_an_h200_is_followed_exactly(tmp_path: Path) -> None:
     check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
 
 
-def test_of_a_history_that_overflowed_the_rest_keeps_its_categories(tmp_path: Path) -> None:
+def test_an_overflowed_history_keeps_its_categories(tmp_path: Path) -> None:
     """The allocator has kept only the last two entries; the last categories belong to them."""
     original = as_cuda_gives_it()
     ledger_of_all = as_we_write_it(original)["device_traces"][0]
@@ -192,7 +192,7 @@ def test_equal_stacks_are_written_once(tmp_path: Path) -> None:
     assert shared[0]["frames"][0] is not deep[0]
 
 
-def test_the_line_behind_an_allocation_is_the_first_outside_torch() -> None:
+def test_an_allocations_line_is_the_first_outside_torch() -> None:
     import torch
 
     inside = {"filename": torch.nn.functional.__file__, "line": 1, "name": "linear"}

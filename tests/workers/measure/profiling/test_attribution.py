@@ -21,7 +21,7 @@ PHASES = ("forward", "backward")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def test_parents_are_the_innermost_enclosing_events_of_one_thread() -> None:
+def test_parents_are_the_innermost_events_of_a_thread() -> None:
     events = [
         host("a", "operator", 0, 100),
         host("b", "operator", 0, 50),
@@ -84,14 +84,14 @@ def test_calls_hold_their_own_time_and_that_of_their_launches() -> None:
     assert (calls["aten::bmm", "forward"].self_ns, calls["aten::bmm", "forward"].device_ns) == (50, 100)
 
 
-def test_without_an_operator_the_launch_tells_where_work_belongs() -> None:
+def test_the_launch_tells_where_work_belongs() -> None:
     made = gpu_step()
     work = [kernel("sgemm", 500, 600, launch=900)]
     (matmul,) = Attribution(recording(made.host, work), PHASES, on_gpu=True).work
     assert (matmul.operator, matmul.ranges) == ("aten::bmm", ("layers.0", "scores"))
 
 
-def test_the_kernels_of_a_graph_share_one_launch_and_have_no_delay() -> None:
+def test_the_kernels_of_a_graph_share_one_launch() -> None:
     events = [
         host("step_1", "range", 0, 100),
         host("graph", "range", 10, 90),
@@ -219,7 +219,7 @@ def test_work_and_calls_are_of_the_steps_phases_only(device: str) -> None:
         assert all(one.launch_to_start_us is not None and one.launch_to_start_us > 0 for one in attribution.work)
 
 
-def test_self_times_add_up_to_the_time_of_the_outermost_operators() -> None:
+def test_self_times_add_up_to_outermost_operators() -> None:
     events = [
         host("step_1", "range", 0, 1000),
         host("forward", "range", 0, 900),

@@ -169,7 +169,7 @@ def test_operators(name: str, expected: str) -> None:
         ("triton_tem_fused_mm_4", "matmul"),
     ],
 )
-def test_an_operator_that_a_compiler_made_has_the_class_of_its_kernel(name: str, expected: str) -> None:
+def test_a_compiled_operator_has_its_kernels_class(name: str, expected: str) -> None:
     assert class_of_operator(name) == class_of_kernel(name) == expected
 
 

@@ -43,7 +43,7 @@ def test_a_products_cost() -> None:
     assert (cost.flops, cost.bytes) == (4 * 2 * 2 * 3 * 5, 2 * 4 * (6 + 15 + 10))
 
 
-def test_the_profiler_notes_products_but_not_with_pythons_functions() -> None:
+def test_products_are_noted_without_python_functions() -> None:
     def work() -> None:
         torch.zeros(2, 3) @ torch.zeros(3, 5)
 

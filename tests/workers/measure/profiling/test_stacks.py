@@ -41,7 +41,7 @@ def test_the_hosts_time_is_spent_at_the_top_of_a_stack() -> None:
     }
 
 
-def test_the_devices_time_belongs_to_the_stack_that_launched_it() -> None:
+def test_device_time_belongs_to_the_launching_stack() -> None:
     times = fold(made(), ("forward", "backward"), on_gpu=True)
     assert times == {
         ("forward", "model.py(3): forward", "aten::mm", "sgemm"): 1000,

@@ -58,7 +58,7 @@ def test_the_shares_of_the_classes_add_up() -> None:
     assert sum(share for share in whole.values() if share is not None) == pytest.approx(100)
 
 
-def test_operators_are_ranked_by_the_device_or_on_a_cpu_by_the_host() -> None:
+def test_operators_are_ranked_by_device_time_or_host_time() -> None:
     calls = [Call("aten::mm", 1, "forward", 10_000, 90_000), Call("aten::view", 1, "forward", 30_000, 0)]
     first, second = usage.operators(calls, 1, class_of_operator, on_gpu=True)
     assert (first.name, first.device_ms, first.host_ms, first.share_percent) == ("aten::mm", 0.09, 0.01, 100)
@@ -67,7 +67,7 @@ def test_operators_are_ranked_by_the_device_or_on_a_cpu_by_the_host() -> None:
     assert (first.name, first.device_ms, first.share_percent, first.mean_us) == ("aten::view", None, 75, 30)
 
 
-def test_a_layer_holds_its_parts_and_parts_are_summed_over_layers() -> None:
+def test_parts_are_summed_over_layers() -> None:
     items = [
         work("a", 1_000_000, ranges=("layers.10", "scores")),
         work("a", 2_000_000, ranges=("layers.2", "scores")),

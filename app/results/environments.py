@@ -1,4 +1,4 @@
-"""Finds the differences between two sides of a comparison beside their numbers: environments and specs."""
+"""The differences between the environments, and between the specs, of the two sides of a comparison."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
-
-from app.specs import KINDS, Scalar
+from app.specs import Scalar
 from app.specs._base import flat
-from app.store import tables
-from app.store.public import readable
+from app.store.database.engine import Snapshot
 from app.store.reading import measurements
+from app.store.reading.measurements import FinishedJob
 
 DECISIVE = {
     "device.type": "device",
@@ -29,10 +27,8 @@ DECISIVE = {
 }
 """Facts that two results must share to be compared, and how a sentence names them. The others are listed only."""
 CHANGING = ("device.at_start.",)
-"""Beginnings of names of facts that differ from process to process."""
+"""Prefixes of the facts that differ from process to process."""
 OF_THE_DEVICE = ("device.", "software.cuda", "software.cudnn", "software.nccl", "threads.")
-
-Side = str | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class EnvironmentDifference(Difference):
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class Setup:
     """The environments and specs of the jobs of one side."""
 
     environments: Sequence[Mapping[str, Scalar]]
@@ -67,32 +63,15 @@ class Circumstances:
     specs: Sequence[Mapping[str, Scalar]]
     """Flat fields, one mapping for each job."""
 
-
-def read(connection: Connection, jobs: Sequence[Row[Any]], side: Side = None) -> Circumstances:
-    """Read the environments and specs of these jobs; `side` selects one side of a comparison."""
-    return Circumstances(_environments(connection, jobs, side), [_spec(job, side) for job in jobs])
-
-
-def _environments(connection: Connection, jobs: Sequence[Row[Any]], side: Side) -> list[dict[str, Scalar]]:
-    """Return the environment of the first unit of each job, on this side, that recorded one."""
-    unit = tables.unit.c
-    recorded = measurements.recorded_attempts(connection, [job.id for job in jobs])
-    query = select(unit.environment).order_by(unit.unit_index).limit(1)
-    if side is not None:
-        query = query.where(unit.side == side)
-    found = []
-    for job_id, attempt in recorded.items():
-        of_job = query.where(unit.job_id == job_id, unit.attempt == attempt, unit.environment.is_not(None))
-        environment = readable(connection.execute(of_job).scalar_one_or_none())
-        if environment:
-            found.append(_flat(environment))
-    return found
+    @classmethod
+    def read(cls, snapshot: Snapshot, jobs: Sequence[FinishedJob], side: str | None = None) -> Setup:
+        """Read those of these jobs; `side` selects one side of a comparison."""
+        recorded = measurements.environments(snapshot, jobs, side)
+        return cls(list(map(_flat, recorded)), [_spec(job, side) for job in jobs])
 
 
-def _spec(job: Row[Any], side: Side) -> dict[str, Scalar]:
-    spec = job.spec
-    if side is not None and job.kind in KINDS and KINDS[job.kind].holds_specs:
-        spec = spec.get(side, {})
+def _spec(job: FinishedJob, side: str | None) -> dict[str, Scalar]:
+    spec = job.spec.get(side, {}) if side is not None and job.holds_specs else job.spec
     return _flat({name: value for name, value in spec.items() if name != "kind"})
 
 
@@ -103,7 +82,7 @@ def _flat(nested: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def environment_differences(
-    one: Circumstances, other: Circumstances, *, devices_may_differ: bool = True
+    one: Setup, other: Setup, *, devices_may_differ: bool = True
 ) -> list[EnvironmentDifference]:
     """Return the facts of the environments in which the sides differ, decisive ones first.
 
@@ -112,17 +91,17 @@ def environment_differences(
     if not one.environments or not other.environments:
         return []
     chosen = devices_may_differ and _devices_are_chosen(one, other)
-    found = [
+    differences = [
         EnvironmentDifference(
             *difference, decisive=difference[0] in DECISIVE and not (chosen and difference[0].startswith(OF_THE_DEVICE))
         )
         for difference in _differences(one.environments, other.environments)
         if not difference[0].startswith(CHANGING)
     ]
-    return sorted(found, key=lambda difference: not difference.decisive)
+    return sorted(differences, key=lambda difference: not difference.decisive)
 
 
-def spec_differences(one: Circumstances, other: Circumstances) -> list[Difference]:
+def spec_differences(one: Setup, other: Setup) -> list[Difference]:
     """Return the fields in which the specs differ, including those that do not change the work: seed, measure_steps,
     device."""
     return [Difference(*difference) for difference in _differences(one.specs, other.specs)]
@@ -131,18 +110,18 @@ def spec_differences(one: Circumstances, other: Circumstances) -> list[Differenc
 def obstacles(
     differences: Iterable[EnvironmentDifference], elsewhere: Iterable[tuple[Scalar, Scalar]] = ()
 ) -> list[str]:
-    """Return the reasons why results cannot be compared, such as "torch 2.11 against 2.13"; empty if they can be.
+    """Return the reasons why results cannot be compared, such as "torch 2.11 against 2.13"; none if they can be.
 
     `elsewhere`: pairs of different devices of matched cases, where the environments do not show the difference.
     """
     decisive = [one for one in differences if one.decisive]
-    told = [one.in_words() for one in decisive if one.name != "device.type"]
+    texts = [one.in_words() for one in decisive if one.name != "device.type"]
     if not any(one.name == "device.name" for one in decisive):
-        told += [f"device {_shown(one)} against {_shown(other)}" for one, other in elsewhere if other is not None]
-    return list(dict.fromkeys(told))
+        texts += [f"device {_shown(one)} against {_shown(other)}" for one, other in elsewhere if other is not None]
+    return list(dict.fromkeys(texts))
 
 
-def _devices_are_chosen(one: Circumstances, other: Circumstances) -> bool:
+def _devices_are_chosen(one: Setup, other: Setup) -> bool:
     """Return True if the specs themselves ask for different devices: that comparison is meant."""
     asked = [{spec.get("device") for spec in side.specs} for side in (one, other)]
     return not asked[0] & asked[1] and "auto" not in asked[0] | asked[1]

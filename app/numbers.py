@@ -1,8 +1,14 @@
-"""Writes single numbers for people. Standard library only."""
+"""Numbers for JSON and for people. Standard library only."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+
+def finite(value: float | None) -> float | None:
+    """Return None for NaN and infinity, which JSON lacks, and every other value unchanged."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def number(value: Any) -> str:

@@ -1,0 +1,227 @@
+"""The two sides of a comparison: reads their jobs, cases, environments and specs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from app.errors import Conflict, FieldError, InvalidRequest
+from app.results.cases import CaseOfJob, cases_of
+from app.results.environments import Setup
+from app.specs import Scalar, spec_adapter
+from app.states import VERDICTS, worst
+from app.store.database.engine import Snapshot
+from app.store.keeping.baselines import cases_of_baseline
+from app.store.reading import measurements
+from app.store.reading.measurements import FinishedJob, JobChoice
+
+SideName = Literal["baseline", "candidate"]
+SIDES: tuple[SideName, SideName] = ("baseline", "candidate")
+
+Place = tuple[str | None, Scalar]
+"""The key of a case, and the device that measured it; None: nothing was measured, so no device is known."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that are compared: one job, several, or a part of one."""
+
+    name: SideName
+    jobs: Sequence[FinishedJob]
+    cases: Sequence[CaseOfJob]
+    metrics: Mapping[str, str]
+    """The unit of each metric's column."""
+    units: frozenset[int] | None
+    """Indexes of the side's units; None: all of the job."""
+    setup: Setup
+    baseline: str | None = None
+    """The name of the baseline that the side is."""
+    joins: Mapping[Place, Sequence[str]] | None = None
+    """The keys by which the case of a place is matched: cases of both sides that share a key. None: cases are matched
+    by their coordinates."""
+
+    @property
+    def validity(self) -> str | None:
+        """The worst verdict of the side's cases."""
+        return worst({case.validity() for case in self.cases})
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.jobs[0] if self.jobs else None
+        verdicts = Counter(verdict for case in self.cases if (verdict := case.validity()) is not None)
+        return {
+            "name": self.baseline,
+            "job": first and first.id,
+            "jobs": [job.id for job in self.jobs],
+            "kind": first and first.kind,
+            "state": first and first.state,
+            "validity": self.validity,
+            "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS if verdict in verdicts},
+            "processes": max((len(rows) for case in self.cases for rows in case.processes.values()), default=0),
+            "url": first and f"/jobs/{first.id}",
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both sides of a comparison."""
+
+    baseline: Side
+    candidate: Side
+    alternated: bool = False
+    """True if fresh processes of one job measured both sides in turns."""
+    other_devices: Sequence[tuple[Scalar, Scalar]] = ()
+    """Pairs of different devices of matched cases, which cannot be compared."""
+    notes: Sequence[str] = ()
+
+    @property
+    def both(self) -> tuple[Side, Side]:
+        return self.baseline, self.candidate
+
+
+def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequence[int]) -> Pair:
+    """Read two finished jobs of one kind, or two sets of them. Errors as those of `comparing.compare`."""
+    ones, others = (_finished(snapshot, jobs) for jobs in (baseline, candidate))
+    _check_kinds(ones, others)
+    return Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others))
+
+
+def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
+    """Read the sides of a finished job of kind `compare`. Errors as those of `comparing.compare_sides`."""
+    (job,) = _finished(snapshot, [job_id])
+    if not job.holds_specs:
+        detail = f"Job {job_id} is of kind {job.kind}, no comparison: pass two jobs, as baseline and candidate."
+        raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
+    whole = _side(snapshot, "baseline", [job])
+    side_of_unit = measurements.sides(snapshot, [job])
+    baseline, candidate = (
+        replace(
+            whole,
+            name=name,
+            cases=[case for case in whole.cases if case.coordinates.get("side") == name],
+            units=frozenset(unit for (_, _, unit), side in side_of_unit.items() if side == name),
+            setup=Setup.read(snapshot, [job], name),
+        )
+        for name in SIDES
+    )
+    return Pair(baseline, candidate, alternated=True)
+
+
+def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -> Pair:
+    """Read finished jobs of one kind, and the results that a baseline has of their cases.
+
+    Cases are matched by key and device. A case that the baseline has on other devices only is matched with those.
+    Errors as those of `comparing.compare_with_baseline`.
+    """
+    others = _finished(snapshot, candidate)
+    _check_kinds(others)
+    side = _side(snapshot, "candidate", others)
+    side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
+    kept = cases_of_baseline(snapshot, name)
+    asked = list(dict.fromkeys(_place_of(case) for case in side.cases))
+    matched = _matched_devices({(one.case_key, one.device_key) for one in kept}, asked)
+    chosen = {(key, device) for (key, _), devices in matched.items() for device in devices}
+    ones = _finished(snapshot, sorted({one.job_id for one in kept if (one.case_key, one.device_key) in chosen}))
+    whole = _side(snapshot, "baseline", ones)
+    of_baseline = {(one.job_id, one.case_key, one.device_key) for one in kept}
+    cases = [case for case in whole.cases if (case.job, *_place_of(case)) in of_baseline and _place_of(case) in chosen]
+    keys, known = {key for key, _ in asked}, {case.key for case in cases}
+    notes = []
+    if new := keys - known:
+        notes.append(f"{len(new)} of {len(keys)} cases are not in the baseline {name}, and have nothing to meet.")
+        side = replace(side, cases=[case for case in side.cases if case.key in known])
+    joins: dict[SideName, dict[Place, list[str]]] = {name: {} for name in SIDES}
+    for (key, device), devices in matched.items():
+        for other in devices:
+            join = json.dumps([key, device, other])
+            joins["candidate"].setdefault((key, device), []).append(join)
+            joins["baseline"].setdefault((key, other), []).append(join)
+    return Pair(
+        replace(whole, cases=cases, baseline=name, joins=joins["baseline"]),
+        replace(side, joins=joins["candidate"]),
+        other_devices=[
+            (other, device) for (_, device), devices in matched.items() for other in devices if device != other
+        ],
+        notes=notes,
+    )
+
+
+def _side(snapshot: Snapshot, name: SideName, jobs: Sequence[FinishedJob]) -> Side:
+    """Read one side, all of whose units count."""
+    measured = measurements.measurements(snapshot, jobs, "median")
+    side_of_unit = measurements.sides(snapshot, jobs)
+    cases, metrics = cases_of(jobs, measured, lambda row: side_of_unit.get((row.job_id, row.attempt, row.unit_index)))
+    return Side(name, jobs, cases, metrics, None, Setup.read(snapshot, jobs))
+
+
+def _place_of(case: CaseOfJob) -> Place:
+    return case.key, case.coordinates.get("device")
+
+
+def joins_of(side: Side, case: CaseOfJob) -> Sequence[str]:
+    """Return the keys by which a case of a side with `joins` is matched."""
+    assert side.joins is not None
+    return side.joins.get(_place_of(case), ())
+
+
+def _matched_devices(kept: Collection[tuple[str, str]], asked: Iterable[Place]) -> dict[Place, list[str]]:
+    """Return, for each case of the candidate, the baseline's devices with the same key whose results it is matched
+    with.
+
+    These are its own device or, without results there, all others. A case without a device, since nothing was measured,
+    gets the devices that no other case of its key is matched with.
+    """
+    by_key: dict[str | None, list[str]] = {}
+    for case_key, one in sorted(kept):
+        by_key.setdefault(case_key, []).append(one)
+    matched: dict[Place, list[str]] = {place: [] for place in asked}
+    for key, device in matched:
+        devices = by_key.get(key, [])
+        if device is None:
+            matched[key, device] = [one for one in devices if (key, one) not in matched] or devices
+        else:
+            matched[key, device] = [device] if device in devices else devices
+    return matched
+
+
+def _with_planned(job: FinishedJob, cases: Sequence[CaseOfJob]) -> list[CaseOfJob]:
+    """Return the job's cases; for a job that measured nothing, those of its spec, with the reason why they have no
+    numbers."""
+    of_job = [case for case in cases if case.job == job.id]
+    if any(case.key is not None for case in of_job) or not of_job:
+        return of_job
+    try:
+        planned = spec_adapter.validate_json(json.dumps(job.spec)).cases()
+    except (ValidationError, ValueError):  # the spec is of another version, or a comparison, which has no cases
+        return of_job
+    return [replace(of_job[0], coordinates=dict(its.coordinates), key=its.key) for its in planned]
+
+
+def _check_kinds(*sides: Sequence[FinishedJob]) -> None:
+    first = sides[0][0]
+    for job in (job for side in sides for job in side):
+        if job.kind != first.kind:
+            kinds = f"job {first.id} is of kind {first.kind}, job {job.id} of kind {job.kind}"
+            detail = f"Compare jobs of one kind: {kinds}."
+            raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
+
+
+def _finished(snapshot: Snapshot, wanted: Sequence[int]) -> list[FinishedJob]:
+    """Return these jobs, in this order.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: one is not finished.
+    """
+    if not wanted:
+        return []
+    chosen = measurements.choose_jobs(snapshot, JobChoice(jobs=wanted))
+    finished = {job.id: job for job in chosen}
+    for job_id in wanted:
+        if job_id not in finished:
+            raise Conflict(f"Job {job_id} is not finished: wait for its end, then compare.")
+    return [finished[job_id] for job_id in wanted]

@@ -1,0 +1,83 @@
+"""The types of columns: times in UTC, and JSON whose unreadable values do not fail a query.
+
+A disk, an editor or a bug can leave a text that is no JSON, or JSON of another shape. SQLAlchemy's own type would raise
+and so fail the whole query: one broken spec would hide all jobs of a list, and stop every claim. StoredJson reads such
+a value as an empty object or array instead, and `broken` tells for a row which of its values are such stand-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, DateTime, Dialect, TypeDecorator
+
+from app.errors import job_problem
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A column of UTC times with their time zone. It works on SQLite too, which stores no time zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("times in the database are aware: use utc_now()")
+        utc = value.astimezone(UTC)
+        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class _UnreadableObject(dict[str, Any]):
+    """Stands in for an object."""
+
+
+class _UnreadableArray(list[Any]):
+    """Stands in for an array."""
+
+
+_STAND_INS = frozenset({_UnreadableObject, _UnreadableArray})
+
+
+class StoredJson(TypeDecorator[Any]):
+    """A JSON column whose values are of the type `shape`: dict, list, or object for any value. None is SQL's NULL."""
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self, shape: type = dict) -> None:
+        super().__init__(none_as_null=True)
+        self.shape = shape
+
+    def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], Any]:
+        read = super().result_processor(dialect, coltype) or (lambda value: value)
+        shape = self.shape
+        stand_in = _UnreadableArray if shape is list else _UnreadableObject
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            try:
+                stored = read(value)
+            except (ValueError, TypeError, RecursionError):
+                return stand_in()
+            return stored if stored is not None and isinstance(stored, shape) else stand_in()
+
+        return process
+
+
+def broken(row: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """Return a problem that names the columns of a row whose values cannot be read; None when all can."""
+    if _STAND_INS.isdisjoint(map(type, row.values())):  # nearly always; this is the quickest check
+        return None
+    columns = [str(name) for name, value in row.items() if type(value) in _STAND_INS]
+    detail = f"What is stored as {', '.join(columns)} cannot be read: it is no JSON, or has another shape."
+    return job_problem("unreadable", detail)

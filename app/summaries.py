@@ -1,0 +1,161 @@
+"""The value of a metric of a case, from the measurements of the processes (units of a job) that measured it.
+
+It is a statistic of the samples. If several processes measured the case, each counts as one value: the statistic of the
+processes' own statistics, such as the median of their medians, and the standard deviation is that of their means. No
+average hides a missing value: when one process has none, the metric has an outcome ("oom", "unsupported", …) instead of
+numbers. If the job did not succeed, a metric that all planned processes measured has its value, and every other has the
+job's code ("timeout", "cancelled", …) as its outcome.
+
+Of a job that ran several times, the measurements are those of the last attempt that recorded results.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from app.metrics import column_name
+from app.numbers import finite
+from app.table_options import Statistic
+
+
+class Measured(Protocol):
+    """A process's measurement of a metric of a case."""
+
+    @property
+    def unit_index(self) -> int | None: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def value(self) -> float | None:
+        """The statistic of its samples."""
+
+    @property
+    def std(self) -> float | None: ...
+    @property
+    def n(self) -> int | None: ...
+
+
+class Summary(NamedTuple):
+    """The value of a metric of a case."""
+
+    value: float | None
+    spread: float | None
+    """Standard deviation of the samples, or of the processes' means; only beside a mean."""
+    n: int | None
+    """Number of samples, or of processes."""
+    outcome: str | None
+    """ok | oom | unsupported | timeout | …; None: not measured."""
+
+
+NOT_MEASURED = Summary(None, None, None, None)
+
+
+def add_process(rows: list[Any], row: Measured) -> None:
+    """Add a measurement to those of the other processes of a metric of a case.
+
+    A crash may leave two rows of one unit: the first that is "ok" counts. Each row without a unit is a process of its
+    own.
+    """
+    for index, earlier in enumerate(rows):
+        if row.unit_index is not None and earlier.unit_index == row.unit_index:
+            if earlier.outcome != "ok" and row.outcome == "ok":
+                rows[index] = row
+            return
+    rows.append(row)
+
+
+def summarise(rows: Sequence[Measured], planned: int, stopped: str | None, statistic: Statistic = "mean") -> Summary:
+    """Return the value of a metric of a case.
+
+    Args:
+        rows: the measurements, one of each process, as `add_process` gathers them.
+        planned: the number of processes that were planned to measure the case.
+        stopped: the code of why the job did not succeed; None if it did.
+        statistic: the statistic that `value` of the rows is.
+    """
+    if stopped is not None and (not rows or _lacks_processes(rows, planned)):
+        return Summary(None, None, None, stopped)
+    if not rows:
+        return NOT_MEASURED
+    if len(rows) == 1 and rows[0].outcome == "ok":  # nearly always
+        row = rows[0]
+        return Summary(finite(row.value), finite(row.std) if statistic == "mean" else None, row.n, "ok")
+    if (outcome := worst_outcome(rows)) != "ok":
+        return Summary(None, None, None, outcome)
+    values = [finite(row.value) for row in rows]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return Summary(None, None, len(values), "ok")
+    spread = finite(statistics.stdev(known)) if statistic == "mean" else None
+    return Summary(finite(_STATISTICS[statistic](known)), spread, len(known), "ok")
+
+
+def _lacks_processes(rows: Sequence[Measured], planned: int) -> bool:
+    """Return True if processes did not get to a measurement. An outcome such as oom counts as one."""
+    return len(rows) < planned and all(row.outcome == "ok" for row in rows)
+
+
+def worst_outcome(rows: Iterable[Measured]) -> str:
+    """Return the outcome of the first process that has no value; "ok" if all have one."""
+    return next((row.outcome for row in rows if row.outcome != "ok"), "ok")
+
+
+def planned_processes(spec: Any) -> int:
+    """Return how many processes measure a case of a stored spec."""
+    replicates = spec.get("replicates") if isinstance(spec, dict) else None
+    return replicates if isinstance(replicates, int) else 1
+
+
+class _Process(NamedTuple):
+    """A record's measurement, with its mean."""
+
+    unit_index: int
+    outcome: str
+    value: float | None
+    std: float | None
+    n: int | None
+
+
+def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> Mapping[str, float] | None:
+    """Return the value of each metric of a job with a single case, by column, as tables show it by default.
+
+    Args:
+        records: the measurements of an attempt, as store.records.MeasurementRecord.
+        planned, stopped: as for `summarise`.
+
+    Returns:
+        The values; metrics without one are left out. None if the job has no case, or several.
+    """
+    case: tuple[str, str] | None = None
+    rows: dict[str, list[_Process]] = {}
+    for record in records:
+        if case is None:
+            case = (record.case_key, record.device_key)
+        elif case != (record.case_key, record.device_key):
+            return None
+        process = _Process(record.unit_index, record.outcome, record.mean, record.std, record.n)
+        add_process(rows.setdefault(column_name(record.metric, record.phase), []), process)
+    if case is None:
+        return None
+    found = {name: summarise(of_metric, planned, stopped).value for name, of_metric in rows.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _quantile(percent: int) -> Callable[[Sequence[float]], float]:
+    return lambda values: statistics.quantiles(values, n=20, method="inclusive")[percent // 5 - 1]
+
+
+_STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+    "p05": _quantile(5),
+    "p25": _quantile(25),
+    "p75": _quantile(75),
+    "p95": _quantile(95),
+}

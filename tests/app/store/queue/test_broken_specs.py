@@ -1,0 +1,77 @@
+"""A stored spec that cannot be read fails its own job: lists show it, and claims and watchers go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import JSON, text
+
+from app.errors import Conflict
+from app.specs.benchmark import BenchmarkSpec
+from app.store.column_types import StoredJson
+from app.store.database.engine import Database
+from app.store.keeping.deleting import delete_job
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import NewJob, Offer
+from tests.app.store.conftest import CAPABILITIES, KINDS
+
+OFFER = Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
+BROKEN = ['{"half": ', '"a text"', "null", "7"]
+
+
+def break_column(database: Database, table: str, column: str, value: str) -> None:
+    """Store this text in the column of row 1."""
+    with database.write() as connection:
+        connection.execute(text(f"UPDATE {table} SET {column} = :value WHERE id = 1"), {"value": value})
+
+
+@pytest.mark.parametrize("value", BROKEN)
+@pytest.mark.parametrize("column", ["spec", "requirements"])
+def test_a_job_with_a_broken_spec_fails_and_the_next_runs(
+    database: Database,
+    queue: Queue,
+    reading: Reading,
+    shop: Any,
+    column: str,
+    value: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shop.register()
+    first, second = shop.submit(), shop.submit()
+    break_column(database, "job", column, value)
+    listed, _ = reading.jobs()
+    assert [(job["id"], job["broken"] is not None) for job in listed] == [(second, False), (first, True)]
+    assert (listed[1]["state"], listed[1]["broken"]["code"]) == ("queued", "unreadable")
+    assert column in listed[1]["broken"]["detail"]
+    claim = queue.claim("worker", OFFER)
+    assert claim is not None
+    assert claim.job_id == second
+    assert "job 1 fails" in caplog.text
+    job, _ = reading.job(first)
+    assert (job["state"], job["error"]["code"]) == ("failed", "unreadable")
+    assert delete_job(database, first) == []
+
+
+def test_control_of_the_stored_json(
+    database: Database, queue: Queue, reading: Reading, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoredJson, "result_processor", JSON.result_processor)
+    shop.register()
+    shop.submit()
+    break_column(database, "job", "spec", BROKEN[0])
+    with pytest.raises(ValueError, match="Expecting"):
+        queue.claim("worker", OFFER)
+    with pytest.raises(ValueError, match="Expecting"):
+        reading.jobs()
+
+
+@pytest.mark.parametrize("column", ["options", "labels", "base"])
+def test_a_sweep_with_a_broken_row_is_not_resumed(database: Database, queue: Queue, column: str) -> None:
+    job = NewJob(BenchmarkSpec(), labels={"a": "b"}, point={"batch_size": 0})
+    queue.submit_sweep("s", {"a": "b"}, {"kind": "benchmark"}, {"batch_size": [1]}, [], [job])
+    queue.cancel_sweep(1)
+    break_column(database, "sweep", column, BROKEN[0])
+    with pytest.raises(Conflict, match=f"cannot be resumed. What is stored as {column} cannot be read"):
+        queue.resume_sweep(1)

@@ -1,0 +1,55 @@
+"""Values as people type them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.value_text import parse_json, parse_value, value_text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("128", 128),
+        ("1e-3", 0.001),
+        ("true", True),
+        ("True", True),
+        ("None", None),
+        ("null", None),
+        ("[1, 2]", [1, 2]),
+        ("tiny", "tiny"),
+        ('"128"', "128"),
+        ("NaN", "NaN"),
+        ("1e999", "1e999"),
+        ("[" * 100_000, "[" * 100_000),
+        ("", ""),
+    ],
+)
+def test_a_value(text: str, value: Any) -> None:
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        (r'"\ud800"', "half of a character"),
+        ("[NaN]", "NaN is no number"),
+        ("1e999", "1e999 is too large"),
+        ("{", "Expecting"),
+    ],
+)
+def test_json_that_the_api_refuses(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("value", ["fp32", 128, 0.5, True, False])
+def test_what_is_written_is_parsed_to_the_same(value: Any) -> None:
+    assert parse_value(value_text(value)) == value
+
+
+def test_objects_and_nothing() -> None:
+    assert value_text({"size": "tiny", "layers": [1, None]}) == "tiny/1/none"

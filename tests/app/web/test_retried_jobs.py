@@ -1,0 +1,98 @@
+"""Tables, plots, the order of a sweep's jobs, exports and comparisons have the same value of a job that ran twice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.specs import spec_adapter
+from app.store.records import RunningAttempt
+from app.web.pages import plots as plots_page
+
+ONCE, LOST, AGAIN, UNMEASURED = 1, 2, 3, 4
+"""Jobs of a sweep: one ran once; one measured everything and failed, was retried, and lost its worker; one failed, was
+retried, and succeeded with another value; one failed before it measured the step, was retried, and lost its worker."""
+VALUES = {ONCE: 5.0, LOST: 3.0, AGAIN: 4.0, UNMEASURED: None}
+OUTCOMES = {ONCE: "ok", LOST: "ok", AGAIN: "ok", UNMEASURED: "worker_lost"}
+
+
+@pytest.fixture(scope="module")
+def swept(serve: Any, measured: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The four jobs, all finished."""
+    with serve(tmp_path_factory.mktemp("swept"), lease_s=600) as site:
+        base = {"kind": "benchmark", "model": {"size": "tiny"}}
+        site.http.post("/sweeps", json={"base": base, "grid": {"context_length": [8, 16, 32, 64]}})
+
+        def finish(state: str, **values: float) -> int:
+            claim = site.worker.claim()
+            case = spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates
+            rows = [measured(metric, value, **case) for metric, value in values.items()]
+            site.worker.finish(claim, state, measurements=rows)
+            return int(claim.job_id)
+
+        def lose() -> None:
+            claim = site.worker.claim()
+            running = RunningAttempt(claim.attempt_id, claim.job_id, claim.attempt, 0)
+            assert site.services.queue.recover(running) == "failed"
+
+        def retry(job: int) -> None:
+            assert site.http.post(f"/jobs/{job}/retry").status_code == 202
+
+        assert finish("succeeded", step_ms=5.0, forward_ms=1.0) == ONCE
+        assert finish("failed", step_ms=3.0, forward_ms=1.0) == LOST
+        assert finish("failed", step_ms=90.0, forward_ms=1.0) == AGAIN
+        assert finish("failed", forward_ms=1.0) == UNMEASURED
+        retry(LOST)
+        lose()
+        retry(AGAIN)
+        assert finish("succeeded", step_ms=4.0, forward_ms=1.0) == AGAIN
+        retry(UNMEASURED)
+        lose()
+        yield site
+
+
+def test_table(swept: Any) -> None:
+    rows = swept.http.get("/tables?sweep=1&columns=step_ms").json()["rows"]
+    assert {row["job"]: row["step_ms"] for row in rows} == VALUES
+    assert {row["job"]: row["step_ms_outcome"] for row in rows} == OUTCOMES
+    assert {row["job"] for row in rows if row["partial"]} == {LOST}
+
+
+@pytest.mark.parametrize("many_points", [0, plots_page.MANY_POINTS])
+def test_plot(swept: Any, many_points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots_page, "MANY_POINTS", many_points)
+    sweep = swept.services.reading.sweep(1)
+    points = plots_page.read_points(swept.services, sweep, plots_page.PlotsQuery(sweep=1), "step_ms")
+    of_job = {int(str(point.url).rpartition("/")[2]): point for point in points}
+    assert {job: point.value for job, point in of_job.items()} == VALUES
+    assert {job: point.outcome for job, point in of_job.items()} == OUTCOMES
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"), [("step_ms", [LOST, AGAIN, ONCE, UNMEASURED]), ("-step_ms", [ONCE, AGAIN, LOST, UNMEASURED])]
+)
+def test_order_of_the_jobs_of_a_sweep(swept: Any, sort: str, order: list[int]) -> None:
+    text = swept.http.get(f"/ui/sweeps/1?sort={sort}").text
+    links = re.findall(r'href="/ui/jobs/(\d+)"', text[text.index("<tbody") :])
+    assert list(dict.fromkeys(map(int, links)))[:4] == order
+
+
+def test_export(swept: Any) -> None:
+    text = swept.http.get("/sweeps/1/export").text
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r"<tr.*?</tr>", text, flags=re.DOTALL)]
+    cells = [[cell for cell in row if cell != "*"] for row in rows if row[:1] == ["tiny"]]
+    assert [cell[-1] for cell in cells] == ["5", "3", "4", "worker_lost"]
+
+
+@pytest.mark.parametrize("job", [LOST, AGAIN, UNMEASURED])
+def test_comparison(swept: Any, job: int) -> None:
+    """It takes no numbers of a job that did not succeed."""
+    answer = swept.http.get(f"/compare?baseline={ONCE}&candidate={job}&metric=step_ms").json()
+    (row,) = answer["rows"]
+    succeeded = job == AGAIN
+    assert (row["baseline"], row["candidate"]) == (VALUES[ONCE], VALUES[job] if succeeded else None)
+    assert row["candidate_outcome"] == ("ok" if succeeded else "worker_lost")
