@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from app.api.bodies import MAX_LABELS, Body, JobBody, json_body, request_body
+from app.api.links import linked_job, linked_jobs
 from app.api.names import check_names, known_names
 from app.api.parameters import (
     NO_QUERY,
@@ -32,6 +33,7 @@ from app.api.schemas import Job, Page
 from app.api.services import CurrentServices, Services
 from app.errors import STORE_UNAVAILABLE
 from app.states import FINISHED_STATES, JobState
+from app.store.keeping.deleting import delete_job
 from app.store.records import Idempotency, Submitted
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -83,7 +85,7 @@ async def submit(
         # A client that disconnected got no answer; a repeated request may still wait for one.
         if key is not None and not await request.is_disconnected():
             job = await _first_awaited(services, key, job)
-    return Json(job, status_code=201, headers=headers)
+    return Json(linked_job(job), status_code=201, headers=headers)
 
 
 async def submit_job(services: Services, body: JobBody, key: Idempotency | None = None) -> Submitted:
@@ -130,7 +132,7 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
         limit=query.limit,
         after=query.after,
     )
-    return Json({"data": jobs, "next": following})
+    return Json({"data": linked_jobs(jobs), "next": following})
 
 
 @router.get(
@@ -147,7 +149,7 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
     tag = ETag(f"{job_id}-{version}{waiting}", weak=True)
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
-    return Json(job, headers={"ETag": str(tag)})
+    return Json(linked_job(job), headers={"ETag": str(tag)})
 
 
 @router.post(
@@ -159,7 +161,7 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
 )
 async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     """Cancels a queued job at once, and a running one as soon as its worker has ended its processes."""
-    return Json(await services.writes.run(lambda: services.queue.cancel(job_id)), status_code=202)
+    return Json(linked_job(await services.writes.run(lambda: services.queue.cancel(job_id))), status_code=202)
 
 
 @router.post(
@@ -171,12 +173,13 @@ async def cancel(services: CurrentServices, job_id: JobId) -> Response:
 )
 async def retry(services: CurrentServices, job_id: JobId) -> Response:
     """Queues a failed or cancelled job for its next attempt; results of earlier attempts stay."""
-    return Json(await services.writes.run(lambda: services.queue.retry(job_id)), status_code=202)
+    return Json(linked_job(await services.writes.run(lambda: services.queue.retry(job_id))), status_code=202)
 
 
 @router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
 async def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Deletes a finished job with its results and files."""
     # It may have a million rows, which are deleted in slices.
-    await services.writes.run_long(lambda: services.files.remove(services.queue.delete(job_id), services.database))
+    database, files = services.database, services.files
+    await services.writes.run_long(lambda: files.remove(delete_job(database, job_id), database))
     return Response(status_code=204)

@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import to_json
 
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
+from app.api.links import linked_sweep
 from app.api.names import known_names, unknown_names
 from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, declared, idempotency
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
@@ -84,7 +85,7 @@ async def submit(
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
-    return Json(submitted.response, status_code=201, headers=headers)
+    return Json(linked_sweep(submitted.response), status_code=201, headers=headers)
 
 
 async def submit_sweep(services: Services, body: SweepBody, key: Idempotency | None = None) -> Submitted:
@@ -202,14 +203,14 @@ def _misfits(point: Point, invalid: ValidationError) -> Iterator[tuple[Location,
 @router.get("", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first")
 def list_sweeps(services: CurrentServices, query: Annotated[SweepsQuery, Query()]) -> Response:
     sweeps, following = services.reading.sweeps(limit=query.limit, after=query.after)
-    return Json({"data": sweeps, "next": following})
+    return Json({"data": [linked_sweep(sweep) for sweep in sweeps], "next": following})
 
 
 @router.get("/{sweep_id}", responses={200: {"model": Sweep}}, dependencies=[NO_QUERY], summary="Show a sweep")
 def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Returns the sweep, with `counts` of its points by the state of their latest job, and with `fit` its
     `searches`."""
-    return Json(services.reading.sweep(sweep_id))
+    return Json(linked_sweep(services.reading.sweep(sweep_id)))
 
 
 @router.post(
@@ -221,7 +222,7 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
 )
 async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Cancels the unfinished jobs; the others keep their results."""
-    return Json(await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id)), status_code=202)
+    return Json(linked_sweep(await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id))), status_code=202)
 
 
 @router.post(
@@ -237,4 +238,6 @@ async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
 
     `counts` and tables take the latest job of each point.
     """
-    return Json(await services.writes.run_long(lambda: services.queue.resume_sweep(sweep_id)), status_code=202)
+    return Json(
+        linked_sweep(await services.writes.run_long(lambda: services.queue.resume_sweep(sweep_id))), status_code=202
+    )

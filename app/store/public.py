@@ -12,7 +12,6 @@ from sqlalchemy import RowMapping
 from app.errors import NotFound
 from app.states import JOB_STATES
 from app.store.column_types import broken
-from app.store.files.uploads import code_links
 
 MAX_ID = 2**63 - 1
 """The largest id. The database's integers have 64 bits; a number from a URL can have any length."""
@@ -55,12 +54,10 @@ ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
 """The parts that each attempt has of its own. Without `?attempt=` clients get those of the last attempt."""
 
 
-_JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", "attempts")
-
-
 def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
-    """Make the public job from a row of the table `job`. `waiting` says why it cannot start (see waiting.py)."""
-    path = f"/jobs/{row['id']}"
+    """Make the public job, without its links, from a row of the table `job`. `waiting` says why it cannot start (see
+    waiting.py).
+    """
     return {
         **{field: row[field] for field in _JOB_FIELDS},
         "progress": row["progress"] or NO_PROGRESS,
@@ -72,22 +69,17 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
         "environment": row["environment"],
         "validity": row["validity"],
         "broken": broken(row),
-        "links": {
-            "self": path,
-            **{name: f"{path}/{name}" for name in _JOB_PARTS},
-            **code_links(row),
-            "ui": f"/ui{path}",
-        },
     }
 
 
 def sweep_dict(
     row: RowMapping | Mapping[str, Any], counts: Mapping[str, int], searches: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Make the public sweep from a row of the table `sweep`, its number of points by their latest job's state, and the
-    state of its searches, if somebody asks for this sweep alone.
+    """Make the public sweep, without its links, from a row of the table `sweep`.
+
+    `counts` are the numbers of its points by the state of their latest job; `searches`, the state of its searches, are
+    for an answer about this sweep alone.
     """
-    path = f"/sweeps/{row['id']}"
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
         "fit": row["fit"],
@@ -95,12 +87,6 @@ def sweep_dict(
         "created_at": rfc3339(row["created_at"]),
         "broken": broken(row),
         "counts": {state: counts.get(state, 0) for state in JOB_STATES},
-        "links": {
-            "self": path,
-            "jobs": f"/jobs?sweep={row['id']}",
-            "table": f"/tables?sweep={row['id']}",
-            "ui": f"/ui{path}",
-        },
     }
 
 

@@ -13,8 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Container
-from types import FrameType
+from collections.abc import Callable, Container
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
 from app.settings import Settings
@@ -24,7 +23,7 @@ from app.store.database.engine import Database, open_database
 from app.store.database.locking import patience
 from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.hosts import gpus_of_one_job
-from app.store.queue.lease import Watcher, agreed
+from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Offer
@@ -33,7 +32,7 @@ from workers import tools
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.readings import Readings
 from workers.agent.scratch import Scratch
-from workers.devices.discovery import discover
+from workers.devices.discovery import Host, discover
 from workers.devices.locks import DeviceLocks, HeldDevices
 from workers.jobs import RUNNERS
 from workers.model.registry import MODELS
@@ -42,7 +41,7 @@ from workers.processes.launch import Launcher
 
 logger = logging.getLogger(__name__)
 
-MAX_ON_PAPER = 4
+MAX_DEVICELESS = 4
 """Largest number of simultaneous jobs that only estimate: they need no device, but each has a process."""
 TICK_S = 0.05
 """Seconds between two looks of an idle agent for new work. One look costs microseconds."""
@@ -71,9 +70,27 @@ def versions() -> dict[str, str]:
 
 
 class Agent:
-    """One worker. `run` returns when a signal has asked for it and the jobs have ended or been given back."""
+    """One worker. `run` returns when a signal has asked for it and the jobs have ended or been given back.
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    Args:
+        settings: Its settings.
+        database: The store's database; the agent does not close it.
+        host: The devices to use; those of this host if None.
+        locks: The locks of these devices; those that all workers of this host share if None.
+        launcher: Starts the jobs' processes; a new one if None.
+        clock: Returns the time in seconds, from any beginning.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        *,
+        host: Host | None = None,
+        locks: DeviceLocks | None = None,
+        launcher: Launcher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._database = database
@@ -83,19 +100,20 @@ class Agent:
         self._scratch = Scratch(settings.data_dir / "scratch")
         self._watch = database.watch()
         self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
-        self._host = discover()
-        self._locks = DeviceLocks(self._host)
+        self._host = discover() if host is None else host
+        self._locks = DeviceLocks(self._host) if locks is None else locks
+        self._clock = clock
         self._readings = Readings(self._host, settings.lease_s / 3)
-        self._launcher = Launcher()
+        self._launcher = Launcher() if launcher is None else launcher
         self._capabilities = capabilities(allow_code=settings.allow_code)
-        self._runs: dict[int, JobRun] = {}
-        """By the id of the attempt. A job whose lease was lost, or that was retried, may be claimed again before the
-        run of its former attempt has ended.
+        self.runs: dict[int, JobRun] = {}
+        """The running jobs, by the ids of their attempts: a job whose lease was lost, or that was retried, may be
+        claimed again before the run of its earlier attempt has ended.
         """
         self._refused_with: Offer | None = None
         self._next_beat = self._next_poll = self._claim_after = 0.0
         self._backoff_s = MIN_BACKOFF_S
-        self._signals = 0
+        self._drains = 0
         self._drain_until: float | None = None
         self._wake, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -103,38 +121,46 @@ class Agent:
         """Serve until SIGTERM or SIGINT."""
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._on_signal)
+            signal.signal(signum, lambda *_: self.drain())
         self._launcher.end_leftovers()
         self._launcher.start_warm()
         self._scratch.remove_those_of_dead_agents()
         # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
         self._launcher.wait_until_warm()
-        self._register()
+        self.register()
         self._readings.start()
         error: str | None = "the worker ended by an error"
         try:
-            self._loop()
+            self.serve_until_drained()
             error = None
         finally:
             self._readings.stop()
-            self._give_back_all(error)
-            self._launcher.close()
-            self._scratch.close()
-            self._watch.close()
-            self._announce("stopped")
+            self.give_back_all(error)
+            signal.set_wakeup_fd(-1)
+            self.close()
+            self.announce("stopped")
             logger.info("worker %s stopped", self.id)
 
-    def _loop(self) -> None:
+    def close(self) -> None:
+        """End the warm parent, and free everything that the agent has opened."""
+        self._launcher.close()
+        self._scratch.close()
+        self._watch.close()
+        os.close(self._wake)
+        os.close(self._wake_in)
+
+    def serve_until_drained(self) -> None:
+        """Serve the queue until `drain` was called and no job runs any more."""
         while True:
             pause_s = TICK_S
             try:
                 if self._drained():
                     return
                 self._launcher.end_orphans()
-                left_s = math.inf if self._drain_until is None else self._drain_until - time.monotonic()
+                left_s = math.inf if self._drain_until is None else self._drain_until - self._clock()
                 # After the grace, too, leases are renewed: runs may still be storing their results.
                 with patience(max(left_s, RETRY_S)):
-                    self._serve_queue()
+                    self.serve_queue()
             except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
                 if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
@@ -146,8 +172,9 @@ class Agent:
             if select.select([self._wake], [], [], pause_s)[0]:
                 os.read(self._wake, 4096)
 
-    def _serve_queue(self) -> None:
-        now = time.monotonic()
+    def serve_queue(self) -> None:
+        """Do what is due now: renew, take note of ended jobs and of cancels, claim jobs and start them."""
+        now = self._clock()
         if now >= self._next_beat:
             self._beat()
             self._next_beat = now + self._watcher.lease_s / 3
@@ -155,14 +182,15 @@ class Agent:
             for job_id in self._watcher.poll():
                 logger.warning("job %s: its worker was lost", job_id)
             self._next_poll = now + self._watcher.lease_s / 4
-        self._join_ended()
+        self.join_ended()
         if self._watch.changed():
             self._refused_with = None
             self._pass_on_cancels()
         if self._drain_until is None and now >= self._claim_after:
-            self._claim_what_fits()
+            self._claim_jobs()
 
-    def _register(self) -> None:
+    def register(self) -> None:
+        """Tell the store what this worker is and has."""
         self._registration.register_worker(
             worker_id=self.id,
             hostname=socket.gethostname(),
@@ -176,7 +204,7 @@ class Agent:
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
 
     def _beat(self) -> None:
-        claims = [run.claim for run in self._runs.values()]
+        claims = [run.claim for run in self.runs.values()]
         try:
             state: LivingState = "active" if self._drain_until is None else "draining"
             renewal = self._queue.renew(claims, (self.id, state), self._readings.latest())
@@ -184,25 +212,26 @@ class Agent:
             self._watcher.skip()  # others could not renew their claims either
             raise
         if not renewal.knows_worker:
-            self._register()
+            self.register()
         for attempt_id in renewal.lost:
-            self._runs[attempt_id].stop.set(Abandoned())
+            self.runs[attempt_id].stop.set(Abandoned())
         self._cancel(renewal.cancel_requested)
 
     def _pass_on_cancels(self) -> None:
-        if self._runs:
-            self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self._runs.values()]))
+        if self.runs:
+            self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self.runs.values()]))
 
     def _cancel(self, job_ids: Container[int]) -> None:
-        for run in self._runs.values():
+        for run in self.runs.values():
             if run.claim.job_id in job_ids:
                 run.stop.set(Cancelled())
 
-    def _join_ended(self) -> None:
-        for attempt_id, run in list(self._runs.items()):
+    def join_ended(self) -> None:
+        """Free what ended jobs have left, and pause claims if one could not run on this host."""
+        for attempt_id, run in list(self.runs.items()):
             if run.ended:
                 run.join()
-                del self._runs[attempt_id]
+                del self.runs[attempt_id]
                 if run.host_unfit:
                     job_id = run.claim.job_id
                     logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
@@ -211,10 +240,10 @@ class Agent:
                     self._backoff_s = MIN_BACKOFF_S
 
     def _pause_claims(self) -> None:
-        self._claim_after = time.monotonic() + self._backoff_s
+        self._claim_after = self._clock() + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
-    def _claim_what_fits(self) -> None:
+    def _claim_jobs(self) -> None:
         """Claim until nothing more fits. Tries only if the queue, or the offer, has changed since the last refusal.
 
         Without a free device the agent still makes an offer to jobs that only estimate.
@@ -226,7 +255,7 @@ class Agent:
                 offer = self._offer(free)
                 # Checked after the devices are taken: a run that this host cannot serve says so before it frees its
                 # own.
-                if self._is_new(offer, free) and not any(run.host_unfit for run in self._runs.values()):
+                if self._is_new(offer, free) and not any(run.host_unfit for run in self.runs.values()):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with
             finally:
@@ -235,21 +264,21 @@ class Agent:
             if claim is None:
                 return
             self._start(claim, free)
-            if time.monotonic() < self._claim_after:
+            if self._clock() < self._claim_after:
                 return
 
     def _is_new(self, offer: Offer, free: HeldDevices) -> bool:
         return offer != self._refused_with and bool(free.descriptors or offer.deviceless)
 
     def _offer(self, free: HeldDevices) -> Offer:
-        on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())
+        deviceless = sum(run.claim.device_type == "none" for run in self.runs.values())
         return Offer(
             kinds=frozenset(RUNNERS),
             capabilities=self._capabilities,
             total_gpus=gpus_of_one_job([gpu.uuid for gpu in self._host.gpus]),
             free_gpus=gpus_of_one_job([gpu.uuid for gpu in free.gpus]),
             idle=free.alone,
-            deviceless=on_paper < MAX_ON_PAPER,
+            deviceless=deviceless < MAX_DEVICELESS,
         )
 
     def _start(self, claim: Claim, free: HeldDevices) -> None:
@@ -265,7 +294,7 @@ class Agent:
                 launcher=self._launcher,
                 settings=self._settings,
                 scratch=self._scratch.path,
-                neighbours=sorted({run.claim.job_id for run in self._runs.values()} - {claim.job_id}),
+                neighbours=sorted({run.claim.job_id for run in self.runs.values()} - {claim.job_id}),
                 on_end=self._wake_up,
             )
             run.start()
@@ -279,7 +308,7 @@ class Agent:
                 self._queue.give_up(claim, in_words(error))
         else:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
-            self._runs[claim.attempt_id] = run
+            self.runs[claim.attempt_id] = run
 
     def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:
         """Return the job's share of the free devices, and give back the others."""
@@ -294,30 +323,32 @@ class Agent:
         with contextlib.suppress(BlockingIOError):  # full: the agent wakes up anyhow
             os.write(self._wake_in, b"e")
 
-    def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
-        self._signals += 1
+    def drain(self) -> None:
+        """Claim no more jobs, and end when the present ones have ended or their grace is over; a second call ends the
+        grace."""
+        self._drains += 1
 
     def _drained(self) -> bool:
         """Return True if a signal asked for the end and nothing runs any more. Gives jobs back after the grace."""
-        if self._signals == 0:
+        if self._drains == 0:
             return False
         if self._drain_until is None:
             logger.info(
                 "draining: %s running; what is not done within %g s goes back to the queue (a second signal: at once)",
-                len(self._runs),
+                len(self.runs),
                 self._settings.grace_s,
             )
-            self._drain_until = time.monotonic() + self._settings.grace_s
-            self._announce("draining")
-        if self._signals > 1:
+            self._drain_until = self._clock() + self._settings.grace_s
+            self.announce("draining")
+        if self._drains > 1:
             self._drain_until = -math.inf
-        if time.monotonic() >= self._drain_until:
-            for run in self._runs.values():
+        if self._clock() >= self._drain_until:
+            for run in self.runs.values():
                 run.stop.set(GivenBack())
-        self._join_ended()
-        return not self._runs
+        self.join_ended()
+        return not self.runs
 
-    def _announce(self, state: WorkerState) -> None:
+    def announce(self, state: WorkerState) -> None:
         """Record the agent's state in the store. An unwritable store does not keep the agent from ending."""
         try:
             with patience(RETRY_S):
@@ -325,19 +356,19 @@ class Agent:
         except FlopwatchError as error:
             logger.warning("the store does not know yet that this worker is %s: %s", state, error)
 
-    def _give_back_all(self, error: str | None) -> None:
+    def give_back_all(self, error: str | None) -> None:
         """Give all jobs back when the agent ends: others can run them. After an `error` of ours the attempts count."""
-        for run in self._runs.values():
+        for run in self.runs.values():
             run.stop.set(GivenBack(error))
-        for run in self._runs.values():
+        for run in self.runs.values():
             run.join()
-        self._runs.clear()
+        self.runs.clear()
 
 
 def serve(settings: Settings) -> None:
     """Open the database, migrating it if needed, and run an agent until a signal ends it."""
     database = open_database(settings)
     try:
-        Agent(agreed(database, settings), database).run()
+        Agent(with_agreed_lease(database, settings), database).run()
     finally:
         database.close()

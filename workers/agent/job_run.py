@@ -175,6 +175,11 @@ class JobRun:
         """Return True if the outcome is recorded (or must not be) and the devices are released."""
         return not self._thread.is_alive()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; returns False if the timeout is over first."""
+        self._thread.join(timeout_s)
+        return self.ended
+
     def join(self) -> None:
         """Wait for the end and free the remaining resources."""
         self._thread.join()

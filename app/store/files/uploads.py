@@ -64,16 +64,6 @@ def is_gone(sha256: str) -> str:
     return f"The file {sha256} is not there any more: upload it again (PUT {url_of(sha256)})."
 
 
-def code_links(job: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the URLs of the code that a job's spec names, by the field that names it: "code", "candidate_code", …
-
-    `job` is a row of the table `job`.
-    """
-    if RUNS_CODE not in job["requirements"]:
-        return {}
-    return {"_".join(place): url_of(sha256) for place, sha256 in codes_of(job["spec"])}
-
-
 def known_files(connection: Connection, sha256s: Collection[str]) -> set[str]:
     """Return those of the files that are there."""
     return set(connection.execute(select(_file.sha256).where(_file.sha256.in_(sha256s))).scalars())

@@ -24,7 +24,7 @@ from app.store.records import Claim, NewJob
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
-from workers.agent.agent import MAX_ON_PAPER, Agent
+from workers.agent.agent import MAX_DEVICELESS, Agent
 from workers.devices.discovery import Host
 from workers.devices.locks import DeviceLocks, HeldDevices
 
@@ -124,14 +124,14 @@ def claim_of(device_type: str, *, exclusive_host: bool = False) -> Claim:
 def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
     """What an agent knows of itself that runs jobs on these types of devices."""
     runs = {number: SimpleNamespace(claim=claim_of(name)) for number, name in enumerate(device_types)}
-    return SimpleNamespace(_runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
+    return SimpleNamespace(runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
 
 
 @pytest.mark.parametrize("others", [[], ["cpu"]])
 def test_so_many_jobs_without_a_device_run_at_once(others: list[str]) -> None:
-    almost = agent_with(*others, *["none"] * (MAX_ON_PAPER - 1))
+    almost = agent_with(*others, *["none"] * (MAX_DEVICELESS - 1))
     assert Agent._offer(almost, HeldDevices()).deviceless
-    assert not Agent._offer(agent_with(*others, *["none"] * MAX_ON_PAPER), HeldDevices()).deviceless
+    assert not Agent._offer(agent_with(*others, *["none"] * MAX_DEVICELESS), HeldDevices()).deviceless
 
 
 def test_a_job_without_a_device_locks_nothing(tmp_path: Path) -> None:

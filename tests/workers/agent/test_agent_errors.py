@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from app.errors import DatabaseBusy
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.database.engine import Database, open_database
+from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob
 from workers.agent import agent as agent_module
 from workers.agent import job_run, unit_run
-from workers.agent.agent import Agent
+from workers.agent.agent import MAX_BACKOFF_S, MIN_BACKOFF_S, Agent
 from workers.agent.job_run import JobRun
 from workers.agent.spool import Spool
 from workers.devices.discovery import Host
@@ -32,6 +33,7 @@ from workers.devices.locks import DeviceLocks
 from workers.jobs import RUNNERS
 from workers.outcome import Abandoned, GivenBack, HostExhausted, Succeeded
 from workers.processes import launch
+from workers.processes.launch import Launcher
 
 HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
 
@@ -52,18 +54,59 @@ def database(tmp_path: Path, migrated: Path) -> Iterator[Database]:
     database.close()
 
 
+class Clock:
+    """A clock that the test turns forward."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    """An agent whose loop the test turns; its host has a CPU and locks of its own."""
-    monkeypatch.setattr(agent_module, "discover", lambda: HOST)
-    monkeypatch.setattr(agent_module, "DeviceLocks", lambda host: DeviceLocks(host, tmp_path / "locks"))
-    agent = Agent(Settings(data_dir=tmp_path / "data"), database)
-    agent._register()
-    yield agent
-    agent._launcher.close()
-    agent._scratch.close()
-    os.close(agent._wake)
-    os.close(agent._wake_in)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def locks(tmp_path: Path) -> DeviceLocks:
+    return DeviceLocks(HOST, tmp_path / "locks")
+
+
+@pytest.fixture
+def launcher(childless: None) -> Launcher:
+    return Launcher()
+
+
+@pytest.fixture
+def make_agent(
+    tmp_path: Path, database: Database, locks: DeviceLocks, launcher: Launcher, clock: Clock
+) -> Iterator[Callable[..., Agent]]:
+    """Make an agent whose loop the test turns; its host has a CPU and locks of its own."""
+    agents: list[Agent] = []
+
+    def make(clock: Callable[[], float] = clock, **settings: Any) -> Agent:
+        agent = Agent(
+            Settings(data_dir=tmp_path / "data", **settings),
+            database,
+            host=HOST,
+            locks=locks,
+            launcher=launcher,
+            clock=clock,
+        )
+        agent.register()
+        agents.append(agent)
+        return agent
+
+    yield make
+    for agent in agents:
+        agent.close()
+
+
+@pytest.fixture
+def agent(make_agent: Callable[..., Agent]) -> Agent:
+    return make_agent()
 
 
 BENCHMARK = {"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}}
@@ -79,10 +122,10 @@ def job_after(database: Database, job_id: int) -> dict[str, Any]:
 
 def turn(agent: Agent) -> None:
     """Turn the loop once, and let the jobs that run end."""
-    agent._serve_queue()
-    for run in list(agent._runs.values()):
-        run._thread.join(20)
-    agent._join_ended()
+    agent.serve_queue()
+    for run in list(agent.runs.values()):
+        assert run.wait(20)
+    agent.join_ended()
 
 
 def no_thread(thread: threading.Thread) -> None:
@@ -112,6 +155,8 @@ CANNOT_START = {
 @pytest.mark.parametrize(("owner", "name", "fault", "says"), CANNOT_START.values(), ids=CANNOT_START.keys())
 def test_a_job_that_cannot_start_uses_up_its_attempts(
     agent: Agent,
+    clock: Clock,
+    locks: DeviceLocks,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
     owner: Any,
@@ -127,7 +172,7 @@ def test_a_job_that_cannot_start_uses_up_its_attempts(
         patched.setattr(owner, name, fault)
         attempts = []
         for _ in range(3):
-            agent._claim_after = 0.0
+            clock.now += MAX_BACKOFF_S
             turn(agent)
             attempts.append(job_after(database, job_id)["attempt"])
     assert attempts == ([0, 0, 0] if sabotage else [1, 2, 2])
@@ -136,24 +181,23 @@ def test_a_job_that_cannot_start_uses_up_its_attempts(
         assert (job["state"], job["error"]["code"]) == ("failed", "worker_lost")
         assert job["error"]["detail"] == f"The worker could not go on with the job: {says}. It was attempt 2 of 2."
         assert [attempt["state"] for attempt in Reading(database).attempts(job_id)] == ["lost", "lost"]
-    assert agent._runs == {}
-    free = agent._locks.take_free()
+    assert agent.runs == {}
+    free = locks.take_free()
     assert free.alone, "its devices are free again"
     free.release()
 
 
 def test_an_agent_out_of_threads_does_not_use_up_the_queue(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, clock: Clock, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [submit(database, max_attempts=1) for _ in range(3)]
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert agent._backoff_s == agent_module.MIN_BACKOFF_S
-    agent._backoff_s = pause_s = 20.0  # longer than the turns take
-    for _ in range(3):
+    failed = []
+    for pause_s in (0.0, 0.0, MIN_BACKOFF_S, MIN_BACKOFF_S, MIN_BACKOFF_S):  # it waits twice as long each time
+        clock.now += pause_s
         turn(agent)
-    assert [job_after(database, job_id)["state"] for job_id in jobs] == ["failed", "queued", "queued"]
-    assert agent._claim_after > time.monotonic()
-    assert agent._backoff_s == 2 * pause_s
+        failed.append([job_after(database, job_id)["state"] for job_id in jobs].count("failed"))
+    assert failed == [1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -167,24 +211,30 @@ def test_an_agent_out_of_threads_does_not_use_up_the_queue(
 )
 @pytest.mark.parametrize("where", [(Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")], ids=["spool", "plan"])
 def test_an_error_ends_the_attempt_with_a_code(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], fault: Any, says: str
+    agent: Agent,
+    clock: Clock,
+    locks: DeviceLocks,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[Any, str],
+    fault: Any,
+    says: str,
 ) -> None:
     """The job is tried again only when the host was out of something."""
     job_id = submit(database, max_attempts=2)
     monkeypatch.setattr(*where, fault)
     states = []
-    for _ in range(2):
-        agent._claim_after = 0.0
+    for pause_s in (0.0, 0.0, MAX_BACKOFF_S):
+        clock.now += pause_s
         turn(agent)
         states.append(job_after(database, job_id)["state"])
     job = job_after(database, job_id)
     exhausted = fault is not leave
-    assert states == (["queued", "failed"] if exhausted else ["failed", "failed"])
+    assert states == (["queued", "queued", "failed"] if exhausted else ["failed"] * 3), "the agent pauses"
     assert job["error"]["code"] == ("worker_lost" if exhausted else "failed")
     assert says in job["error"]["detail"]
-    assert (agent._claim_after > 0) == exhausted, "the agent waits before its next claim"
-    assert agent._runs == {}
-    free = agent._locks.take_free()
+    assert agent.runs == {}
+    free = locks.take_free()
     assert free.alone
     free.release()
 
@@ -200,14 +250,13 @@ UNSTARTED = {
 
 @pytest.mark.parametrize("error", UNSTARTED.values(), ids=UNSTARTED.keys())
 def test_a_job_on_an_exhausted_host_is_retried(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, error: Exception
+    agent: Agent, launcher: Launcher, database: Database, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def start(*_: object) -> None:
         raise error
 
     jobs = [submit(database, max_attempts=2) for _ in range(2)]
-    monkeypatch.setattr(agent._launcher, "start", start)
-    agent._backoff_s = 30.0
+    monkeypatch.setattr(launcher, "start", start)
     for _ in range(3):
         turn(agent)
     found = [job_after(database, job_id) for job_id in jobs]
@@ -218,35 +267,39 @@ def test_a_job_on_an_exhausted_host_is_retried(
 
 
 def test_leftovers_that_cannot_be_ended_fail_no_job(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    agent: Agent,
+    clock: Clock,
+    launcher: Launcher,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("workers.agent.job_run.LEFTOVERS_S", 0.0)
-    monkeypatch.setattr(agent._launcher, "end_leftovers", lambda: [17, 18])
+    monkeypatch.setattr(launcher, "end_leftovers", lambda: [17, 18])
     # The job is back in the queue before the agent looks for another one to claim.
-    monkeypatch.setattr(JobRun, "start", lambda run: (run._thread.start(), run._thread.join(20)))
+    start = JobRun.start
+    monkeypatch.setattr(JobRun, "start", lambda run: (start(run), run.wait(20)))
     job_id = submit(database, max_attempts=1)
-    agent._backoff_s = 10.0
-    for claims, backoff_s in ((1, 20.0), (2, 40.0)):
-        agent._claim_after = 0.0
+    for claims, pause_s in enumerate((0.0, MIN_BACKOFF_S, 2 * MIN_BACKOFF_S), 1):
+        clock.now += pause_s
         for _ in range(2):
             turn(agent)
         job = job_after(database, job_id)
         assert (job["state"], job["attempt"]) == ("queued", 0)
         assert len(Reading(database).attempts(job_id)) == claims, "it claims nothing for a while"
-        assert agent._backoff_s == backoff_s
     assert "cannot be ended: 17, 18 (pids)" in caplog.text
 
 
 def test_devices_are_given_back_whatever_fails_at_the_end(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, locks: DeviceLocks, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = submit(database)
     monkeypatch.setattr(Spool, "begin_unit", leave)
-    monkeypatch.setattr(agent._artifacts, "release", no_memory)
+    monkeypatch.setattr(ArtifactFiles, "release", no_memory)
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)
     turn(agent)
     assert job_after(database, job_id)["state"] == "failed"
-    free = agent._locks.take_free()
+    free = locks.take_free()
     assert free.alone
     free.release()
 
@@ -259,13 +312,13 @@ def test_the_loop_goes_on_after_any_error(agent: Agent, monkeypatch: pytest.Monk
     def fail() -> None:
         error = next(turns, None)
         if error is None:
-            agent._signals = 1
+            agent.drain()
             return
         raise error
 
-    monkeypatch.setattr(agent, "_serve_queue", fail)
-    agent._loop()
-    assert agent._drained()
+    monkeypatch.setattr(agent, "serve_queue", fail)
+    agent.serve_until_drained()
+    assert next(turns, None) is None
 
 
 def test_an_agents_error_counts_as_an_attempt(
@@ -282,9 +335,9 @@ def test_an_agents_error_counts_as_an_attempt(
             return self.stop.reason
 
         monkeypatch.setattr(JobRun, "_run_units", wait_to_be_stopped)
-        agent._serve_queue()
+        agent.serve_queue()
         assert asked.wait(20)
-        agent._give_back_all(error)
+        agent.give_back_all(error)
         job = job_after(database, job_id)
         assert (job["state"], job["attempt"]) == ("queued", attempt)
         Queue(database).cancel(job_id)
@@ -296,7 +349,8 @@ def test_an_agents_error_counts_as_an_attempt(
     ids=["after the grace", "at the second signal", "tried for ever"],
 )
 def test_an_agent_ends_although_its_jobs_end_cannot_be_stored(
-    agent: Agent,
+    make_agent: Callable[..., Agent],
+    locks: DeviceLocks,
     database: Database,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -309,30 +363,30 @@ def test_an_agent_ends_although_its_jobs_end_cannot_be_stored(
     monkeypatch.setattr(unit_run, "RECORD_S", 300.0 if sabotage else 0.1)
     monkeypatch.setattr(job_run, "RECORD_S", 0.1)
     monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
-    agent._settings = agent._settings.model_copy(update={"grace_s": grace_s})
+    agent = make_agent(time.monotonic, grace_s=grace_s, lease_s=1.0)
     job_id = submit(database)
-    agent._serve_queue()
-    (run,) = agent._runs.values()
+    agent.serve_queue()
+    (run,) = agent.runs.values()
     monkeypatch.setattr(database.backend, "_busy_timeout_s", 300.0)
-    agent._next_beat = 0.0
 
     def end() -> None:
-        agent._loop()
-        agent._announce("stopped")
+        agent.serve_until_drained()
+        agent.announce("stopped")
 
     ending = threading.Thread(target=end)
     with (tmp_path / "data" / "flopwatch.sqlite3.lock").open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        agent._signals = signals
+        for _ in range(signals):
+            agent.drain()
         ending.start()
         may_end.set()
         ending.join(1.5 if sabotage else 20)
         assert ending.is_alive() == sabotage
     ending.join(20)
-    run._thread.join(20)
+    assert run.wait(20)
     attempts = [attempt["state"] for attempt in Reading(database).attempts(job_id)]
     assert attempts == (["succeeded"] if sabotage else ["running"])
-    agent._locks.take_free().release()
+    locks.take_free().release()
 
 
 class OneOfEachJob(dict[int, JobRun]):
@@ -346,26 +400,25 @@ class OneOfEachJob(dict[int, JobRun]):
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "one run of each job"])
 def test_a_lost_job_may_be_claimed_before_its_run_ends(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+    agent: Agent, clock: Clock, database: Database, monkeypatch: pytest.MonkeyPatch, sabotage: bool
 ) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
     if sabotage:
-        agent._runs = OneOfEachJob()
+        agent.runs = OneOfEachJob()
     job_id = submit(database, {"kind": "estimate"})
-    agent._serve_queue()
-    (former,) = agent._runs.values()
+    agent.serve_queue()
+    (former,) = agent.runs.values()
     Queue(database).recover(Queue(database).running()[0])
-    agent._claim_what_fits()
-    agent._refused_with = None
-    agent._claim_what_fits()
-    latter = next(run for run in agent._runs.values() if run is not former)
-    agent._beat()
+    agent.serve_queue()
+    latter = next(run for run in agent.runs.values() if run is not former)
+    clock.now += 60.0
+    agent.serve_queue()
     assert [run.stop.reason for run in (former, latter)] == [None if sabotage else Abandoned(), None]
     may_end.set()
     for run in (former, latter):
-        run._thread.join(20)
-    agent._join_ended()
+        assert run.wait(20)
+    agent.join_ended()
     if sabotage:
         assert os.fstat(former.stop.descriptor), "nobody joins it"
         former.join()
@@ -379,8 +432,7 @@ def test_a_broken_row_does_not_end_the_agents_turn(agent: Agent, database: Datab
     broken, healthy = submit(database), submit(database)
     with database.write() as connection:
         connection.execute(text("UPDATE job SET requirements = '{' WHERE id = :id"), {"id": broken})
-    claimed = []
-    agent._start = lambda claim, free: (claimed.append(claim.job_id), free.release())  # type: ignore[method-assign,assignment,func-returns-value]
-    agent._claim_what_fits()
-    assert claimed == [healthy]
+    agent.serve_queue()
+    assert [run.claim.job_id for run in agent.runs.values()] == [healthy]
+    agent.give_back_all(None)
     assert job_after(database, broken)["error"]["code"] == "unreadable"
