@@ -33,6 +33,7 @@ from app.api.schemas import Job, Page
 from app.api.services import CurrentServices, Services
 from app.errors import STORE_UNAVAILABLE
 from app.states import FINISHED_STATES, JobState
+from app.store.keeping.deleting import delete_job
 from app.store.records import Idempotency, Submitted
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -179,5 +180,6 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 async def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Deletes a finished job with its results and files."""
     # It may have a million rows, which are deleted in slices.
-    await services.writes.run_long(lambda: services.files.remove(services.queue.delete(job_id), services.database))
+    database, files = services.database, services.files
+    await services.writes.run_long(lambda: files.remove(delete_job(database, job_id), database))
     return Response(status_code=204)

@@ -24,7 +24,7 @@ from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.bulk import Bulk
 from app.store.keeping.pruning import Pruning, Retention
-from app.store.queue.lease import Watcher, agreed
+from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.pausing import Pausing
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
@@ -38,8 +38,8 @@ MAX_LEASE_POLL_S = 5.0
 PRUNE_S = 600.0
 FIRST_PRUNE_S = 60.0
 # A file this young may belong to a job that is about to be recorded.
-ORPHAN_AGE_S = 3600.0
-ORPHAN_SWEEP_S = 900.0
+UNREFERENCED_AGE_S = 3600.0
+UNREFERENCED_PERIOD_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     """Open and migrate the database, run its upkeep inside the context, and close it."""
     database = await run_sync(open_database, settings)
     try:
-        settings = await run_sync(agreed, database, settings)
+        settings = await run_sync(with_agreed_lease, database, settings)
     except BaseException:
         database.close()
         raise
@@ -96,7 +96,9 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         asyncio.create_task(_every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
         asyncio.create_task(_every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
         asyncio.create_task(_every(lambda: PRUNE_S, pruning.run, first_after_s=FIRST_PRUNE_S)),
-        asyncio.create_task(_every(lambda: ORPHAN_SWEEP_S, lambda: files.sweep_orphans(database, ORPHAN_AGE_S))),
+        asyncio.create_task(
+            _every(lambda: UNREFERENCED_PERIOD_S, lambda: files.remove_unreferenced(database, UNREFERENCED_AGE_S))
+        ),
     ]
     try:
         yield services

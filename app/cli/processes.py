@@ -175,7 +175,7 @@ def lease(
 
     from app.errors import FlopwatchError
     from app.store.database.engine import open_existing
-    from app.store.queue.lease import change
+    from app.store.queue.lease import change_lease
     from app.store.queue.transitions import Queue
 
     use_data_dir(data_dir)
@@ -183,7 +183,7 @@ def lease(
     try:
         with closing(open_existing(settings)) as database:
             if seconds is not None:
-                change(database, seconds)
+                change_lease(database, seconds)
             lease_s = Queue(database).lease_s()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
@@ -262,7 +262,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     from app.server.access import refuse_open_access
     from app.store.database.engine import open_database
     from app.store.database.private import UMASK
-    from app.store.queue.lease import agreed
+    from app.store.queue.lease import with_agreed_lease
 
     os.umask(UMASK)
     settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)
@@ -270,7 +270,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
         refuse_open_access(settings)
         _check_address(settings.host, settings.port)
         with closing(open_database(settings)) as database:
-            agreed(database, settings)
+            with_agreed_lease(database, settings)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     return settings

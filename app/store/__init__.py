@@ -1,5 +1,6 @@
 """The only code that talks to the database.
 
-tables.py declares the tables, engine.py opens the database, queue.py is the state machine, and the other modules read.
-Nothing outside this folder writes SQL or opens a connection.
+tables.py declares the tables and records.py the values that go in and out. database/ opens the file, files/ keeps
+artifacts and uploads beside it, queue/ changes the states of jobs (transitions.py), reading/ only reads, and keeping/
+decides what is deleted. Nothing outside this folder writes SQL or opens a connection.
 """

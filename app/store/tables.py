@@ -80,7 +80,7 @@ class Sweep(SQLModel, table=True):
 
 
 class Job(SQLModel, table=True):
-    """One job. `state` and `attempt` change only in queue.py."""
+    """One job. `state` and `attempt` change only in queue/transitions.py."""
 
     __table_args__: ClassVar[Any] = (
         Index("ix_job_state_id", "state", "id"),

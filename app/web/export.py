@@ -92,8 +92,8 @@ async def compare(request: Request, services: CurrentServices, query: Annotated[
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts that all exports have in common, as they stand inside the file, and the policy that allows them."""
+class Assets:
+    """The style and the scripts that every export contains, and the content security policy that allows them."""
 
     style: Markup
     plotly: Markup
@@ -102,7 +102,7 @@ class Parts:
 
 
 @functools.cache
-def parts() -> Parts:
+def assets() -> Assets:
     """Read the styles and scripts of `static`, which are our own or vendored."""
     style = "".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
     scripts = [(STATIC / name).read_text(encoding="utf-8") for name in (PLOTLY, DRAWING)]
@@ -113,7 +113,7 @@ def parts() -> Parts:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "form-action 'none'; base-uri 'none'"
     )
-    return Parts(Markup(style), Markup(scripts[0]), Markup(scripts[1]), policy)  # noqa: S704
+    return Assets(Markup(style), Markup(scripts[0]), Markup(scripts[1]), policy)  # noqa: S704
 
 
 def _digest(script: str) -> str:
@@ -124,7 +124,7 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
     """Return the file, under the name by which it is saved. `path` is the page that shows the same."""
     text = page_text(
         "export.html",
-        parts=parts(),
+        assets=assets(),
         source=str(request.base_url).rstrip("/") + path,
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
         version=package_version("flopwatch"),
@@ -132,7 +132,7 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
     )
     headers = {
         "Content-Disposition": f'inline; filename="{name}"',
-        "Content-Security-Policy": parts().policy,
+        "Content-Security-Policy": assets().policy,
     }
     return HTMLResponse(text, headers=headers)
 

@@ -21,7 +21,7 @@ from app.metrics import readable
 from app.numbers import number
 from app.states import FIRST_IN_QUEUE
 from app.table_options import FORMATS
-from app.times import age, duration, ran
+from app.times import age, duration, moment, ran
 from app.validity import doubts, notes, verdict
 
 STATIC = Path(__file__).parent / "static"
@@ -55,7 +55,7 @@ def _templates() -> Jinja2Templates:
         "ago": ago,
         "ran": ran,
         "duration": duration,
-        "moment": moment,
+        "moment": moment_or_dash,
         "pretty": pretty,
         "plain": plain,
         "commands": commands,
@@ -104,9 +104,9 @@ def asset(name: str) -> str:
     return f"/static/{name}?v={digest[:12]}"
 
 
-def moment(time: str | None) -> str:
-    """2026-01-02T03:04:05.678901Z → 2026-01-02 03:04:05 UTC."""
-    return "–" if time is None else f"{time[:10]} {time[11:19]} UTC"
+def moment_or_dash(time: str | None) -> str:
+    """Write a time of the server to the second, in UTC; "–" if there is none."""
+    return moment(time) or "–"
 
 
 def ago(time: str) -> str:

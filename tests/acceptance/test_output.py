@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import get, open_gate, plain_job, plain_kind, wait_for_start, wait_for_state
+from tests.app.api.streams import STREAM, parse_stream
 from tools.service import submit
 
 pytestmark = pytest.mark.acceptance
@@ -80,17 +80,11 @@ def followed(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Types and data of the job's live events, from the first to one whose data are such as `until` says."""
     found: list[tuple[str, dict[str, Any]]] = []
-    kind = ""
-    headers = {"Accept": "text/event-stream"}
-    with client.stream("GET", f"/jobs/{job_id}/events", headers=headers, timeout=60.0) as stream:
-        for line in stream.iter_lines():
-            name, _, value = line.partition(": ")
-            if name == "event":
-                kind = value
-            elif name == "data":
-                found.append((kind, json.loads(value)))
-                if until(found[-1][1]):
-                    return found
+    with client.stream("GET", f"/jobs/{job_id}/events", headers=STREAM, timeout=60.0) as stream:
+        for _, kind, data in parse_stream(stream.iter_lines()):
+            found.append((kind, data))
+            if until(data):
+                return found
     raise AssertionError(f"the stream ended too early: {found}")
 
 

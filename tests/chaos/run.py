@@ -190,7 +190,7 @@ def sweep_files(site: Site) -> None:
     """Remove the contents that belong to nothing, whatever their age, as the server does with those of an hour."""
     settings = Settings(data_dir=site.service.data_dir)
     with closing(Database(settings.resolved_database_url)) as database:
-        ArtifactFiles(settings.artifacts_dir).sweep_orphans(database, older_than_s=0.0)
+        ArtifactFiles(settings.artifacts_dir).remove_unreferenced(database, older_than_s=0.0)
 
 
 def gather(site: Site, ledger: Ledger) -> Evidence:

@@ -23,7 +23,7 @@ from app.store.database.engine import Database, open_database
 from app.store.database.locking import patience
 from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.hosts import gpus_of_one_job
-from app.store.queue.lease import Watcher, agreed
+from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Offer
@@ -369,6 +369,6 @@ def serve(settings: Settings) -> None:
     """Open the database, migrating it if needed, and run an agent until a signal ends it."""
     database = open_database(settings)
     try:
-        Agent(agreed(database, settings), database).run()
+        Agent(with_agreed_lease(database, settings), database).run()
     finally:
         database.close()

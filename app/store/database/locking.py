@@ -59,7 +59,7 @@ def patience(timeout_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def hold_patiently(lock: WriteLock, timeout_s: float) -> Iterator[None]:
+def hold(lock: WriteLock, timeout_s: float) -> Iterator[None]:
     """Hold the lock; raises DatabaseBusy if it was not free within `timeout_s` seconds, or when `patience` ended."""
     waiting = _patience.get()
     with lock.hold(timeout_s if waiting is None else waiting.left(timeout_s)):

@@ -30,18 +30,18 @@ def prepare_data_folder(path: Path) -> None:
     """
     try:
         _make(path)
-        found = path.stat()
-        if not stat.S_ISDIR(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISDIR(status.st_mode):
             raise InvalidEnvironment(f"{path} is no folder: set FLOPWATCH_DATA_DIR to another.")
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             raise InvalidEnvironment(
-                f"{path} belongs to the user {found.st_uid}, and this process runs as {os.geteuid()}: run server and "
+                f"{path} belongs to the user {status.st_uid}, and this process runs as {os.geteuid()}: run server and "
                 "workers as one user who owns it, or set FLOPWATCH_DATA_DIR to another folder, maybe a new one in it."
             )
-        _close_to_others(path, stat.S_IMODE(found.st_mode))
+        _keep_others_out(path, stat.S_IMODE(status.st_mode))
         for names, mode in ((FOLDERS, 0o700), (FILES, 0o600)):
             for name in names:
-                _mend(path / name, mode)
+                _correct_mode(path / name, mode)
     except OSError as error:
         raise InvalidEnvironment(f"FLOPWATCH_DATA_DIR, {path}, cannot be used: {error.strerror}.") from error
 
@@ -53,7 +53,7 @@ def _make(path: Path) -> None:
         path.mkdir(mode=0o700)
 
 
-def _close_to_others(path: Path, mode: int) -> None:
+def _keep_others_out(path: Path, mode: int) -> None:
     """Let only the owner into the folder, unless it has other programs' files, which may need its present mode."""
     if not mode & 0o077:
         return
@@ -67,18 +67,18 @@ def _close_to_others(path: Path, mode: int) -> None:
         )
 
 
-def _mend(path: Path, mode: int) -> None:
+def _correct_mode(path: Path, mode: int) -> None:
     # Not by a descriptor: closing a descriptor of the database's file would drop the locks that SQLite has in this
     # process. Nobody else can put a link in its place meanwhile: only the owner may write to the folder.
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         if path.suffix == ".lock":
             raise InvalidEnvironment(f"{path} is a symbolic link, which locks are not read through: remove it.")
         return  # to another disk, maybe
-    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
         path.chmod(mode)
 
 
@@ -90,8 +90,8 @@ def make_files_private(database: Path) -> None:
     for suffix in ("", "-wal", "-shm", ".lock"):
         path = database.with_name(database.name + suffix)
         with suppress(FileNotFoundError):
-            found = path.lstat()
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & 0o077:
                 path.chmod(0o600)
 
 

@@ -33,7 +33,7 @@ from app.errors import (
     is_no_space,
 )
 from app.store.database.file_systems import refuse_network_file_system
-from app.store.database.locking import WriteLock, hold_patiently
+from app.store.database.locking import WriteLock, hold
 from app.store.database.private import create_private, make_files_private
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ SAFE_VERSION = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 << 20
 """A write that leaves a longer log truncates it."""
 WAL_RETRY_S = 10.0
-KEPT_FREE = 0.05
+FREE_FRACTION = 0.05
 """Fraction of the pages that stays free for new rows; without it the file would shrink and grow all the time."""
 PAGES_AT_ONCE = 100
 POOL_SIZE = 8
@@ -155,7 +155,7 @@ class SQLite:
     @contextmanager
     def write_lock(self, timeout_s: float | None = None) -> Iterator[None]:
         """Hold the lock that serialises writers, so that BEGIN IMMEDIATE meets no other writer."""
-        with hold_patiently(self._lock, self._busy_timeout_s if timeout_s is None else timeout_s):
+        with hold(self._lock, self._busy_timeout_s if timeout_s is None else timeout_s):
             self._check_file()
             yield
 
@@ -168,7 +168,7 @@ class SQLite:
         self._check_file()
         if error := self._growth_error():
             raise self._storage_error(error, is_full=is_no_space(error))
-        with self.write_lock(timeout_s), self._impatient(timeout_s) as cursor:
+        with self.write_lock(timeout_s), self._cursor_with_timeout(timeout_s) as cursor:
             (version,) = cursor.execute("PRAGMA user_version").fetchone()
             cursor.execute(f"PRAGMA user_version = {version}")  # a transaction of its own, of one page
 
@@ -192,14 +192,14 @@ class SQLite:
 
     def checkpoint(self, wait_s: float | None = None) -> None:
         """Move the log into the database file and truncate it, as far as readers allow within `wait_s` seconds."""
-        with self._impatient(self._busy_timeout_s if wait_s is None else wait_s) as cursor:
+        with self._cursor_with_timeout(self._busy_timeout_s if wait_s is None else wait_s) as cursor:
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def spare_pages(self, connection: Connection) -> int:
         """Return the number of free pages beyond the share that is kept for new rows."""
         free: int = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
         total: int = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-        return max(0, int((free - total * KEPT_FREE) / (1 - KEPT_FREE)))
+        return max(0, int((free - total * FREE_FRACTION) / (1 - FREE_FRACTION)))
 
     def cut_pages(self, connection: Connection) -> int:
         """Move at most PAGES_AT_ONCE spare pages to the file's end and cut them off, in the connection's transaction.
@@ -219,7 +219,7 @@ class SQLite:
 
         Needs free disk space of twice the database's size.
         """
-        with self.write_lock(timeout_s), self._impatient(timeout_s) as cursor:
+        with self.write_lock(timeout_s), self._cursor_with_timeout(timeout_s) as cursor:
             cursor.execute("VACUUM")
         self.checkpoint()
 
@@ -229,7 +229,7 @@ class SQLite:
         return _size(self.path)
 
     @contextmanager
-    def _impatient(self, wait_s: float) -> Iterator[Any]:
+    def _cursor_with_timeout(self, wait_s: float) -> Iterator[Any]:
         """Yield a cursor outside transactions that waits `wait_s` seconds for locks of other programs."""
         connection = self.engine.raw_connection()
         try:
@@ -361,10 +361,10 @@ def _begin(connection: Connection) -> None:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Return device and inode of the file; None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _size(path: Path) -> int:

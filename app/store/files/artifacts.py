@@ -6,8 +6,8 @@ Between the two, the content is *held*: put() or take() keeps a shared lock on a
 all contents, until release(), or until the process ends in any way. So a process holds any number of contents with one
 descriptor.
 Nobody removes a content that is referred to or held: removal looks for references inside the database's write lock, so
-that none can appear meanwhile, and it finds holds by trying for the exclusive lock. If a hold kept a content from
-removal and no row refers to it in the end, the content is an orphan, which sweep_orphans removes later.
+that none can appear meanwhile, and it finds holds by trying for the exclusive lock. A file that nobody
+refers to in the end, for example since its writer was killed, stays until remove_unreferenced.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class ArtifactFiles:
         self._make_folder(self._folder)
         try:
             with _opened(path) as file:
-                found = os.fstat(file.fileno())
-                if found.st_dev != self._folder.stat().st_dev:
+                status = os.fstat(file.fileno())
+                if status.st_dev != self._folder.stat().st_dev:
                     return None
-                check(found.st_size)
+                check(status.st_size)
                 os.fchmod(file.fileno(), 0o600)
                 sha256, size = _digest(file, check)
                 os.fsync(file.fileno())
@@ -178,7 +178,7 @@ class ArtifactFiles:
         try:
             for batch in _batches(candidates):
                 with database.write() as connection:
-                    referred = _referred(connection, batch)
+                    referred = _referenced(connection, batch)
                     removed += [sha256 for sha256 in batch if sha256 not in referred and self._remove(sha256, locks)]
         finally:
             os.close(locks)
@@ -196,19 +196,19 @@ class ArtifactFiles:
             byte_locks.unlock(locks, byte)
         return True
 
-    def sweep_orphans(self, database: Database, older_than_s: float) -> list[str]:
-        """Remove and return contents older than `older_than_s` seconds that nothing refers to or holds."""
+    def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
+        """Remove and return contents older than `older_than_s` seconds that no row refers to and nobody holds."""
         before = time.time() - older_than_s
         for path in self._incoming.glob("*"):
             if _modified(path) < before:
                 path.unlink(missing_ok=True)
         old = [path for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if _modified(path) < before]
         contents = [path.parent.name + path.name for path in old]
-        orphans: list[str] = []
+        unreferenced: list[str] = []
         for batch in _batches(contents):
             with database.read() as connection:
-                orphans += set(batch) - _referred(connection, batch)
-        return self.remove(orphans, database)
+                unreferenced += set(batch) - _referenced(connection, batch)
+        return self.remove(unreferenced, database)
 
     def _path(self, sha256: str) -> Path:
         if not _SHA256.fullmatch(sha256):
@@ -284,9 +284,9 @@ def _batches(contents: Sequence[str]) -> Iterator[Sequence[str]]:
         yield contents[start : start + BATCH]
 
 
-def _referred(connection: Connection, sha256s: Sequence[str]) -> set[str]:
+def _referenced(connection: Connection, sha256s: Sequence[str]) -> set[str]:
     """Return those of the contents that an artifact or an uploaded file refers to."""
-    found: set[str] = set()
+    referenced: set[str] = set()
     for sha256 in (tables.artifact.c.sha256, tables.code_file.c.sha256):
-        found.update(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
-    return found
+        referenced.update(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
+    return referenced

@@ -56,11 +56,11 @@ class Bulk:
         unfinished = (_job.state == "queued") | ((_job.state == "running") & _job.cancel_requested_at.is_(None))
         query = select(_job.id).where(*chosen.conditions, unfinished).order_by(_job.id)
         with self._slices.database.read() as connection:
-            found = list(connection.execute(query).scalars())
+            ids = list(connection.execute(query).scalars())
         cancelled = requested = 0
-        for start in range(0, len(found), CANCELLED_AT_ONCE):
+        for start in range(0, len(ids), CANCELLED_AT_ONCE):
             self._check_stopped()
-            counts = self._queue.cancel_some(found[start : start + CANCELLED_AT_ONCE])
+            counts = self._queue.cancel_some(ids[start : start + CANCELLED_AT_ONCE])
             cancelled, requested = cancelled + counts[0], requested + counts[1]
         return BulkCancelled(cancelled, requested)
 

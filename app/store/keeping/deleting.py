@@ -14,10 +14,14 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, delete, select
 
+from app.errors import Conflict, InBaseline, NotFound
 from app.states import FINISHED_STATES
 from app.store import tables
+from app.store.database.engine import Database
 from app.store.database.slices import Slices
 from app.store.files.artifacts import ArtifactFiles
+from app.store.keeping.baselines import baselines_of
+from app.store.public import checked_id
 
 JOBS_AT_ONCE = 50
 ROWS_AT_ONCE = 500
@@ -41,15 +45,33 @@ class Deleted:
     contents: list[str]
 
 
+def delete_job(database: Database, job_id: int) -> list[str]:
+    """Delete a finished job with everything that belongs to it.
+
+    Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove. Raises NotFound;
+    Conflict when the job is not finished; InBaseline when a baseline needs it.
+    """
+    deleted = delete_jobs(Slices(database), [_job.id == checked_id(job_id, "job")])
+    if not deleted.jobs:
+        with database.read() as connection:
+            state = connection.execute(select(_job.state).where(_job.id == job_id)).scalar_one_or_none()
+            if state is None:
+                raise NotFound(f"There is no job {job_id}.")
+            if names := baselines_of(connection, job_id):
+                raise InBaseline(job_id, names)
+            raise Conflict(f"Job {job_id} is {state}: cancel it first.")
+    return deleted.contents
+
+
 def delete_jobs(slices: Slices, which: Sequence[ColumnElement[bool]]) -> Deleted:
     """Delete the jobs that match all of `which`, may be deleted and exist by now, oldest first."""
     wanted = [*which, DELETABLE]
     with slices.database.read() as connection:  # looking for them may take long, and needs no lock
-        found = list(connection.execute(select(_job.id).where(*wanted).order_by(_job.id)).scalars())
+        ids = list(connection.execute(select(_job.id).where(*wanted).order_by(_job.id)).scalars())
     contents: set[str] = set()
     number = 0
-    for start in range(0, len(found), JOBS_AT_ONCE):
-        some = _job.id.in_(found[start : start + JOBS_AT_ONCE])
+    for start in range(0, len(ids), JOBS_AT_ONCE):
+        some = _job.id.in_(ids[start : start + JOBS_AT_ONCE])
 
         def step(connection: Connection, some: ColumnElement[bool] = some) -> int:
             nonlocal number
@@ -61,7 +83,7 @@ def delete_jobs(slices: Slices, which: Sequence[ColumnElement[bool]]) -> Deleted
             return gone
 
         slices.run(step)
-    return Deleted(number, _unreferred(slices, sorted(contents)))
+    return Deleted(number, _unreferenced(slices, sorted(contents)))
 
 
 def _delete_rows(connection: Connection, job_ids: Sequence[int], contents: set[str]) -> int:
@@ -82,20 +104,20 @@ def _delete_rows(connection: Connection, job_ids: Sequence[int], contents: set[s
     return len(deleted)
 
 
-def _unreferred(slices: Slices, contents: Sequence[str]) -> list[str]:
-    found: list[str] = []
+def _unreferenced(slices: Slices, contents: Sequence[str]) -> list[str]:
+    unreferenced: list[str] = []
     for start in range(0, len(contents), ROWS_AT_ONCE):
         part = contents[start : start + ROWS_AT_ONCE]
         with slices.database.read() as connection:
             kept = set(connection.execute(select(_artifact.sha256).where(_artifact.sha256.in_(part))).scalars())
-        found += [sha256 for sha256 in part if sha256 not in kept]
-    return found
+        unreferenced += [sha256 for sha256 in part if sha256 not in kept]
+    return unreferenced
 
 
 def remove_files(slices: Slices, files: ArtifactFiles, contents: Sequence[str]) -> int:
     """Remove the files of contents that no artifact refers to; returns their number.
 
-    If the process ends before it has removed all of them, the rest is swept as orphans later (see artifacts.py).
+    If the process ends before it has removed all of them, ArtifactFiles.remove_unreferenced removes the rest later.
     """
     removed = 0
     for start in range(0, len(contents), CONTENTS_AT_ONCE):

@@ -106,7 +106,7 @@ class Pruning:
         jobs = sweeps = 0
         if self._retention.jobs is not None:
             # The jobs first, so that their events are not looked at by themselves.
-            deleted = delete_jobs(self._slices, [_old_job(now - self._retention.jobs)])
+            deleted = delete_jobs(self._slices, [_finished_before(now - self._retention.jobs)])
             remove_files(self._slices, self._files, deleted.contents)
             jobs, sweeps = deleted.jobs, self._delete(_old_sweeps(now - self._retention.jobs))
         database = self._slices.database
@@ -116,11 +116,11 @@ class Pruning:
             keys=self._delete(_old_keys(now - self._retention.keys)),
             jobs=jobs,
             sweeps=sweeps,
-            code_files=self._prune_code(now - KEEP_UNUSED_CODE),
+            code_files=self._prune_unused_code(now - KEEP_UNUSED_CODE),
             # Last, when everything else has been deleted.
             pages=self._slices.run(database.backend.cut_pages),
         )
-        self._slices.run(lambda connection: _forget_hosts(connection, now - self._retention.workers))
+        self._slices.run(lambda connection: _delete_old_hosts(connection, now - self._retention.workers))
         if any(asdict(pruned).values()):
             logger.info("pruned %s", pruned)
         return pruned
@@ -133,9 +133,9 @@ class Pruning:
             def count(query: Select[Any]) -> int:
                 return connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
 
-            jobs = None if keep.jobs is None else _old_job(now - keep.jobs)
+            jobs = None if keep.jobs is None else _finished_before(now - keep.jobs)
             events = 0
-            for job_ids, _ in _ended(connection, now - keep.events, None):
+            for job_ids, _ in _finished_batches(connection, now - keep.events, None):
                 spared = (
                     []
                     if jobs is None
@@ -143,7 +143,7 @@ class Pruning:
                     .scalars()
                     .all()
                 )
-                events += count(_passing(sorted(set(job_ids) - set(spared))))
+                events += count(_unneeded_events(sorted(set(job_ids) - set(spared))))
             return Pruned(
                 workers=count(_old_workers(now - keep.workers)),
                 events=events,
@@ -161,7 +161,7 @@ class Pruning:
         some = tuple_(*table.primary_key.columns).in_(which.limit(ROWS_AT_ONCE))
         return self._slices.run(lambda connection: connection.execute(delete(table).where(some)).rowcount)
 
-    def _prune_code(self, before: datetime) -> int:
+    def _prune_unused_code(self, before: datetime) -> int:
         which = _unused_code(before)
         with self._slices.database.read() as connection:
             contents = list(connection.execute(which).scalars())
@@ -173,8 +173,8 @@ class Pruning:
         number = 0
         while not self._slices.stopped:
             with self._slices.database.read() as connection:
-                job_ids, last = next(_ended(connection, before, self._looked_at), ([], None))
-                which = _passing(job_ids).limit(ROWS_AT_ONCE)
+                job_ids, last = next(_finished_batches(connection, before, self._looked_at), ([], None))
+                which = _unneeded_events(job_ids).limit(ROWS_AT_ONCE)
                 has_some = connection.execute(which.limit(1)).first() is not None
             if last is None:
                 break
@@ -189,7 +189,7 @@ class Pruning:
         return self._slices.run(lambda connection: connection.execute(some).rowcount)
 
 
-def _old_job(before: datetime) -> ColumnElement[bool]:
+def _finished_before(before: datetime) -> ColumnElement[bool]:
     return _job.finished_at < before
 
 
@@ -218,7 +218,7 @@ def _old_keys(before: datetime) -> Select[Any]:
     return select(_key.key, _key.route).where(_key.created_at < before)
 
 
-def _forget_hosts(connection: Connection, before: datetime) -> int:
+def _delete_old_hosts(connection: Connection, before: datetime) -> int:
     """Delete the hosts with which no worker has registered since, and no living worker ever."""
     alive = connection.execute(
         select(_worker.kinds, _worker.capabilities, _worker.devices).where(_worker.state.in_(ALIVE))
@@ -230,11 +230,11 @@ def _forget_hosts(connection: Connection, before: datetime) -> int:
     return connection.execute(delete(tables.known_host).where(host.key.in_(forgotten))).rowcount if forgotten else 0
 
 
-def _ended(
+def _finished_batches(
     connection: Connection, before: datetime, after: tuple[datetime, int] | None
 ) -> Iterator[tuple[list[int], tuple[datetime, int]]]:
     """Yield the ids of finished jobs in the order in which they ended, in batches, each with its last job's place."""
-    query = select(_job.id, _job.finished_at).where(_old_job(before), DELETABLE)
+    query = select(_job.id, _job.finished_at).where(_finished_before(before), DELETABLE)
     while True:
         place = tuple_(_job.finished_at, _job.id)
         following = query if after is None else query.where(place > after)
@@ -245,7 +245,7 @@ def _ended(
         yield [row.id for row in rows], after
 
 
-def _passing(job_ids: list[int]) -> Select[Any]:
+def _unneeded_events(job_ids: list[int]) -> Select[Any]:
     """Select the events of these finished jobs that nobody needs any more: progress, and logs that are stored
     elsewhere.
 

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from app.specs._code import RUNS_CODE
 from app.store import tables
 from app.store.queue.hosts import Host, Needs, known_hosts
-from app.store.queue.pausing import going, paused_kinds
+from app.store.queue.pausing import paused_kinds, unpaused
 from app.store.records import Offer
 
 FIRST, NEXT = 4, 200
@@ -95,18 +95,18 @@ ON_GPU_HOST = _lane("ix_job_claimable", _ON_GPU_HOST)
 
 def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None:
     """Return the id of the job that the worker must run next; None if it can start none now."""
-    offer = replace(offer, kinds=going(offer.kinds, paused_kinds(connection)))
+    offer = replace(offer, kinds=unpaused(offer.kinds, paused_kinds(connection)))
     if not offer.kinds:
         return None
     if offer.deviceless:
-        found = _first(connection, DEVICELESS, worker_id, offer)
-        if found is not None and (offer.idle or not found.exclusive_host):
-            return int(found.id)
-    found = _first(connection, ON_GPU_HOST if offer.total_gpus else ON_CPU_HOST, worker_id, offer)
-    return int(found.id) if found is not None and _fits_now(found, offer) else None
+        job = _first_runnable(connection, DEVICELESS, worker_id, offer)
+        if job is not None and (offer.idle or not job.exclusive_host):
+            return int(job.id)
+    job = _first_runnable(connection, ON_GPU_HOST if offer.total_gpus else ON_CPU_HOST, worker_id, offer)
+    return int(job.id) if job is not None and _fits_now(job, offer) else None
 
 
-def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> Row[Any] | None:
+def _first_runnable(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> Row[Any] | None:
     """Return the first job of the lane that this worker could run if its host were idle."""
     values: dict[str, Any] = {"kinds": sorted(offer.kinds), "limit": FIRST, "total_gpus": offer.total_gpus}
     others: list[Host] | None = None

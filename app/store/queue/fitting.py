@@ -67,7 +67,7 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
     ]
 
 
-def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
+def submit_next(connection: Connection, job: Mapping[Any, Any]) -> None:
     """Submit the job that follows `job`, a row of the table `job` that has just succeeded, if it belongs to a
     search."""
     is_search = (tables.sweep.c.id == job["sweep_id"]) & tables.sweep.c.fit.is_not(None)
@@ -79,7 +79,7 @@ def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
     point = next((point for point in points_of(sweep) if point.choice == choice), None)
     if point is None:
         return
-    problem = _submit_next(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
+    problem = _submit_next_of(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
     if problem is not None:
         # The job that has just ended has no part in this: its results are kept, and the search reports its standing.
         logger.warning("sweep %s: %s", sweep["id"], problem)
@@ -94,7 +94,7 @@ def resume(connection: Connection, sweep: Mapping[Any, Any]) -> tuple[int, str |
     if fit is None:
         return 0, None
     tried = _tried(connection, sweep["id"], fit)
-    done = [_submit_next(connection, sweep, fit, point, tried) for point in points_of(sweep)]
+    done = [_submit_next_of(connection, sweep, fit, point, tried) for point in points_of(sweep)]
     return sum(is_new for is_new, _ in done), next((problem for _, problem in done if problem), None)
 
 
@@ -106,7 +106,7 @@ def new_job(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> New
     return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=at)
 
 
-def _submit_next(
+def _submit_next_of(
     connection: Connection,
     sweep: Mapping[Any, Any],
     fit: Fit,
@@ -146,8 +146,10 @@ def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tu
     query = select(_job.id, _job.state, _job.point, _job.attempt).where(_job.id.in_(sweeps.latest_jobs([sweep_id])))
     jobs = connection.execute(query.order_by(_job.id)).all()
     outcomes: dict[tuple[int, int], set[str]] = {}
-    found = select(_measurement.job_id, _measurement.attempt, _measurement.outcome).distinct()
-    for job_id, attempt, outcome in connection.execute(found.where(_measurement.job_id.in_([job.id for job in jobs]))):
+    distinct = select(_measurement.job_id, _measurement.attempt, _measurement.outcome).distinct()
+    for job_id, attempt, outcome in connection.execute(
+        distinct.where(_measurement.job_id.in_([job.id for job in jobs]))
+    ):
         outcomes.setdefault((job_id, attempt), set()).add(outcome)
     tried: dict[frozenset[tuple[str, int]], list[Tried]] = {}
     for job in jobs:

@@ -1,7 +1,8 @@
-"""Leases: finds silent workers, on the watcher's own monotonic clock, so that no jump of a wall clock counts.
+"""Leases: takes jobs from silent workers, by the watcher's own monotonic clock, so that no jump of a wall clock counts.
 
-A worker renews its claims by raising counters in the database; the watcher sees counters, never times. A counter that
-has stood still for a whole lease, while the watcher looked, belongs to a lost worker.
+A worker renews its claims several times a lease with Queue.renew (transitions.py), which raises counters in the
+database. The server and each worker have a watcher, which sees counters, never times. A counter that has stood still
+for a whole lease, while the watcher looked, belongs to a lost worker.
 
 A worker that cannot commit is not lost. So each look begins with a commit of the watcher's own. If that commit fails,
 the time since the previous look says nothing about the workers; if it has to wait, the waiting time does not count.
@@ -99,7 +100,7 @@ class Watcher:
             if state is not None:
                 logger.warning("attempt %d of job %d is lost: now %s", attempt.attempt, attempt.job_id, state)
                 recovered.append(attempt.job_id)
-        self._queue.sweep_staged()
+        self._queue.delete_abandoned_results()
         return recovered
 
     def skip(self) -> None:
@@ -116,7 +117,7 @@ class Watcher:
         return min(self._clock() - self._last, self.lease_s * LONGEST_SPAN)
 
 
-def agreed(database: Database, settings: Settings) -> Settings:
+def with_agreed_lease(database: Database, settings: Settings) -> Settings:
     """Return the settings with the lease of this database, which the first process that opens it decides.
 
     Raises InvalidEnvironment when FLOPWATCH_LEASE_S says something else: with two leases, a worker that renews its
@@ -139,7 +140,7 @@ def agreed(database: Database, settings: Settings) -> Settings:
     return settings.model_copy(update={"lease_s": lease_s})
 
 
-def change(database: Database, lease_s: float) -> None:
+def change_lease(database: Database, lease_s: float) -> None:
     """Give the database another lease, in seconds. Raises Conflict while a worker is alive, since it has the old
     lease."""
     with database.write() as connection:
@@ -148,6 +149,6 @@ def change(database: Database, lease_s: float) -> None:
             more = f" and {len(living) - 3} more" if len(living) > 3 else ""
             raise Conflict(
                 f"The lease cannot change while workers run: stop {', '.join(living[:3])}{more} first. A worker that "
-                "was killed on another host counts until the server has not heard of it for a whole lease."
+                "was killed on another host counts until it was silent for a whole lease."
             )
         service_settings.put(connection, service_settings.LEASE_S, lease_s)

@@ -42,16 +42,16 @@ class Pausing:
 
 def paused_kinds(connection: Connection) -> PausedKinds:
     """Return the kinds that are paused; none if what is stored cannot be read."""
-    found = service_settings.get(connection, _SETTING)
-    return ALL if found == ALL else [str(kind) for kind in found] if isinstance(found, list) else []
+    stored = service_settings.get(connection, _SETTING)
+    return ALL if stored == ALL else [str(kind) for kind in stored] if isinstance(stored, list) else []
 
 
-def going(kinds: frozenset[str], paused: PausedKinds) -> frozenset[str]:
+def unpaused(kinds: frozenset[str], paused: PausedKinds) -> frozenset[str]:
     """Return those of the kinds that are not paused."""
     return frozenset() if paused == ALL else kinds.difference(paused)
 
 
-def why_paused(kind: str, paused: PausedKinds) -> str | None:
+def pause_reason(kind: str, paused: PausedKinds) -> str | None:
     """Say why a queued job of this kind waits; None if the kind is not paused."""
     if paused == ALL:
         return "the queue is paused: `flopwatch resume` lets it go on"

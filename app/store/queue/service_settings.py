@@ -23,8 +23,8 @@ def get(connection: Connection, name: str) -> Any:
 
 def lease_s(connection: Connection) -> float | None:
     """Return the lease that all processes of the database have agreed on, in seconds; None before they have."""
-    found = get(connection, LEASE_S)
-    return float(found) if isinstance(found, int | float) and found > 0 else None
+    stored = get(connection, LEASE_S)
+    return float(stored) if isinstance(stored, int | float) and stored > 0 else None
 
 
 def put(connection: Connection, name: str, value: Any) -> None:

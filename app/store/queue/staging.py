@@ -2,8 +2,8 @@
 
 Readers look only at attempts that have ended with results (`recorded_attempts`). So rows of an attempt that still runs
 are invisible, and the short transaction that ends the attempt shows all of them at once. Until then the attempt is
-marked `staged`. If the attempt never ends with them, for example because its worker is lost, `Queue.sweep_staged`
-deletes them.
+marked `staged`. If the attempt never ends with them, for example because its worker is lost,
+`Queue.delete_abandoned_results` deletes them.
 
 Every slice passes the fence, which is also a heartbeat: a worker that writes for minutes keeps its lease.
 """
@@ -66,8 +66,8 @@ def _rows(claim: Claim, finish: Finish, *, partial: bool) -> Iterator[tuple[Tabl
         (tables.result_table, finish.tables, {**of, "partial": partial}),
         (tables.artifact, finish.artifacts, {**of, "created_at": utc_now()}),
     )
-    for table, found, common in records:
-        for record in found:
+    for table, of_table, common in records:
+        for record in of_table:
             yield table, {**common, **vars(record)}
 
 
@@ -89,15 +89,15 @@ def is_marked(connection: Connection, attempt_id: int) -> bool:
 
 def leftover(connection: Connection) -> tuple[int, int, int] | None:
     """Return id, job id and number of an attempt that ended without its staged results; None if there is none."""
-    found = connection.execute(_LEFTOVER).one_or_none()
-    return None if found is None else (found.id, found.job_id, found.number)
+    attempt = connection.execute(_LEFTOVER).one_or_none()
+    return None if attempt is None else (attempt.id, attempt.job_id, attempt.number)
 
 
 def unstage(connection: Connection, attempt_id: int, job_id: int, number: int) -> bool:
     """Delete one slice of the attempt's staged results. Returns False, and ends the mark, when none are left."""
     for table in _RESULTS:
-        found = select(table.c.id).where(table.c.job_id == job_id, table.c.attempt == number).limit(MAX_ROWS)
-        if connection.execute(delete(table).where(table.c.id.in_(found))).rowcount:
+        some = select(table.c.id).where(table.c.job_id == job_id, table.c.attempt == number).limit(MAX_ROWS)
+        if connection.execute(delete(table).where(table.c.id.in_(some))).rowcount:
             return True
     mark(connection, attempt_id, is_staged=False)
     return False

@@ -33,7 +33,7 @@ _KEY_HOLDER = select(tables.job.c.id, tables.job.c.state).where(
 QUEUED_EVENT: dict[str, Any] = {"state": "queued"}
 """The first event of every job, of type `state`."""
 
-FROM_SPEC = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
+SPEC_COLUMNS = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
 """Columns of a job that follow from its spec and its point: jobs with the same spec have the same values."""
 
 
@@ -60,7 +60,7 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
     }
 
 
-AFRESH: dict[str, Any] = {
+INITIAL_COLUMNS: dict[str, Any] = {
     "state": "queued",
     "progress": NO_PROGRESS,
     "error": None,
@@ -76,7 +76,7 @@ AFRESH: dict[str, Any] = {
 
 def queued(now: datetime) -> dict[str, Any]:
     """Return the columns that are the same for every job just submitted."""
-    return {**AFRESH, "attempt": 0, "version": 1, "created_at": now}
+    return {**INITIAL_COLUMNS, "attempt": 0, "version": 1, "created_at": now}
 
 
 def check_key(connection: Connection, unique_key: str | None) -> None:

@@ -33,23 +33,23 @@ def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
     return select(func.max(_job.id)).where(_job.sweep_id.in_(sweep_ids)).group_by(_job.sweep_id, _job.point)
 
 
-def later_job(connection: Connection, job_id: int, sweep_id: int | None) -> int | None:
+def newer_job_of_point(connection: Connection, job_id: int, sweep_id: int | None) -> int | None:
     """Return the id of the job that a resumed sweep has instead of this one; None if this one still counts."""
     if sweep_id is None:
         return None
     own = select(_job.point).where(_job.id == job_id).scalar_subquery()
     later = select(func.max(_job.id)).where(_job.sweep_id == sweep_id, _job.id > job_id, _job.point == own)
-    found: int | None = connection.execute(later).scalar_one()
-    return found
+    newer: int | None = connection.execute(later).scalar_one()
+    return newer
 
 
 def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:
     """Return the number of each sweep's points in each state. A point has the state of its latest job."""
     query = select(_job.sweep_id, _job.state, func.count()).where(_job.id.in_(latest_jobs(sweep_ids)))
-    found: dict[int, dict[str, int]] = {}
+    by_sweep: dict[int, dict[str, int]] = {}
     for sweep_id, state, number in connection.execute(query.group_by(_job.sweep_id, _job.state)):
-        found.setdefault(sweep_id, {})[state] = number
-    return found
+        by_sweep.setdefault(sweep_id, {})[state] = number
+    return by_sweep
 
 
 def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
@@ -57,7 +57,7 @@ def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
     return frozenset(point.items())
 
 
-def points_without_job(connection: Connection, sweep_id: int, points: Sequence[Point]) -> list[Point]:
+def points_without_jobs(connection: Connection, sweep_id: int, points: Sequence[Point]) -> list[Point]:
     """Return the points of the sweep that have no job any more, since every job was deleted."""
     of_sweep = select(_job.point).where(_job.sweep_id == sweep_id)
     known = {place(point) for point in connection.execute(of_sweep).scalars()}
@@ -79,7 +79,7 @@ def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
     return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=point.choice)
 
 
-def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
+def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
     """Queue a new job for each point whose latest one failed or was cancelled; returns the number of new jobs."""
     of_sweep = _job.sweep_id == sweep["id"]
     last = connection.execute(select(func.max(_job.id)).where(of_sweep)).scalar_one()
@@ -91,7 +91,7 @@ def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime
         "sweep_id": sweep["id"],
         **submission.queued(now),
     }
-    same = ("name", *submission.FROM_SPEC)
+    same = ("name", *submission.SPEC_COLUMNS)
     copied = [_job[column] for column in same]
     # A running job whose cancel was requested counts as cancelled: it will end so, whatever it measures.
     is_being_cancelled = (_job.state == "running") & _job.cancel_requested_at.is_not(None)
@@ -106,11 +106,11 @@ def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime
         labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)
         connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], labelled))
     keep_code(connection, connection.execute(select(_job.id, _job.requirements, _job.spec).where(new)).mappings().all())
-    say_of_each(connection, new, "state", submission.QUEUED_EVENT, now)
+    record_events(connection, new, "state", submission.QUEUED_EVENT, now)
     return number
 
 
-def say_of_each(
+def record_events(
     connection: Connection, which: ColumnElement[bool], type_: str, data: Mapping[str, Any], now: datetime
 ) -> None:
     """Record the same event for every job that matches `which`."""

@@ -23,16 +23,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
-from app.errors import Conflict, InBaseline, LeaseLost, NotFound, job_problem
+from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import LivingState
 from app.store import tables
 from app.store.column_types import broken
 from app.store.database.engine import Database
-from app.store.database.slices import Slices
-from app.store.keeping.baselines import baselines_of
-from app.store.keeping.deleting import delete_jobs
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
 from app.store.queue import fitting, service_settings, staging, submission, sweeps
 from app.store.queue.claims import QUEUED, next_job
@@ -54,7 +51,7 @@ from app.summaries import planned_processes, values_of_job
 
 _job, _attempt, _sweep = tables.job.c, tables.attempt.c, tables.sweep.c
 
-_TAKE = (
+_MARK_RUNNING = (
     update(tables.job)
     .where(_job.id == bindparam("job_id"), QUEUED)
     .values(
@@ -119,7 +116,7 @@ class Queue:
     """The queue of one database. Each state change of a job is one transaction, with everything that others see of it.
 
     `finish` and `give_back` write or delete staged results in further transactions before it (see staging.py). `claim`
-    and `resume_sweep` read before it, in a transaction of their own. `delete` and `sweep_staged` work in slices.
+    and `resume_sweep` read before it, in a transaction of their own.
     """
 
     def __init__(self, database: Database) -> None:
@@ -203,19 +200,19 @@ class Queue:
         has a spec that this version does not take.
         """
         with self._database.read() as connection:
-            sweep = _find_sweep(connection, sweep_id)
+            sweep = _sweep_row(connection, sweep_id)
             if problem := broken(sweep):
                 raise Conflict(f"Sweep {sweep_id} cannot be resumed. {problem['detail']}")
             # The points of a search follow from its outcomes.
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"]) if sweep["fit"] is None else []
-            lacking = sweeps.points_without_job(connection, sweep_id, points)
+            lacking = sweeps.points_without_jobs(connection, sweep_id, points)
         # Jobs are made before the transaction, because validating thousands of specs takes long.
         made = {sweeps.place(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
         with self._database.write() as connection:
             now = utc_now()
-            lacking = sweeps.points_without_job(connection, sweep_id, points)
+            lacking = sweeps.points_without_jobs(connection, sweep_id, points)
             new = [made.get(sweeps.place(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
-            number = sweeps.repeat_ended(connection, sweep, now) + len(new)
+            number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(new)
             searches, obstacle = fitting.resume(connection, sweep)
             number += searches
             if number == 0 and obstacle is not None:
@@ -233,8 +230,8 @@ class Queue:
         A second call returns the same. Raises NotFound.
         """
         with self._database.write() as connection:
-            sweep = _find_sweep(connection, sweep_id)
-            _cancel_each(connection, _job.sweep_id == sweep_id)
+            sweep = _sweep_row(connection, sweep_id)
+            _cancel_jobs(connection, _job.sweep_id == sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
     def claim(self, worker_id: str, offer: Offer) -> Claim | None:
@@ -244,7 +241,7 @@ class Queue:
                 return None
         with self._database.write() as connection:
             while (job_id := next_job(connection, worker_id, offer)) is not None:
-                claim = _take(connection, job_id, worker_id)
+                claim = _start_attempt(connection, job_id, worker_id)
                 if claim is not None:
                     return claim
         return None
@@ -300,7 +297,7 @@ class Queue:
                 connection.execute(_EVENT, rows)
             progress = next((event.data for event in reversed(events) if event.type == "progress"), None)
             if progress is not None:
-                _change(connection, claim.job_id, progress={name: progress[name] for name in NO_PROGRESS})
+                _change_job(connection, claim.job_id, progress={name: progress[name] for name in NO_PROGRESS})
 
     def finish(self, claim: Claim, finish: Finish) -> str:
         """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.
@@ -313,7 +310,7 @@ class Queue:
         # A cancel that arrives while results are written makes them partial: then they are written again.
         for partial in (finish.state != "succeeded", True):
             is_staged, last = self._stage(claim, staging.slices(claim, finish, partial=partial))
-            state = self._end(claim, finish, last, partial if is_staged else None)
+            state = self._end_with(claim, finish, last, partial if is_staged else None)
             if state is not None:
                 return state
         raise AssertionError("a cancel is never taken back")
@@ -343,7 +340,7 @@ class Queue:
                 is_left = staging.unstage(connection, claim.attempt_id, claim.job_id, claim.attempt)
             time.sleep(staging.PAUSE_S)
 
-    def _end(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
+    def _end_with(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
         """End an attempt with its last slice; returns the job's state, or None when staged rows are marked wrongly.
 
         staged_as: what staged rows say about being partial; None when there are none.
@@ -358,7 +355,7 @@ class Queue:
             error = finish.error
             if state == "cancelled" and (error is None or error.get("code") != "cancelled"):
                 error = job_problem("cancelled", CANCELLED_WHILE)
-            staging.write(connection, _marked(last, partial=partial))
+            staging.write(connection, _with_partial(last, partial=partial))
             _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log, staged=False)
             _finish_job(
                 connection,
@@ -371,10 +368,10 @@ class Queue:
                 metrics=_values(claim, finish, state),
             )
             if state == "succeeded" and job.sweep_id is not None:
-                fitting.go_on(connection, job._mapping)
+                fitting.submit_next(connection, job._mapping)
         return state
 
-    def sweep_staged(self, slices: int = 10) -> int:
+    def delete_abandoned_results(self, slices: int = 10) -> int:
         """Delete staged results of attempts that ended without them, at most `slices` slices. Returns the number of
         slices.
 
@@ -385,9 +382,9 @@ class Queue:
                 if staging.leftover(connection) is None:
                     return done
             with self._database.write() as connection:
-                found = staging.leftover(connection)
-                if found is not None:
-                    staging.unstage(connection, *found)
+                attempt = staging.leftover(connection)
+                if attempt is not None:
+                    staging.unstage(connection, *attempt)
             time.sleep(staging.PAUSE_S)
         return slices
 
@@ -419,19 +416,19 @@ class Queue:
             _pass_fence(connection, claim)
             error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}.")
             _end_attempt(connection, claim.attempt_id, "lost", error=error)
-            return _lose(connection, claim.job_id, claim.attempt, error, CANCELLED_WHILE)
+            return _requeue_or_fail(connection, claim.job_id, claim.attempt, error, CANCELLED_WHILE)
 
     def cancel(self, job_id: int) -> dict[str, Any]:
-        """Cancel a job: at once when it is queued, else as soon as its worker hears of it; returns the public job.
+        """Cancel a job: at once when it is queued, else its worker is asked to end it; returns the public job.
 
         A second call returns the same. Raises NotFound, or Conflict when the job has succeeded or failed.
         """
         with self._database.write() as connection:
-            job = _find(connection, job_id)
+            job = _job_row(connection, job_id)
             if job.state in ("succeeded", "failed"):
                 raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
-            _cancel_each(connection, _job.id == job_id)
-            return job_dict(_find(connection, job_id)._mapping, waiting=None)
+            _cancel_jobs(connection, _job.id == job_id)
+            return job_dict(_job_row(connection, job_id)._mapping, waiting=None)
 
     def cancel_some(self, job_ids: Sequence[int]) -> tuple[int, int]:
         """Cancel those of these jobs that are not finished; returns how many of them were queued, and so are cancelled,
@@ -444,7 +441,7 @@ class Queue:
                 connection.execute(select(func.count()).select_from(tables.job).where(some, those)).scalar_one()
                 for those in (_job.state == "queued", running)
             )
-            _cancel_each(connection, some)
+            _cancel_jobs(connection, some)
         return queued, asked
 
     def retry(self, job_id: int) -> dict[str, Any]:
@@ -455,38 +452,23 @@ class Queue:
         and has a newer job instead of it; KeyTaken when another job with its unique key is queued or running.
         """
         with self._database.write() as connection:
-            job = _find(connection, job_id)
+            job = _job_row(connection, job_id)
             if job.state not in RETRIED_STATES:
                 how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
                 raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
             if _has_lost_its_attempts(connection, job):
                 raise Conflict(f"Job {job_id} is being deleted, and its attempts are gone: submit it as a new job.")
-            later = sweeps.later_job(connection, job_id, job.sweep_id)
+            later = sweeps.newer_job_of_point(connection, job_id, job.sweep_id)
             if later is not None:
                 raise Conflict(
                     f"Sweep {job.sweep_id} was resumed, and job {later} stands in the place of job {job_id}."
                 )
             submission.check_key(connection, job.unique_key)
             allowed = max(job.max_attempts, job.attempt + 1)
-            _change(connection, job_id, max_attempts=allowed, **submission.AFRESH)
-            _say(connection, job_id, job.attempt, "state", {"state": "queued", "reason": "retried"})
-            queued = _find(connection, job_id)._mapping
+            _change_job(connection, job_id, max_attempts=allowed, **submission.INITIAL_COLUMNS)
+            _record_event(connection, job_id, job.attempt, "state", {"state": "queued", "reason": "retried"})
+            queued = _job_row(connection, job_id)._mapping
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
-
-    def delete(self, job_id: int) -> list[str]:
-        """Delete a finished job with all that belongs to it; Conflict when it is not finished, InBaseline when a
-        baseline needs it. It takes several transactions if the job has many rows (see deleting.py).
-
-        Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove.
-        """
-        deleted = delete_jobs(Slices(self._database), [_job.id == checked_id(job_id, "job")])
-        if not deleted.jobs:
-            with self._database.read() as connection:
-                state = _find(connection, job_id).state
-                if names := baselines_of(connection, job_id):
-                    raise InBaseline(job_id, names)
-                raise Conflict(f"Job {job_id} is {state}: cancel it first.")
-        return deleted.contents
 
     def probe(self) -> None:
         """Commit something that changes no data. Raises the errors of a write if that is impossible."""
@@ -513,13 +495,13 @@ class Queue:
             lost = {"error": error, "finished_at": utc_now()}
             if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
                 return None
-            return _lose(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
+            return _requeue_or_fail(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
 
 
-def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
+def _start_attempt(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
     """Take a queued job. If its row cannot be read, the job fails with a code, and the result is None."""
     now, token = utc_now(), secrets.token_hex(16)
-    job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
+    job = connection.execute(_MARK_RUNNING, {"job_id": job_id, "by": worker_id, "now": now}).one()
     attempt = {
         "job_id": job_id,
         "number": job.attempt,
@@ -530,7 +512,7 @@ def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
         "started_at": now,
     }
     attempt_id = connection.execute(_BEGIN_ATTEMPT, attempt).scalar_one()
-    _say(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
+    _record_event(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
     problem = broken(job._mapping)
     if problem is not None:
         logger.error("job %d fails: %s", job_id, problem["detail"])
@@ -553,7 +535,7 @@ def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
     )
 
 
-def _find(connection: Connection, job_id: int) -> Any:
+def _job_row(connection: Connection, job_id: int) -> Any:
     row = connection.execute(_JOB, {"job_id": checked_id(job_id, "job")}).one_or_none()
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
@@ -566,24 +548,24 @@ def _has_lost_its_attempts(connection: Connection, job: Any) -> bool:
     return job.attempt > 0 and last is None
 
 
-def _find_sweep(connection: Connection, sweep_id: int) -> dict[str, Any]:
+def _sweep_row(connection: Connection, sweep_id: int) -> dict[str, Any]:
     row = connection.execute(_SWEEP, {"sweep_id": checked_id(sweep_id, "sweep")}).mappings().one_or_none()
     if row is None:
         raise NotFound(f"There is no sweep {sweep_id}.")
     return dict(row)
 
 
-def _cancel_each(connection: Connection, which: ColumnElement[bool]) -> None:
+def _cancel_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
     """Cancel the jobs that match `which`: queued jobs at once; running jobs get one request to end."""
     now = utc_now()
     changed = {"cancel_requested_at": now, "version": _job.version + 1}
     queued = which & (_job.state == "queued")
     ended = {"state": "cancelled", "error": job_problem("cancelled", CANCELLED_BEFORE)}
-    sweeps.say_of_each(connection, queued, "state", {"state": "cancelled"}, now)
-    sweeps.say_of_each(connection, queued, "done", ended, now)
+    sweeps.record_events(connection, queued, "state", {"state": "cancelled"}, now)
+    sweeps.record_events(connection, queued, "done", ended, now)
     connection.execute(update(tables.job).where(queued).values(**ended, finished_at=now, **changed))
     running = which & (_job.state == "running") & _job.cancel_requested_at.is_(None)
-    sweeps.say_of_each(connection, running, "state", {"state": "running", "cancel_requested": True}, now)
+    sweeps.record_events(connection, running, "state", {"state": "running", "cancel_requested": True}, now)
     connection.execute(update(tables.job).where(running).values(**changed))
 
 
@@ -602,12 +584,12 @@ def _pass_fence(connection: Connection, claim: Claim) -> None:
         raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")
 
 
-def _say(connection: Connection, job_id: int, attempt: int, type_: str, data: dict[str, Any]) -> None:
+def _record_event(connection: Connection, job_id: int, attempt: int, type_: str, data: dict[str, Any]) -> None:
     row = {"job_id": job_id, "attempt": attempt, "type": type_, "data": data, "created_at": utc_now()}
     connection.execute(_EVENT, row)
 
 
-def _change(connection: Connection, job_id: int, **values: Any) -> None:
+def _change_job(connection: Connection, job_id: int, **values: Any) -> None:
     connection.execute(_CHANGE_JOB, {"job_id": job_id, **values})
 
 
@@ -627,14 +609,16 @@ def _end_attempt(
 def _finish_job(
     connection: Connection, job_id: int, attempt: int, state: str, error: dict[str, Any] | None, **values: Any
 ) -> None:
-    _change(connection, job_id, state=state, error=error, finished_at=utc_now(), **values)
-    _say(connection, job_id, attempt, "state", {"state": state})
-    _say(connection, job_id, attempt, "done", {"state": state, "error": error})
+    _change_job(connection, job_id, state=state, error=error, finished_at=utc_now(), **values)
+    _record_event(connection, job_id, attempt, "state", {"state": state})
+    _record_event(connection, job_id, attempt, "done", {"state": state, "error": error})
 
 
-def _lose(connection: Connection, job_id: int, attempt: int, error: dict[str, Any], if_cancelled: str) -> str:
+def _requeue_or_fail(
+    connection: Connection, job_id: int, attempt: int, error: dict[str, Any], if_cancelled: str
+) -> str:
     """Queue or end a job whose worker could not end its attempt; returns its new state."""
-    job = _find(connection, job_id)
+    job = _job_row(connection, job_id)
     if job.cancel_requested_at is not None:
         _finish_job(connection, job_id, attempt, "cancelled", job_problem("cancelled", if_cancelled))
         return "cancelled"
@@ -648,15 +632,15 @@ def _lose(connection: Connection, job_id: int, attempt: int, error: dict[str, An
 
 def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:
     values = {} if counted else {"attempt": attempt - 1}
-    _change(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
-    _say(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
+    _change_job(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
+    _record_event(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
 
 
-def _marked(rows: staging.Slice, *, partial: bool) -> staging.Slice:
+def _with_partial(rows: staging.Slice, *, partial: bool) -> staging.Slice:
     """Return the rows with their column `partial`, where the table has one, set to this value."""
     return [
-        (table, [{**row, "partial": partial} for row in found] if "partial" in table.c else found)
-        for table, found in rows
+        (table, [{**row, "partial": partial} for row in of_table] if "partial" in table.c else of_table)
+        for table, of_table in rows
     ]
 
 

@@ -16,7 +16,7 @@ from app.specs._code import ALLOW_IT, RUNS_CODE
 from app.store import tables
 from app.store.queue.claims import QUEUED
 from app.store.queue.hosts import Host, Needs, comparable, hosts
-from app.store.queue.pausing import paused_kinds, why_paused
+from app.store.queue.pausing import pause_reason, paused_kinds
 
 START_ONE = "start one with `flopwatch worker`"
 
@@ -30,11 +30,11 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
     if not queued:
         return {}
     connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
-    found = {}
+    reasons = {}
     for job in queued:
-        if reason := why_paused(job["kind"], paused) or why_it_waits(Needs.of(job), connected):
-            found[int(job["id"])] = reason
-    return found
+        if reason := pause_reason(job["kind"], paused) or missing_for(Needs.of(job), connected):
+            reasons[int(job["id"])] = reason
+    return reasons
 
 
 def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
@@ -45,10 +45,10 @@ def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
     needs = (job.kind, job.device_type, job.devices, comparable(job.requirements))
     query = select(*needs, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs)
     connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
-    found = []
+    groups = []
     for kind, device_type, devices, requirements, number, first in connection.execute(query):
         needed = Needs(kind, device_type, devices, frozenset(requirements))
-        found.append(
+        groups.append(
             {
                 "kind": kind,
                 "device_type": device_type,
@@ -56,13 +56,13 @@ def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
                 "requirements": sorted(needed.requirements),
                 "jobs": number,
                 "first_job": first,
-                "waiting": why_paused(kind, paused) or why_it_waits(needed, connected),
+                "waiting": pause_reason(kind, paused) or missing_for(needed, connected),
             }
         )
-    return sorted(found, key=lambda group: (-group["jobs"], group["first_job"]))
+    return sorted(groups, key=lambda group: (-group["jobs"], group["first_job"]))
 
 
-def why_it_waits(job: Needs, connected: Sequence[Host]) -> str | None:
+def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
     """Say in words what the job needs that none of these workers has; None when one of them could run it."""
     start_one = ALLOW_IT if RUNS_CODE in job.requirements else START_ONE
     if not connected:

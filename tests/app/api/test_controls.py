@@ -13,9 +13,9 @@ from app.api import events
 from app.api.bodies import JobBody, parse
 from app.errors import InvalidEnvironment
 from app.settings import Settings
+from tests.app.api.streams import STREAM, parse_stream, streamed
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
-STREAM = {"Accept": "text/event-stream"}
 
 
 class TestDefaultTimeout:
@@ -55,24 +55,6 @@ class TestDefaultTimeout:
         monkeypatch.setenv("FLOPWATCH_DEFAULT_TIMEOUT_S", setting)
         with pytest.raises(InvalidEnvironment, match="FLOPWATCH_DEFAULT_TIMEOUT_S"):
             Settings.from_environment()
-
-
-def streamed(site: Any, job_id: int, after: int = 0) -> list[tuple[int, str, Any]]:
-    """(id, type, data) of the events of one stream, up to its end."""
-    with site.http.stream("GET", f"/jobs/{job_id}/events", headers={**STREAM, "Last-Event-ID": str(after)}) as response:
-        assert response.status_code == 200
-        return list(_parsed(response.iter_lines()))
-
-
-def _parsed(lines: Iterator[str]) -> Iterator[tuple[int, str, Any]]:
-    fields: dict[str, str] = {}
-    for line in lines:
-        if line and not line.startswith(":"):
-            name, _, value = line.partition(": ")
-            fields[name] = value
-        elif "data" in fields:
-            yield int(fields["id"]), fields["event"], json.loads(fields["data"])
-            fields = {}
 
 
 class TestRetry:
@@ -146,7 +128,9 @@ class TestRetry:
             "succeeded",
         ]
         for after in (*seen, whole[2][0]):
-            assert streamed(site, failed, after) == [event for event in whole if event[0] > after]
+            assert streamed(site, failed, **{"Last-Event-ID": str(after)}) == [
+                event for event in whole if event[0] > after
+            ]
 
     def test_control_of_the_last_done(self, site: Any, failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         site.http.post(f"/jobs/{failed}/retry")
@@ -166,7 +150,7 @@ class TestRetry:
         assert site.http.get(f"/jobs/{failed}/events", headers=headers).status_code == 204
         site.http.post(f"/jobs/{failed}/retry")
         with site.http.stream("GET", f"/jobs/{failed}/events", headers=headers) as response:
-            stream = _parsed(response.iter_lines())
+            stream = parse_stream(response.iter_lines())
             assert next(stream)[1:] == ("state", {"state": "queued", "reason": "retried"})
             claim = site.worker.claim_job(failed)
             assert next(stream)[2]["state"] == "running"

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from app.api import events
+from tests.app.api.streams import STREAM, parse_stream, streamed
 from tools.waiting import wait_until
-
-STREAM = {"Accept": "text/event-stream"}
-
-
-def parse(lines: Iterator[str]) -> Iterator[tuple[int, str, Any]]:
-    """(id, type, data) of each event."""
-    fields: dict[str, str] = {}
-    for line in lines:
-        if line.startswith(":"):
-            continue
-        if line:
-            name, _, value = line.partition(": ")
-            fields[name] = value
-        elif fields:
-            yield int(fields["id"]), fields["event"], json.loads(fields["data"])
-            fields = {}
 
 
 def run(site: Any, **report: Any) -> int:
@@ -38,13 +21,6 @@ def run(site: Any, **report: Any) -> int:
     site.worker.report(claim, "log", text=report.get("text", "hello\n"))
     site.worker.finish(claim)
     return job_id
-
-
-def streamed(site: Any, job_id: int, **headers: str) -> list[tuple[int, str, Any]]:
-    with site.http.stream("GET", f"/jobs/{job_id}/events", headers={**STREAM, **headers}) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        return list(parse(response.iter_lines()))
 
 
 def test_list(site: Any) -> None:
@@ -86,13 +62,13 @@ def test_live_stream(site: Any) -> None:
 
     def follow() -> None:
         with httpx.stream("GET", f"{site.url}/jobs/{job_id}/events", headers=STREAM, timeout=30) as response:
-            seen.extend(parse(response.iter_lines()))
+            seen.extend(parse_stream(response.iter_lines()))
 
     def types() -> list[str]:
         return [type_ for _, type_, _ in seen]
 
     with httpx.stream("GET", f"{site.url}/jobs/{job_id}/events", headers=STREAM, timeout=30) as response:
-        stream = parse(response.iter_lines())
+        stream = parse_stream(response.iter_lines())
         assert next(stream)[1:] == ("state", {"state": "queued"})
         claim = site.worker.claim_job(job_id)
         assert next(stream)[2]["state"] == "running"
@@ -150,7 +126,7 @@ def test_a_stream_holds_no_transaction(site: Any) -> None:
         return not log.exists() or log.stat().st_size == 0
 
     with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
-        stream = parse(response.iter_lines())
+        stream = parse_stream(response.iter_lines())
         next(stream)
         for _ in range(20):
             site.submit()
@@ -170,7 +146,7 @@ def test_nobody_polls_while_nobody_waits(site: Any) -> None:
     wait_until(lambda: not changes._followed and changes._poller is None, "the poller's end")
     job_id = site.submit()["id"]
     with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
-        stream = parse(response.iter_lines())  # kept: the connection would end with it
+        stream = parse_stream(response.iter_lines())  # kept: the connection would end with it
         next(stream)
         wait_until(lambda: changes._poller is not None, "the poller")
         del stream
@@ -181,7 +157,7 @@ def test_stopping_ends_streams(serve: Any, tmp_path: Any) -> None:
     with serve(tmp_path) as site:
         job_id = site.submit()["id"]
         with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
-            stream = parse(response.iter_lines())
+            stream = parse_stream(response.iter_lines())
             next(stream)
             site.services.changes.stop()
             assert list(stream) == []

@@ -197,7 +197,7 @@ class TestJobsWithCode:
     def test_it_is_no_orphan_to_the_sweep_of_artifacts(self, able_site: Any) -> None:
         sha256 = upload(able_site)
         files = ArtifactFiles(able_site.services.settings.artifacts_dir)
-        assert files.sweep_orphans(able_site.services.database, older_than_s=-10.0) == []
+        assert files.remove_unreferenced(able_site.services.database, older_than_s=-10.0) == []
         assert able_site.http.get(f"/files/{sha256}").status_code == 200
 
 

@@ -36,8 +36,10 @@ def test_not_ready_without_a_database(serve: Any, tmp_path: Any, monkeypatch: py
         assert site.http.get("/healthz").status_code == 200
 
 
-def test_orphans_are_swept_again_and_again(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.api.services.ORPHAN_SWEEP_S", 0.01)
+def test_unreferenced_files_are_removed_again_and_again(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.services.UNREFERENCED_PERIOD_S", 0.01)
     orphan = tmp_path / "orphan"
     with serve(tmp_path) as site:
         for content in ("first", "second"):

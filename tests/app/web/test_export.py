@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from app.web import plots
-from app.web.export import STYLES
+from app.web import export, plots
+from app.web.export import DRAWING, PLOTLY, STYLES
 
 WEB = Path(plots.__file__).parent
 Measured = Callable[..., Any]
@@ -126,6 +126,17 @@ def test_unknown_things(site: Any) -> None:
     get(site, "/jobs/999999/export", 404)
     get(site, "/sweeps/999999/export", 404)
     get(site, "/jobs/1/export?nose=1", 422)
+
+
+def test_a_script_that_would_end_its_element_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*STYLES, PLOTLY, DRAWING):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    monkeypatch.setattr(export, "STATIC", tmp_path)
+    export.assets.__wrapped__()
+    (tmp_path / DRAWING).write_text("'</script>'")
+    with pytest.raises(RuntimeError, match="would end its element"):
+        export.assets.__wrapped__()
 
 
 def test_exports_define_every_colour_that_figures_name() -> None:

@@ -20,6 +20,7 @@ from app.store.database import byte_locks
 from app.store.database.engine import Database
 from app.store.files import artifacts
 from app.store.files.artifacts import ArtifactFiles
+from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, StoredArtifact
@@ -281,7 +282,7 @@ class TestRemove:
         job_id = finish_with(queue, shop, SHA256)
         files.release([SHA256])
         assert files.remove([SHA256], database) == []  # referred to
-        assert files.remove(queue.delete(job_id), database) == [SHA256]
+        assert files.remove(delete_job(database, job_id), database) == [SHA256]
         assert stored(folder) == []
         assert files.remove([SHA256], database) == []
 
@@ -335,7 +336,7 @@ class TestRemove:
                     files.open_path(SHA256)
                 except NotFound:
                     missing.append(job_id)
-                queue.delete(job_id)
+                delete_job(database, job_id)
         finally:
             stop.set()
             remover.join()
@@ -379,13 +380,13 @@ class TestOrphans:
         for name, age in (("old", 7200), ("new", 0)):
             (folder / "incoming" / name).write_bytes(b"torn")
             self.age(folder / "incoming" / name, age)
-        assert files.sweep_orphans(database, older_than_s=3600) == [contents["orphan"]]
+        assert files.remove_unreferenced(database, older_than_s=3600) == [contents["orphan"]]
         left = {path.read_text() for path in stored(folder) if path.parent.name != "incoming"}
         assert left == {"referred", "held", "young"}
         assert [path.name for path in (folder / "incoming").iterdir()] == ["new"]
 
     def test_there_may_be_nothing_at_all(self, files: ArtifactFiles, database: Database) -> None:
-        assert files.sweep_orphans(database, older_than_s=0) == []
+        assert files.remove_unreferenced(database, older_than_s=0) == []
 
     def test_many_orphans_are_swept_in_batches(
         self, files: ArtifactFiles, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
@@ -396,7 +397,7 @@ class TestOrphans:
             path.write_text(str(number))
             contents.append(files.put(path)[0])
         files.release(contents)
-        assert sorted(files.sweep_orphans(database, older_than_s=-60)) == sorted(contents)
+        assert sorted(files.remove_unreferenced(database, older_than_s=-60)) == sorted(contents)
 
 
 def test_a_stale_workers_artifact_counts_for_nothing(
@@ -408,7 +409,7 @@ def test_a_stale_workers_artifact_counts_for_nothing(
     with pytest.raises(Exception, match="no longer this worker's"):
         queue.finish(stale, replace(results, artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)]))
     files.release([sha256])
-    assert files.sweep_orphans(database, older_than_s=-60) == [sha256]
+    assert files.remove_unreferenced(database, older_than_s=-60) == [sha256]
     assert stored(folder) == []
 
 
@@ -434,10 +435,10 @@ def test_files_of_the_next_attempt_replace_the_former(
             connection.execute(text("UPDATE job SET state = 'queued', finished_at = NULL"))
     for path in stored(folder):
         os.utime(path, (0, 0))
-    assert files.sweep_orphans(database, older_than_s=3600) == []
+    assert files.remove_unreferenced(database, older_than_s=3600) == []
     assert len(stored(folder)) == 2
     with database.write() as connection:
         connection.execute(text("UPDATE job SET state = 'failed'"))
-    assert queue.delete(claim.job_id) == sorted(sha256s)
+    assert delete_job(database, claim.job_id) == sorted(sha256s)
     assert files.remove(sha256s, database) == sorted(sha256s)
     assert stored(folder) == []

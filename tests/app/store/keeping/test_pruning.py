@@ -22,6 +22,7 @@ from app.store.database.engine import Database
 from app.store.database.slices import Slices
 from app.store.files.artifacts import ArtifactFiles
 from app.store.keeping import deleting, pruning
+from app.store.keeping.deleting import delete_job
 from app.store.keeping.pruning import Pruned, Pruning, Retention
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -246,7 +247,7 @@ def test_a_large_job_is_deleted_in_slices(
     database: Database, queue: Queue, large_job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # a slow disk
-    changes = changes_at_once(database, lambda: queue.delete(large_job))
+    changes = changes_at_once(database, lambda: delete_job(database, large_job))
     assert rows(database) == {}
     assert max(changes) <= deleting.ROWS_AT_ONCE + deleting.JOBS_AT_ONCE
 
@@ -255,7 +256,7 @@ def test_control_of_the_slices(
     database: Database, queue: Queue, large_job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 3600.0)
-    assert max(changes_at_once(database, lambda: queue.delete(large_job))) > 3000
+    assert max(changes_at_once(database, lambda: delete_job(database, large_job))) > 3000
 
 
 def test_others_write_between_slices(database: Database) -> None:
@@ -293,7 +294,7 @@ def test_nobody_reads_a_part_of_the_results(
     assert deleting.delete_jobs(interrupted, [tables.job.c.id == job_id]).jobs == 0
     assert rows(database)["measurement"] == 15
     assert reading.measurements(job_id)["rows"] == []
-    queue.delete(job_id)
+    delete_job(database, job_id)
     assert rows(database) == {}
 
 
@@ -353,7 +354,7 @@ class TestFile:
         many_measurements(database, job_id, 5000)
         database.checkpoint()
         size = database.backend.size
-        queue.delete(job_id)
+        delete_job(database, job_id)
         database.checkpoint()
         return size
 

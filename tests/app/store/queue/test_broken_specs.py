@@ -11,6 +11,7 @@ from app.errors import Conflict
 from app.specs.benchmark import BenchmarkSpec
 from app.store.column_types import StoredJson
 from app.store.database.engine import Database
+from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
@@ -50,7 +51,7 @@ def test_a_job_with_a_broken_spec_fails_and_the_next_runs(
     assert "job 1 fails" in caplog.text
     job, _ = reading.job(first)
     assert (job["state"], job["error"]["code"]) == ("failed", "unreadable")
-    assert queue.delete(first) == []
+    assert delete_job(database, first) == []
 
 
 def test_control_of_the_stored_json(

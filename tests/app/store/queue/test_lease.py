@@ -17,7 +17,7 @@ from app.store.database.engine import Database
 from app.store.database.locking import WriteLock
 from app.store.queue import registration as registration_module
 from app.store.queue import transitions as queue_module
-from app.store.queue.lease import Watcher, agreed, change
+from app.store.queue.lease import Watcher, change_lease, with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -246,7 +246,7 @@ def test_a_workers_beat_and_its_renewals_are_one_transaction(
 
 class TestTheDatabasesLease:
     def agreed(self, database: Database, **lease: float) -> float:
-        return agreed(database, Settings(**lease)).lease_s
+        return with_agreed_lease(database, Settings(**lease)).lease_s
 
     def test_the_first_process_decides(self, database: Database, queue: Queue) -> None:
         assert queue.lease_s() is None
@@ -263,7 +263,7 @@ class TestTheDatabasesLease:
         self.agreed(database)
         monkeypatch.setenv("FLOPWATCH_LEASE_S", "31")
         with pytest.raises(InvalidEnvironment, match="31"):
-            agreed(database, Settings.from_environment())
+            with_agreed_lease(database, Settings.from_environment())
 
     def test_two_leases_would_lose_a_healthy_job(
         self, shop: Any, queue: Queue, registration: Registration, clock: Clock, database: Database
@@ -281,7 +281,7 @@ class TestTheDatabasesLease:
 
     def test_a_watcher_hears_of_a_change(self, database: Database, watcher: Watcher) -> None:
         self.agreed(database)
-        change(database, 7.0)
+        change_lease(database, 7.0)
         watcher.poll()
         assert watcher.lease_s == 7.0
         assert self.agreed(database, lease_s=7) == 7
@@ -294,10 +294,10 @@ class TestTheDatabasesLease:
         shop.register("worker-1")
         registration.set_worker_state("worker-1", state)
         with pytest.raises(Conflict, match="stop worker-1 first"):
-            change(database, 7.0)
+            change_lease(database, 7.0)
         assert queue.lease_s() == 30
         registration.set_worker_state("worker-1", "stopped")
-        change(database, 7.0)
+        change_lease(database, 7.0)
         assert queue.lease_s() == 7
 
     def test_a_worker_of_this_host_that_was_killed_is_none(
@@ -309,10 +309,10 @@ class TestTheDatabasesLease:
         killed = subprocess.Popen(["true"])
         killed.wait()
         register("killed", killed.pid)
-        change(database, 7.0)
+        change_lease(database, 7.0)
         register("runs", os.getpid())
         with pytest.raises(Conflict, match="stop runs first"):
-            change(database, 8.0)
+            change_lease(database, 8.0)
         assert queue.lease_s() == 7
 
 

@@ -51,7 +51,7 @@ def test_no_job_of_a_paused_kind_starts(shop: Any, pausing: Pausing, submit: Any
 
 
 def test_control_of_the_pause(shop: Any, pausing: Pausing, submit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "going", lambda kinds, _paused: kinds)
+    monkeypatch.setattr(claims, "unpaused", lambda kinds, _paused: kinds)
     assert a_paused_job_starts(shop, pausing, submit, 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.database import sqlite
 from app.store.database.engine import Database
+from app.store.keeping.deleting import delete_job
 from app.store.queue import submission
 from app.store.queue import transitions as queue_module
 from app.store.queue.transitions import Queue
@@ -82,10 +84,10 @@ class TestSubmit:
         assert response["summary"] == BenchmarkSpec().summary()
         assert response["created_at"].endswith("Z")
 
-    def test_ids_are_not_reused(self, shop: Any, queue: Queue) -> None:
+    def test_ids_are_not_reused(self, shop: Any, queue: Queue, database: Database) -> None:
         first = shop.submit()
         queue.cancel(first)
-        queue.delete(first)
+        delete_job(database, first)
         assert shop.submit() > first
 
     def test_ids_may_have_64_bits(
@@ -108,7 +110,7 @@ class TestSubmit:
         assert following == str(first)
         assert next(job["id"] for job in reading.jobs(after=following)[0]) == second
         assert queue.cancel_sweep(sweep["id"])["counts"]["cancelled"] == 1
-        assert queue.delete(second) == ["ab" * 32]
+        assert delete_job(database, second) == ["ab" * 32]
 
     def test_nulls_are_nulls_in_the_database(self, shop: Any, database: Database) -> None:
         shop.submit()
@@ -244,20 +246,22 @@ class TestSweepsAsWholes:
         }
         assert queue.resume_sweep(swept)["counts"]["queued"] == 3, "the one that is being cancelled, too"
 
-    def test_a_points_former_job_follows_a_deleted_one(self, queue: Queue, reading: Reading, swept: int) -> None:
+    def test_a_points_former_job_follows_a_deleted_one(
+        self, queue: Queue, reading: Reading, swept: int, database: Database
+    ) -> None:
         queue.resume_sweep(swept)
         queue.cancel_sweep(swept)
-        queue.delete(reading.jobs(sweep=swept)[0][0]["id"])
+        delete_job(database, reading.jobs(sweep=swept)[0][0]["id"])
         assert reading.sweep(swept)["counts"]["failed"] == 1
 
     @pytest.mark.parametrize("deleted", [["failed"], ["succeeded", "failed"]], ids=" and ".join)
     def test_resuming_submits_points_whose_jobs_were_deleted(
-        self, queue: Queue, reading: Reading, swept: int, deleted: list[str]
+        self, queue: Queue, reading: Reading, swept: int, deleted: list[str], database: Database
     ) -> None:
         before = {job["spec"]["context_length"]: job for job in reading.jobs(sweep=swept)[0]}
         gone = {length: job for length, job in before.items() if job["state"] in deleted}
         for job in gone.values():
-            queue.delete(job["id"])
+            delete_job(database, job["id"])
         sweep = queue.resume_sweep(swept)
         assert sweep == reading.sweep(swept)
         assert sweep["counts"]["queued"] == 1 + len(gone)
@@ -278,14 +282,16 @@ class TestSweepsAsWholes:
         with pytest.raises(Conflict, match="nothing to resume"):
             queue.resume_sweep(sweep)
 
-    def test_a_point_that_is_no_longer_valid_says_so(self, queue: Queue, reading: Reading, swept: int) -> None:
-        with queue._database.write() as connection:
+    def test_a_point_that_is_no_longer_valid_says_so(
+        self, queue: Queue, reading: Reading, swept: int, database: Database
+    ) -> None:
+        with database.write() as connection:
             connection.exec_driver_sql("""UPDATE sweep SET base = '{"kind": "benchmark", "gone": 1}'""")
         assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "jobs that are there are run as they are"
         queue.cancel_sweep(swept)
         for job in reading.jobs(sweep=swept)[0]:
             if job["spec"]["context_length"] == 16:
-                queue.delete(job["id"])
+                delete_job(database, job["id"])
         with pytest.raises(Conflict, match=r"does not take its point context_length = 16: Extra inputs"):
             queue.resume_sweep(swept)
 
@@ -545,8 +551,9 @@ class TestCancel:
         assert everything(reading, claim.job_id) == before
 
     @pytest.mark.parametrize("unknown", [0, -1, 77, 2**63, 10**30])
-    def test_unknown_ids_are_not_found(self, queue: Queue, reading: Reading, unknown: int) -> None:
-        for method in (queue.cancel, queue.delete, reading.job, reading.events, reading.log, reading.sweep):
+    def test_unknown_ids_are_not_found(self, queue: Queue, reading: Reading, unknown: int, database: Database) -> None:
+        delete = functools.partial(delete_job, database)
+        for method in (queue.cancel, delete, reading.job, reading.events, reading.log, reading.sweep):
             with pytest.raises(NotFound):
                 method(unknown)
 
@@ -769,7 +776,7 @@ class TestRetry:
         for read in (reading.log, reading.units, reading.artifacts):
             with pytest.raises(NotFound, match="no attempt 3"):
                 read(job_id, 3)
-        assert queue.delete(job_id) == ["01" * 32, "02" * 32]
+        assert delete_job(database, job_id) == ["01" * 32, "02" * 32]
 
     @pytest.mark.parametrize("write", STALE_WRITES.values(), ids=STALE_WRITES.keys())
     def test_a_late_write_of_the_former_attempt_does_not_count(
@@ -906,7 +913,7 @@ class TestDelete:
         left = {"units": [UnitRecord(0, "u", "succeeded")], "tables": [TableRecord(0, "t", [], 0, b"")]}
         queue.finish(claim, replace(results, **left))
         kept = shop.submit()
-        assert queue.delete(claim.job_id) == ["ab" * 32]
+        assert delete_job(database, claim.job_id) == ["ab" * 32]
         with pytest.raises(NotFound):
             reading.job(claim.job_id)
         with database.read() as connection:
@@ -916,18 +923,18 @@ class TestDelete:
         assert job(reading, kept)["state"] == "queued"
 
     def test_a_content_that_another_job_refers_to_is_not_returned(
-        self, shop: Any, queue: Queue, results: Finish
+        self, shop: Any, queue: Queue, results: Finish, database: Database
     ) -> None:
         first, second = shop.running_job(), shop.running_job()
         queue.finish(first, results)
         queue.finish(second, results)
-        assert queue.delete(first.job_id) == []
-        assert queue.delete(second.job_id) == ["ab" * 32]
+        assert delete_job(database, first.job_id) == []
+        assert delete_job(database, second.job_id) == ["ab" * 32]
 
-    def test_only_finished_jobs_can_be_deleted(self, shop: Any, queue: Queue) -> None:
+    def test_only_finished_jobs_can_be_deleted(self, shop: Any, queue: Queue, database: Database) -> None:
         job_id = shop.submit()
         with pytest.raises(Conflict, match="queued"):
-            queue.delete(job_id)
+            delete_job(database, job_id)
         shop.claim()
         with pytest.raises(Conflict, match="running"):
-            queue.delete(job_id)
+            delete_job(database, job_id)

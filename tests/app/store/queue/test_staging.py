@@ -89,7 +89,7 @@ def test_nobody_sees_half_a_result(
     assert seen(database, claim.job_id) == ROWS + 3
     keys = [row["case_key"] for row in Reading(database).measurements(claim.job_id)["rows"]]
     assert keys == [f"case {number}" for number in range(ROWS)]
-    assert queue.sweep_staged() == 0
+    assert queue.delete_abandoned_results() == 0
 
 
 def test_leftovers_are_found_by_an_index(database: Database) -> None:
@@ -149,10 +149,10 @@ def test_rows_of_a_lost_attempt_are_never_seen(
     assert (again.job_id, again.attempt) == (claim.job_id, 2)
     queue.finish(again, replace(large, measurements=large.measurements[:3]))
     assert (stored(database), seen(database, claim.job_id)) == (22, 6)
-    assert queue.sweep_staged(slices=1) == 1
-    assert queue.sweep_staged() > 0
+    assert queue.delete_abandoned_results(slices=1) == 1
+    assert queue.delete_abandoned_results() > 0
     assert (stored(database), seen(database, claim.job_id)) == (6, 6)
-    assert queue.sweep_staged() == 0
+    assert queue.delete_abandoned_results() == 0
 
 
 def test_a_finish_that_broke_off_begins_anew(
@@ -170,10 +170,10 @@ def test_a_running_attempts_rows_are_not_swept(
 ) -> None:
     claim = shop.running_job()
     break_off_finish(queue, between, claim, large)
-    assert queue.sweep_staged() == 0
+    assert queue.delete_abandoned_results() == 0
     assert stored(database) == 8
     queue.recover(queue.running()[0])
-    assert queue.sweep_staged() > 0
+    assert queue.delete_abandoned_results() > 0
     assert stored(database) == 0
 
 

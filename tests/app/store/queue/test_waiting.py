@@ -12,7 +12,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.database.engine import Database
 from app.store.queue.hosts import Host, Needs, gpus_of_one_job
 from app.store.queue.transitions import Queue
-from app.store.queue.waiting import why_it_waits
+from app.store.queue.waiting import missing_for
 from app.store.reading.queries import Reading
 from app.store.records import NewJob
 
@@ -55,7 +55,7 @@ def test_a_job_gets_several_whole_gpus_but_one_instance(uuids: list[str], most: 
     ],
 )
 def test_a_job_that_a_worker_could_run_has_no_reason(job: Needs, connected: list[Host]) -> None:
-    assert why_it_waits(job, connected) is None
+    assert missing_for(job, connected) is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_job_that_a_worker_could_run_has_no_reason(job: Needs, connected: list
     ],
 )
 def test_what_it_needs_and_nobody_has_is_named(job: Needs, connected: list[Host], reason: str) -> None:
-    told = why_it_waits(job, connected)
+    told = missing_for(job, connected)
     assert told is not None
     assert reason in told
 
