@@ -158,11 +158,11 @@ class Settings(BaseSettings):
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that look like settings but are not, each with a sentence that says so."""
     known = [*(name.upper() for name in Settings.model_fields), *(name[len(PREFIX) :] for name in READ_ELSEWHERE)]
-    told = {}
+    warnings = {}
     for name in sorted(environment):
         own = name.upper().removeprefix(PREFIX)
         if name.upper().startswith(PREFIX) and own not in known:
             near = difflib.get_close_matches(own, known, n=1)
             cure = f": did you mean {PREFIX}{near[0]}?" if near else ""
-            told[name] = f"{name} is no setting, and nothing reads it{cure}"
-    return told
+            warnings[name] = f"{name} is no setting, and nothing reads it{cure}"
+    return warnings

@@ -141,8 +141,8 @@ def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> 
         add_process(rows.setdefault(column_name(record.metric, record.phase), []), process)
     if case is None:
         return None
-    found = {name: summarise(of_metric, planned, stopped).value for name, of_metric in rows.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: summarise(of_metric, planned, stopped).value for name, of_metric in rows.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _quantile(percent: int) -> Callable[[Sequence[float]], float]:

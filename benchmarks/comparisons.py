@@ -24,8 +24,8 @@ from typing import NamedTuple, TypeVar
 
 from tabulate import tabulate
 
-from app.results import inference, judging
-from app.results.judging import Row
+from app.results import findings, inference
+from app.results.findings import Row
 from app.results.sheet import Cell
 from flopwatch.client import Flopwatch
 
@@ -192,7 +192,7 @@ def _finding(baseline: Times, candidate: Times, *, alternated: bool = True) -> s
         return None  # without its interval, which takes ten times as long
     cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
     row = Row("", METRIC, "ms", cells, (None, None), list(baseline), list(candidate))
-    (judged,) = judging.judge([row], METRIC, alternated=alternated, asked=(METRIC,))
+    (judged,) = findings.judge([row], METRIC, alternated=alternated, asked=(METRIC,))
     return judged.finding if judged.finding in ("better", "worse") else None
 
 

@@ -184,10 +184,10 @@ def lease(
         with closing(open_existing(settings)) as database:
             if seconds is not None:
                 change_lease(database, seconds)
-            found = Queue(database).lease_s()
+            lease_s = Queue(database).lease_s()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
-    echo(f"{found:g} seconds" if found is not None else "none yet: the server or worker that starts first decides")
+    echo(f"{lease_s:g} seconds" if lease_s is not None else "none yet: the server or worker that starts first decides")
 
 
 def prune(
@@ -290,11 +290,11 @@ def _check_address(host: str, port: int) -> None:
         places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror:
         places = []
-    found = [_try(family, place) for family, *_, place in places]
+    errors = [_try(family, place) for family, *_, place in places]
     for number, cure in cures.items():
-        if number in found:
+        if number in errors:
             raise InvalidEnvironment(cure)
-    if None not in found:
+    if None not in errors:
         raise InvalidEnvironment(f"{host!r} is no address of this host: choose one with --host (FLOPWATCH_HOST).")
 
 

@@ -9,10 +9,10 @@ from app.results.comparing import Comparison, Question, compare, compare_sides, 
 from app.results.comparison_sheet import sheet_of
 from app.results.pivoting import Layout, local_table, metric_table, table
 from app.results.rendering import render
-from app.results.reported import list_tables, merged, result_table
 from app.results.samples import samples_of
 from app.results.sheet import Cell, Column, Sheet
 from app.results.sweep_points import SweepPoint, sweep_points
+from app.results.unit_tables import list_tables, merged, result_table
 from app.store.reading.measurements import JobChoice
 
 __all__ = [

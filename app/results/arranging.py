@@ -38,8 +38,8 @@ class Line:
 
     def values(self, names: Iterable[str]) -> Hashable:
         """Return the values of these coordinates with their types, to compare lines by: in Python, 1 equals True."""
-        found = (in_use(self.coordinates.get(name)) for name in names)
-        return tuple((type(value), value) for value in found)
+        used = (in_use(self.coordinates.get(name)) for name in names)
+        return tuple((type(value), value) for value in used)
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,19 @@ def relate(
             references.setdefault(line.values(matched), []).append(line)
     names = {gain_name(metric, units.get(metric)): metric for metric in metrics}
     for line in lines:
-        found = references.get(line.values(matched), [])
-        own = [reference for reference in found if reference.job == line.job]
+        counterparts = references.get(line.values(matched), [])
+        own = [reference for reference in counterparts if reference.job == line.job]
         for name, metric in names.items():
             direction = better(metric, units.get(metric))
             if _is_reference(line, relative_to):
                 itself = None if line.cells[metric].value is None else 1.0
                 line.cells[name] = Cell(itself, None, None, REFERENCE, line.job)
-            elif not found:
+            elif not counterparts:
                 line.cells[name] = Cell(None, None, None, NO_COUNTERPART, line.job)
-            elif len(found) > 1 and len(own) != 1:
+            elif len(counterparts) > 1 and len(own) != 1:
                 line.cells[name] = Cell(None, None, None, SEVERAL, line.job)
             else:
-                value, base = line.cells[metric].value, (own or found)[0].cells[metric].value
+                value, base = line.cells[metric].value, (own or counterparts)[0].cells[metric].value
                 ratio = None if value is None or base is None else gain(base, value, direction)
                 line.cells[name] = NOT_MEASURED if ratio is None else Cell(ratio, None, None, "ok", line.job)
     what = ", ".join(f"{name}={value}" for name, value in relative_to.items())
@@ -153,8 +153,10 @@ def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str]
 
 
 def _follows(lines: Sequence[Line], name: str, others: Sequence[str]) -> bool:
-    found: dict[Hashable, Hashable] = {}
-    return all(found.setdefault(line.values(others), line.values([name])) == line.values([name]) for line in lines)
+    first_values: dict[Hashable, Hashable] = {}
+    return all(
+        first_values.setdefault(line.values(others), line.values([name])) == line.values([name]) for line in lines
+    )
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def pivot(
         free[type(value), value] = line
     repeated = any(len(runs) > 1 for runs in rows.values())
     columns = [_spread(column, coordinate, value) for column in metrics for _, value in values]
-    found = []
+    pivoted = []
     for runs in rows.values():
         for number, run in enumerate(runs, start=1):
             first = next(iter(run.values()))
@@ -216,11 +218,11 @@ def pivot(
                 for column in metrics
                 for value in values
             ]
-            found.append((place, cells, list(run.values())))
+            pivoted.append((place, cells, list(run.values())))
     notes = [f"The columns differ in {', '.join(dependent)}, too."] if dependent else []
     if repeated:
         notes.append(f"Several jobs measured the same case: column {RUN} counts them.")
-    return Pivoted([*shown, *([RUN] if repeated else [])], columns, found, notes)
+    return Pivoted([*shown, *([RUN] if repeated else [])], columns, pivoted, notes)
 
 
 def _cell(line: Line | None, name: str, *, marked: bool) -> Cell:
@@ -232,9 +234,9 @@ def _cell(line: Line | None, name: str, *, marked: bool) -> Cell:
 
 def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]]:
     """Return numbers in ascending order; other values in their original order."""
-    found = list(values)
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for _, value in found)
-    return sorted(found, key=lambda pair: pair[1]) if numbers else found  # type: ignore[arg-type, return-value]
+    pairs = list(values)
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for _, value in pairs)
+    return sorted(pairs, key=lambda pair: pair[1]) if numbers else pairs  # type: ignore[arg-type, return-value]
 
 
 def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
@@ -242,7 +244,7 @@ def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
     return replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
 
 
-def stressed(sheet: Sheet) -> Sheet:
+def with_best_marked(sheet: Sheet) -> Sheet:
     """Return the sheet with the best valid cell of each column marked, where the metric has a direction."""
     rows = [list(row) for row in sheet.rows]
     verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None

@@ -87,7 +87,7 @@ class CaseOfJob:
 
 
 @dataclass(frozen=True)
-class JobResults:
+class MeasuredJobs:
     """The jobs of a table with their measurements."""
 
     jobs: Sequence[FinishedJob]
@@ -102,7 +102,7 @@ class JobResults:
         jobs: Sequence[FinishedJob],
         statistic: Statistic,
         measured: Sequence[measurements.Measured] | None = None,
-    ) -> JobResults:
+    ) -> MeasuredJobs:
         """Read what belongs to these jobs, and their measurements, unless those are given."""
         if measured is None:
             measured = measurements.measurements(snapshot, jobs, statistic)
@@ -207,11 +207,13 @@ def cases_of(
         cases += of_job.values()
         if job.stopped is not None:
             measured_keys = {key for key, _, _ in of_job}
-            cases += [CaseOfJob(key=key, coordinates=left, **about) for key, left in _left(job, measured_keys, stored)]
+            cases += [
+                CaseOfJob(key=key, coordinates=left, **about) for key, left in _unreached(job, measured_keys, stored)
+            ]
     return cases, units
 
 
-def _left(
+def _unreached(
     job: FinishedJob, measured: Collection[str], stored: StoredCases
 ) -> Iterable[tuple[str | None, Mapping[str, Scalar]]]:
     """Return key and coordinates of the cases that a job did not reach.
@@ -273,5 +275,5 @@ def _planned(job: FinishedJob, stored: StoredCases) -> list[dict[str, Scalar]]:
 
 def cell_of(case: CaseOfJob, metric: str, statistic: Statistic) -> Cell:
     """Return the cell of a metric, named as its column, of a case."""
-    found = summarise(case.processes.get(metric, ()), case.planned_processes, case.stopped, statistic)
-    return NOT_MEASURED if found.outcome is None else Cell(*found, case.job)
+    summary = summarise(case.processes.get(metric, ()), case.planned_processes, case.stopped, statistic)
+    return NOT_MEASURED if summary.outcome is None else Cell(*summary, case.job)

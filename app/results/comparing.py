@@ -2,7 +2,7 @@
 
 Jobs whose units reported tables of times (`classes`, `kernels-<phase>`, `operators-<phase>` of a profile) are compared
 row by row (see profiles.py). All others are compared metric by metric, by the medians of their processes, and judged
-(see judging.py). Of profiles, only the headline metric is judged.
+(see findings.py). Of profiles, only the headline metric is judged.
 
 Cases are matched by their coordinates. Coordinates that have one value on each side, but different values on the two
 sides (precision=fp32 → bf16), are the subject of the comparison: they are listed separately, and matching ignores them.
@@ -19,7 +19,7 @@ from typing import Any
 from app.case_text import ARROW, case_text, in_use
 from app.errors import FieldError, InvalidRequest
 from app.numbers import finite
-from app.results import environments, judging
+from app.results import environments, findings
 from app.results.cases import CaseOfJob
 from app.results.environments import Difference, EnvironmentDifference
 from app.results.pivoting import coordinates_of
@@ -61,13 +61,13 @@ class ComparedMetric:
     """The coordinates that distinguish the case from the others of the comparison, and those that its kind shows."""
     case_key: str | None
     """None if the sides have different cases there."""
-    judged: judging.Row
+    judged: findings.Row
 
     def values(self) -> dict[str, Scalar]:
         """Return all numbers and findings, by the names of comparison_sheet.METRIC_COLUMNS and in their order."""
         row = self.judged
         one, other = row.cells
-        found = row.estimate or judging.NOTHING
+        estimate = row.estimate or findings.NOTHING
         change, ratio = change_and_ratio(one.value, other.value)
         smallest = row.smallest_difference
         return {
@@ -78,15 +78,15 @@ class ComparedMetric:
             "candidate": other.value,
             "change": change,
             "ratio": ratio,
-            "ratio_low": found.low,
-            "ratio_high": found.high,
-            "p_value": found.p_value,
+            "ratio_low": estimate.low,
+            "ratio_high": estimate.high,
+            "p_value": estimate.p_value,
             "p_adjusted": row.p_adjusted,
             "finding": row.finding,
             "sentence": row.sentence(),
-            "spread_percent": None if found.spread is None else 100 * found.spread,
+            "spread_percent": None if estimate.spread is None else 100 * estimate.spread,
             "smallest_difference_percent": None if smallest is None else 100 * smallest,
-            **{f"replicates_for_{number}_percent": row.replicates_for(number) for number in judging.ASKED_FOR},
+            **{f"replicates_for_{number}_percent": row.replicates_for(number) for number in findings.ASKED_FOR},
             "baseline_processes": len(row.baseline) or None,
             "candidate_processes": len(row.candidate) or None,
             "baseline_n": one.n,
@@ -107,7 +107,7 @@ class Comparison:
     candidate: Side
     alternated: bool
     """True if fresh processes measured both sides in turns."""
-    judgement: judging.Judgement
+    judgement: findings.Judgement
     rows: Sequence[ComparedMetric]
     profiles: ComparedProfiles | None
     """The tables of two profiles, which are shown in place of the rows; None if the sides have no such tables in
@@ -190,12 +190,12 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
     rows = _rows(baseline, candidate, {one.name for one in differences}, question.metrics)
     kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     unjudged = [row.judged for row in rows]
-    headline = question.metrics[0] if question.metrics else judging.headline_of(unjudged, _columns_of(kind))
-    judged = judging.judge(unjudged, headline, alternated=pair.alternated, asked=question.metrics)
+    headline = question.metrics[0] if question.metrics else findings.headline_of(unjudged, _columns_of(kind))
+    judged = findings.judge(unjudged, headline, alternated=pair.alternated, asked=question.metrics)
     of_environments = environments.environment_differences(
         baseline.setup, candidate.setup, devices_may_differ=baseline.baseline is None
     )
-    judgement = judging.conclude(
+    judgement = findings.conclude(
         judged,
         headline,
         environments.obstacles(of_environments, pair.other_devices),
@@ -308,7 +308,7 @@ def _rows(baseline: Side, candidate: Side, differing: Collection[str], asked: Se
             one, other = (_cell(case, metric) for case in pair)
             if one.value is None and other.value is None and {one.outcome, other.outcome} <= {None, "unknown"}:
                 continue
-            row = judging.Row(
+            row = findings.Row(
                 case=words,
                 metric=metric,
                 unit=units.get(metric, ""),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.columns import free_names, type_of
-from app.results import judging
+from app.results import findings
 from app.results.comparing import ComparedMetric, Comparison
 from app.results.sheet import Column, Sheet
 from app.results.sides import SIDES
@@ -30,7 +30,7 @@ METRIC_COLUMNS = (
     Column("sentence", "string", in_text=False),
     Column("spread_percent", "number", "%", in_text=False),
     Column("smallest_difference_percent", "number", "%", in_text=False),
-    *(Column(f"replicates_for_{number}_percent", "integer", in_text=False) for number in judging.ASKED_FOR),
+    *(Column(f"replicates_for_{number}_percent", "integer", in_text=False) for number in findings.ASKED_FOR),
     *(Column(f"{side}_processes", "integer", in_text=False) for side in SIDES),
     *(Column(f"{side}_n", "integer", in_text=False) for side in SIDES),
     *(Column(f"{side}_outcome", "string") for side in SIDES),
@@ -66,7 +66,7 @@ def _about(comparison: Comparison, notes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _lead(judgement: judging.Judgement) -> list[str]:
+def _lead(judgement: findings.Judgement) -> list[str]:
     """Return the sentences that stand above the table."""
     lead = [f"{judgement.sentence}."]
     if judgement.gate is not None and judgement.gate.sentence != judgement.sentence:
@@ -93,7 +93,7 @@ def _metric_sheet(compared: Sequence[ComparedMetric]) -> Sheet:
     return Sheet([*coordinates, *_shown_columns([one.judged for one in compared])], rows)
 
 
-def _shown_columns(judged: Sequence[judging.Row]) -> list[Column]:
+def _shown_columns(judged: Sequence[findings.Row]) -> list[Column]:
     """Return METRIC_COLUMNS; formats for people show only those that carry information here."""
     tested = any(row.p_adjusted is not None for row in judged)
     failed = any(cell.outcome not in ("ok", None) for row in judged for cell in row.cells)

@@ -131,12 +131,12 @@ def _differences(
     ones: Sequence[Mapping[str, Scalar]], others: Sequence[Mapping[str, Scalar]]
 ) -> list[tuple[str, Scalar, Scalar]]:
     names = dict.fromkeys(name for facts in (*ones, *others) for name in facts)
-    found = []
+    differences = []
     for name in names:
         values = [list(dict.fromkeys(facts.get(name) for facts in side)) for side in (ones, others)]
         if {repr(value) for value in values[0]} != {repr(value) for value in values[1]}:
-            found.append((name, _joined(values[0]), _joined(values[1])))
-    return found
+            differences.append((name, _joined(values[0]), _joined(values[1])))
+    return differences
 
 
 def _joined(values: Sequence[Scalar]) -> Scalar:

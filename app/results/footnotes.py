@@ -33,7 +33,7 @@ def doubts_of(validity: Mapping[str, Any] | None, case_key: str | None) -> list[
     ]
 
 
-def told(doubts: Sequence[Doubt]) -> str | None:
+def doubts_text(doubts: Sequence[Doubt]) -> str | None:
     """Write checks with their details: "variation: coefficient of variation 26.4%; host_load: …"; None if none."""
     return "; ".join(": ".join(filter(None, doubt)) for doubt in doubts) or None
 
@@ -93,18 +93,18 @@ class Footnotes:
         """Return a sentence for each sign."""
         groups = list(self.groups.values())
         several = len(groups) > 1
-        found = [
+        notes = [
             group.text(f"{DAGGER}{number}" if several else DAGGER)
             for number, group in enumerate(groups[:MAX_GROUPS], start=1)
         ]
         if rest := groups[MAX_GROUPS:]:
             rows = sum(group.rows for group in rest)
             verdicts = " or ".join(dict.fromkeys(group.verdict for group in rest))
-            found.append(f"{DAGGER} {verdicts} ({rows} cases): the verdicts of their jobs say why.")
+            notes.append(f"{DAGGER} {verdicts} ({rows} cases): the verdicts of their jobs say why.")
         if self.stopped:
             codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())
-            found.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")
-        return found
+            notes.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")
+        return notes
 
 
 def _key(verdict: str, doubts: Iterable[Doubt]) -> tuple[str, tuple[str, ...]]:
@@ -112,10 +112,10 @@ def _key(verdict: str, doubts: Iterable[Doubt]) -> tuple[str, tuple[str, ...]]:
 
 
 def _each_once(doubts: Iterable[Doubt]) -> list[Doubt]:
-    found: dict[str, str] = {}
+    details: dict[str, str] = {}
     for name, detail in doubts:
-        found.setdefault(name, detail)
-    return list(found.items())
+        details.setdefault(name, detail)
+    return list(details.items())
 
 
 def _short(text: str) -> str:

@@ -114,7 +114,7 @@ def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: 
     def ratio(one: Any, other: Any, axis: int = -1) -> Any:
         return np.median(other, axis=axis) / np.median(one, axis=axis)
 
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         (np.asarray(baseline, dtype=float), np.asarray(candidate, dtype=float)),
         ratio,
         n_resamples=resamples,
@@ -123,7 +123,7 @@ def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: 
         vectorized=True,
         rng=np.random.default_rng(SEED),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def p_value(baseline: Sequence[float], candidate: Sequence[float]) -> float:
@@ -235,7 +235,7 @@ def adjusted(tests: Sequence[Hypothesis], shares: Mapping[str, float]) -> tuple[
         if pattern is not None:
             members.setdefault(test.family, {}).setdefault(pattern, []).append(index)
     whole = sum(shares[family] for family in members)
-    found = [1.0] * len(tests)
+    p_values = [1.0] * len(tests)
     needed: dict[str, float] = {}
     for family, groups in members.items():
         share = shares[family] / whole
@@ -245,8 +245,8 @@ def adjusted(tests: Sequence[Hypothesis], shares: Mapping[str, float]) -> tuple[
         for rank, group in enumerate(in_order):
             least = max(least, min(1.0, tests[group[0]].p_value * (len(groups) - rank) / share))
             for index in group:
-                found[index] = least
-    return found, needed
+                p_values[index] = least
+    return p_values, needed
 
 
 def _pattern(values: Sequence[float]) -> tuple[float, ...] | None:

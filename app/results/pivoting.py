@@ -17,9 +17,9 @@ from app.columns import type_of
 from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name, headline, metric_names
 from app.numbers import finite
-from app.results.arranging import Line, Related, ordered, page, pivot, relate, stressed
-from app.results.cases import OF_THE_JOB, CaseOfJob, JobResults, cases_of, cell_of
-from app.results.footnotes import Doubt, Footnotes, doubts_of, told
+from app.results.arranging import Line, Related, ordered, page, pivot, relate, with_best_marked
+from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
+from app.results.footnotes import Doubt, Footnotes, doubts_of, doubts_text
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar, SpecBase
@@ -95,7 +95,7 @@ def table(
         measured, is_cut = None, False
         if first is not None:
             chosen, measured, is_cut = measurements.first_measurements(snapshot, chosen, layout.statistic)
-        read = JobResults.read(snapshot, chosen, layout.statistic, measured)
+        read = MeasuredJobs.read(snapshot, chosen, layout.statistic, measured)
     cases, units = read.cases()
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
@@ -116,7 +116,7 @@ def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) 
         names = {name for column in metrics for name in metric_names(column)}
         rows = measurements.measurements(snapshot, chosen, "mean", names)
         measured = [row for row in rows if column_name(row.metric, row.phase) in metrics]
-        read = JobResults.read(snapshot, chosen, "mean", measured)
+        read = MeasuredJobs.read(snapshot, chosen, "mean", measured)
     cases, units = read.cases()
     return _sheet(cases, units, Layout(columns=list(metrics)), read.why)
 
@@ -189,16 +189,16 @@ def _sheet(
         spreads=layout.statistic == "mean",
         notes=[*notes, *sheet.notes] if cases else [],
     )
-    return stressed(sheet) if layout.best else sheet
+    return with_best_marked(sheet) if layout.best else sheet
 
 
 def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
     """Return the columns of the metrics, each followed by the one that relates it to a reference."""
-    found = []
+    columns = []
     for name in metrics:
-        found.append(Column(name, "number", units.get(name), role="metric"))
-        found += [Column(gain, "number", "1", role="gain") for gain, of in related.columns.items() if of == name]
-    return found
+        columns.append(Column(name, "number", units.get(name), role="metric"))
+        columns += [Column(gain, "number", "1", role="gain") for gain, of in related.columns.items() if of == name]
+    return columns
 
 
 def _lines(
@@ -206,7 +206,7 @@ def _lines(
 ) -> tuple[list[Line], list[str]]:
     """Return the cells of all cases, with their verdicts, and the footnotes."""
     footnotes = Footnotes()
-    found: list[tuple[Line, Sequence[Doubt]]] = []
+    lines: list[tuple[Line, Sequence[Doubt]]] = []
     for case in cases:
         verdict = case.validity()
         doubts = why(case) if verdict in VERDICTS[1:] else ()
@@ -215,11 +215,11 @@ def _lines(
         footnotes.count(verdict, doubts)
         if partial and case.stopped is not None:
             footnotes.count_partial(case.job, case.stopped)
-        reason = told(list(dict.fromkeys(doubts))) if doubts else None
-        found.append((Line(_shown(case), cells, case.job, verdict, reason, partial=partial), doubts))
-    for line, doubts in found:
+        reason = doubts_text(list(dict.fromkeys(doubts))) if doubts else None
+        lines.append((Line(_shown(case), cells, case.job, verdict, reason, partial=partial), doubts))
+    for line, doubts in lines:
         line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
-    return [line for line, _ in found], footnotes.notes()
+    return [line for line, _ in lines], footnotes.notes()
 
 
 def _shown(case: CaseOfJob) -> dict[str, Scalar]:
@@ -305,8 +305,8 @@ def _about_rows(links: bool | None) -> list[Column]:
 
 
 def _marks(marks: Iterable[str]) -> list[str]:
-    found = list(marks)
-    return found if any(found) else []
+    signs = list(marks)
+    return signs if any(signs) else []
 
 
 def _pivoted(
@@ -316,24 +316,24 @@ def _pivoted(
     assert layout.pivot is not None
     # Cases that look the same get separate rows below each other, so no further coordinate is needed.
     plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
-    found = pivot(lines, layout.pivot, plain, fixed, columns)
+    pivoted = pivot(lines, layout.pivot, plain, fixed, columns)
     described = [
         *(
-            Column(name, type_of(place[index] for place, _, _ in found.rows), role="coordinate")
-            for index, name in enumerate(found.coordinates)
+            Column(name, type_of(place[index] for place, _, _ in pivoted.rows), role="coordinate")
+            for index, name in enumerate(pivoted.coordinates)
         ),
-        *found.columns,
+        *pivoted.columns,
     ]
     if lines:
         described += [*_about_rows(None), Column("jobs", "string", in_text=layout.links, links=True)]
     rows = []
-    for place, cells, inside in found.rows:
+    for place, cells, inside in pivoted.rows:
         verdicts = {line.validity for line in inside}
         verdict = worst(verdicts)
         why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
         jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
         rows.append([*place, *cells, verdict, why, any(line.partial for line in inside), jobs])
-    return Sheet(columns=described, rows=rows, notes=found.notes, traces=True)
+    return Sheet(columns=described, rows=rows, notes=pivoted.notes, traces=True)
 
 
 def _known(cases: Iterable[CaseOfJob]) -> list[str]:
@@ -368,7 +368,7 @@ def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, a
     if also is not None and also not in chosen:
         chosen.append(also)
     varying = [name for name in known if name not in chosen and _varies(cases, name)]
-    hidden = _stood_for(cases, chosen)
+    hidden = _represented_by_labels(cases, chosen)
     chosen += [name for name in varying if name not in hidden]
     _distinguish(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
     return chosen
@@ -384,7 +384,7 @@ def _varies(cases: Sequence[CaseOfJob], name: str) -> bool:
     return any(value is not first and (value != first or type(value) is not type(first)) for value in others)
 
 
-def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
+def _represented_by_labels(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
     """Return the coordinates that a shown label represents in every case that has them."""
     labels = [item for kind in _kinds(cases) for item in KINDS[kind].labels.items() if item[0] in shown]
     return {
@@ -433,16 +433,16 @@ def _metrics(
     if not units:  # all jobs failed before they measured anything: their outcomes need a column
         return list(preferred[:1])
     # A column is left out if it is "ok" in no cell and unknown in some, even if other cells have a worse outcome.
-    told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
-    return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
+    measured = {name for name, its in outcomes.items() if "ok" in its or UNKNOWN not in its}
+    return [name for name in preferred if name in measured] or [name for name in units if name in measured] or every[:1]
 
 
 def _outcomes(cases: Iterable[CaseOfJob]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    outcomes: dict[str, set[str]] = {}
     for case in cases:
         for name in case.processes:
-            found.setdefault(name, set()).add(case.outcome(name))
-    return found
+            outcomes.setdefault(name, set()).add(case.outcome(name))
+    return outcomes
 
 
 def _table_columns(cases: Sequence[CaseOfJob]) -> list[str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.results.reported import UNIT_INDEX, table_of, tables_of
 from app.results.sheet import Column, Sheet
 from app.results.sides import SIDES, Pair, Side, SideName
+from app.results.unit_tables import UNIT_INDEX, table_of, tables_of
 from app.specs import Scalar
 from app.store.database.engine import Snapshot
 
@@ -66,7 +66,7 @@ class ComparedTable:
                 change = (other or 0.0) - (one or 0.0)
             place = (self.kind, self.phase, class_name if self.kind == "classes" else name)
             rows.append((abs(change or 0.0), [*place, class_name, one, other, change, ratio, calls, other_calls]))
-        return [row for _, row in sorted(rows, key=lambda found: -found[0])]
+        return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _by_key(sheet: Sheet, identity: Sequence[str], time: str, units: frozenset[i
     names = sheet.names()
     at = {name: names.index(name) for name in (UNIT_INDEX, *identity, time)}
     calls_at = names.index(CALLS) if CALLS in names else None
-    found: dict[Key, dict[int, tuple[float, float]]] = {}
+    by_key: dict[Key, dict[int, tuple[float, float]]] = {}
     processes = set()
     for row in sheet.rows:
         unit = row[at[UNIT_INDEX]]
@@ -182,7 +182,7 @@ def _by_key(sheet: Sheet, identity: Sequence[str], time: str, units: frozenset[i
             continue
         processes.add(unit)
         calls = row[calls_at] if calls_at is not None else None
-        of_unit = found.setdefault(tuple(row[at[name]] for name in identity), {})
+        of_unit = by_key.setdefault(tuple(row[at[name]] for name in identity), {})
         before = of_unit.get(unit, (0.0, 0.0))
         of_unit[unit] = (before[0] + row[at[time]], before[1] + (calls or 0.0))
 
@@ -194,7 +194,7 @@ def _by_key(sheet: Sheet, identity: Sequence[str], time: str, units: frozenset[i
             mean(lambda both: both[0], of_unit),
             None if calls_at is None else _whole(mean(lambda both: both[1], of_unit)),
         )
-        for key, of_unit in found.items()
+        for key, of_unit in by_key.items()
     }
 
 

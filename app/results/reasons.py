@@ -43,14 +43,14 @@ def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], ga
     # Cases without any number come first.
     in_order = sorted(groups.items(), key=lambda item: item[0][0])
     for (has_numbers, outcome, reason), group in in_order[:MAX_REASONS]:
-        found = {gap.case for gap in group}
-        words = [_particular(variety[has_numbers], [cases[number] for number in sorted(found)])]
+        of_group = {gap.case for gap in group}
+        words = [_particular(variety[has_numbers], [cases[number] for number in sorted(of_group)])]
         if has_numbers:
             metrics = list(dict.fromkeys(gap.metric for gap in group))
             words.append(", ".join(metrics) if len(metrics) <= MAX_LISTED else f"{len(metrics)} metrics")
         where = ", ".join(filter(None, words))
-        count = f"all {len(found)} cells" if len(found) == len(cases) else f"{len(found)} cells"
-        if len(found) > 1:
+        count = f"all {len(of_group)} cells" if len(of_group) == len(cases) else f"{len(of_group)} cells"
+        if len(of_group) > 1:
             where = f"{where} ({count})" if where else count
         lines.append(": ".join(filter(None, (where, outcome, " ".join(reason.split())))))
     if len(in_order) > MAX_REASONS:
@@ -60,12 +60,12 @@ def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], ga
 
 def _particular(variety: Mapping[str, int], group: Sequence[Mapping[str, Scalar]]) -> str:
     """Return, in words, the coordinates that take fewer values in `group` than in all cases (`variety`)."""
-    found: dict[str, Scalar] = {}
+    particular: dict[str, Scalar] = {}
     for name in dict.fromkeys(name for case in group for name in case):
         values = _values(group, name)
         if len(values) <= MAX_LISTED and len(values) < variety[name]:
-            found[name] = values[0] if len(values) == 1 else "/".join(map(str, values))
-    return case_text(found)
+            particular[name] = values[0] if len(values) == 1 else "/".join(map(str, values))
+    return case_text(particular)
 
 
 def _variety(cases: Sequence[Mapping[str, Scalar]]) -> dict[str, int]:

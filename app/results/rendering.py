@@ -97,9 +97,9 @@ def _numbers(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
 
 def scalar_columns(columns: Sequence[Column], *, spreads: bool, traces: bool) -> list[Column]:
     """Return the columns of JSON and CSV: several for each metric, whose values `scalar_rows` gives."""
-    found: list[Column] = []
+    scalars: list[Column] = []
     for column in columns:
-        found.append(column)
+        scalars.append(column)
         parts: list[tuple[str, Any, str | None]] = []
         if column.role == "metric":
             parts += [("_std", "number", column.unit)] if spreads else []
@@ -109,8 +109,8 @@ def scalar_columns(columns: Sequence[Column], *, spreads: bool, traces: bool) ->
             parts += [("_job", "integer", None), ("_validity", "string", None)] if traces else []
         for suffix, type_, unit in parts:
             name = column.name + suffix if column.group is None else f"{column.group}{suffix}, {column.head}"
-            found.append(Column(name, type_, unit))
-    return found
+            scalars.append(Column(name, type_, unit))
+    return scalars
 
 
 def scalar_rows(
@@ -167,9 +167,9 @@ class _Texts:
             return str(column.head)
         if column.unit in (None, "1") or column.role in ("metric", "gain"):
             return column.name
-        told = _IN_NAMES.get(column.unit, column.unit.lower())
-        is_told = f"_{told}_" in "_" + re.sub(r"\W+", "_", column.name.lower()) + "_"
-        return column.name if is_told else f"{column.name} ({column.unit})"
+        unit = _IN_NAMES.get(column.unit, column.unit.lower())
+        has_unit = f"_{unit}_" in "_" + re.sub(r"\W+", "_", column.name.lower()) + "_"
+        return column.name if has_unit else f"{column.name} ({column.unit})"
 
     def mark(self, row: int, at: int) -> str:
         """Return the signs after a cell: those of its row after the first cell, and its own."""
@@ -187,7 +187,7 @@ _IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops
 
 def _job_links(text: str, link: Callable[[str], str]) -> str:
     """Return a list of job ids with each id as a link."""
-    return re.sub(r"\d+", lambda found: link(found[0]), text)
+    return re.sub(r"\d+", lambda number: link(number[0]), text)
 
 
 def _markdown(sheet: Sheet, base_url: str | None) -> str:

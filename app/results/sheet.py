@@ -97,10 +97,10 @@ class Sheet:
 
     def column(self, name: str) -> list[Any]:
         """Return the values of one column, from the first row to the last. Raises KeyError."""
-        found = [index for index, column in enumerate(self.columns) if column.name == name]
-        if not found:
+        places = [index for index, column in enumerate(self.columns) if column.name == name]
+        if not places:
             raise KeyError(name)
-        return [row[found[0]] for row in self.rows]
+        return [row[places[0]] for row in self.rows]
 
     def names(self, role: Role | None = None) -> list[str]:
         """Return the names of all columns, or of the columns with this role."""

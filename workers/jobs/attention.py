@@ -50,7 +50,7 @@ class AttentionRunner(OperationRunner):
         import torch
 
         from kernels.attention.oracle import oracle
-        from kernels.tolerance import TF32_TOLERANCE, fixed
+        from kernels.tolerance import TF32_TOLERANCE, fixed_limits
         from workers.model.precision import PRECISIONS
 
         dtype = PRECISIONS[cell.dtype].compute_dtype
@@ -66,7 +66,7 @@ class AttentionRunner(OperationRunner):
             inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
             grad_out=grad_out if backward else None,
             expected=(expected.out, *expected.gradients),
-            limits=(fixed(TF32_TOLERANCE),) * 4 if cell.dtype == "tf32" else expected.limits,
+            limits=(fixed_limits(TF32_TOLERANCE),) * 4 if cell.dtype == "tf32" else expected.limits,
             linear_in=2,
         )
 

@@ -30,7 +30,7 @@ class KernelRunner(OperationRunner):
         """Make normally distributed x (rows, columns), weight (columns), and gradient of the output (rows)."""
         import torch
 
-        from kernels.tolerance import beside, error
+        from kernels.tolerance import error, limits_beside_plain
         from workers.model.precision import PRECISIONS
 
         dtype = PRECISIONS[cell.dtype].compute_dtype
@@ -49,7 +49,9 @@ class KernelRunner(OperationRunner):
             inputs=(x.requires_grad_(backward), weight.requires_grad_(backward)),
             grad_out=grad_out if backward else None,
             expected=tuple(expected),
-            limits=tuple(beside(error(one, right), dtype) for one, right in zip(plain, expected, strict=True)),
+            limits=tuple(
+                limits_beside_plain(error(one, right), dtype) for one, right in zip(plain, expected, strict=True)
+            ),
             linear_in=1,
         )
 

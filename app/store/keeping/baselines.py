@@ -42,7 +42,7 @@ _job, _measurement, _attempt = tables.job.c, tables.measurement.c, tables.attemp
 
 
 @dataclass(frozen=True)
-class Kept:
+class ChangedBaseline:
     """A baseline after something was put into it."""
 
     baseline: dict[str, Any]
@@ -69,7 +69,7 @@ class Baselines:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, name: str, *, job: int | None = None, sweep: int | None = None) -> Kept:
+    def put(self, name: str, *, job: int | None = None, sweep: int | None = None) -> ChangedBaseline:
         """Put the results of a job, or of the latest jobs of a sweep, into the baseline, in place of those of the same
         cases.
 
@@ -100,19 +100,19 @@ class Baselines:
                 part = tuple_(_case.case_key, _case.device_key).in_(replaced[start : start + JOBS_PER_QUERY])
                 connection.execute(delete(tables.baseline_case).where(_case.baseline == name, part))
             connection.execute(insert(tables.baseline_case), [{"baseline": name, **row} for row in cases])
-            found = _public(connection, [find_baseline(connection, name)])[0]
+            baseline = _public(connection, [find_baseline(connection, name)])[0]
         left_out = [{"job": row.id, "why": _why(row)} for row in rows if row.state != "succeeded"]
-        return Kept(found, is_new, [*left_out, *invalid], _with_verdict(measured, "suspect"))
+        return ChangedBaseline(baseline, is_new, [*left_out, *invalid], _with_verdict(measured, "suspect"))
 
     def get(self, name: str) -> dict[str, Any]:
         """Return a baseline with its cases, each with the worst verdict of its jobs. Raises NotFound."""
         with self._database.read() as connection:
-            found = _public(connection, [find_baseline(connection, name)])[0]
+            baseline = _public(connection, [find_baseline(connection, name)])[0]
             query = select(tables.baseline_case, _job.kind).join(tables.job, _job.id == _case.job_id)
             rows = connection.execute(query.where(_case.baseline == name).order_by(_case.job_id, _case.case_key)).all()
             verdicts = {
                 (one.job_id, one.case_key, one.device_key): one.verdict
-                for one in _measured(connection, recorded_attempts(connection, found["jobs"]))
+                for one in _measured(connection, recorded_attempts(connection, baseline["jobs"]))
             }
             cases: dict[tuple[str, str], dict[str, Any]] = {}
             for row in rows:
@@ -129,7 +129,7 @@ class Baselines:
                 )
                 case["jobs"].append(row.job_id)
                 case["validity"] = worst([case["validity"], verdicts.get((row.job_id, row.case_key, row.device_key))])
-        return {**found, "cases": list(cases.values())}
+        return {**baseline, "cases": list(cases.values())}
 
     def page(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
         """Return baselines by name, without their cases, and the cursor of the next page: the last name."""
@@ -138,8 +138,8 @@ class Baselines:
             query = query.where(_baseline.name > after)
         with self._database.read() as connection:
             rows = connection.execute(query).all()
-            found = _public(connection, rows[:limit])
-        return found, rows[limit - 1].name if len(rows) > limit else None
+            baselines = _public(connection, rows[:limit])
+        return baselines, rows[limit - 1].name if len(rows) > limit else None
 
     def delete(self, name: str) -> None:
         """Delete a baseline; its jobs stay. Raises NotFound."""
@@ -258,7 +258,7 @@ def _cases(
     """
     kinds = {row.id: row.kind for row in jobs}
     attempts = recorded_attempts(connection, list(kinds))
-    found = [
+    cases = [
         (
             {
                 "case_key": row.case_key,
@@ -270,7 +270,7 @@ def _cases(
         )
         for row in _measured(connection, attempts)
     ]
-    return found, attempts
+    return cases, attempts
 
 
 @dataclass(frozen=True)
@@ -307,8 +307,8 @@ def _with_verdict(measured: Sequence[tuple[Mapping[str, Any], str | None]], verd
     """Return the jobs that have cases with this verdict: `job`, and `why`, which counts and names them."""
     of_jobs: dict[int, list[str]] = {}
     totals = Counter(row["job_id"] for row, _ in measured)
-    for row, found in measured:
-        if found == verdict:
+    for row, its in measured:
+        if its == verdict:
             of_jobs.setdefault(row["job_id"], []).append(row["title"])
     return [{"job": job_id, "why": _counted(titles, totals[job_id], verdict)} for job_id, titles in of_jobs.items()]
 

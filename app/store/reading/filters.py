@@ -34,25 +34,31 @@ class JobFilter:
         """Return the conditions for `where(…)`; none if the filter chooses every job."""
         job, label = tables.job.c, tables.job_label.c
         submitted = _submitted.c
-        found: list[ColumnElement[bool]] = []
+        conditions: list[ColumnElement[bool]] = []
         if self.state is not None:
-            found.append(job.state == self.state)
+            conditions.append(job.state == self.state)
         if self.kind is not None:
-            found.append(job.kind == self.kind)
+            conditions.append(job.kind == self.kind)
         if self.sweep is not None:
-            found.append(job.sweep_id == max(0, min(self.sweep, MAX_ID)))
+            conditions.append(job.sweep_id == max(0, min(self.sweep, MAX_ID)))
         for key, value in self.labels:
             # SQLite would try EXISTS for every job: 130 ms for a label that only one old job of 110 000 has.
-            found.append(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
+            conditions.append(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
         # Lists go by id, from the newest down. These bounds, which the index of times gives, keep a list from looking
         # at every job before or behind them: 130 ms with 100 000 jobs.
         if self.since is not None:
-            found += [job.id >= _outermost(func.min, submitted.created_at >= self.since), job.created_at >= self.since]
+            conditions += [
+                job.id >= _outermost(func.min, submitted.created_at >= self.since),
+                job.created_at >= self.since,
+            ]
         if self.until is not None:
-            found += [job.id <= _outermost(func.max, submitted.created_at < self.until), job.created_at < self.until]
+            conditions += [
+                job.id <= _outermost(func.max, submitted.created_at < self.until),
+                job.created_at < self.until,
+            ]
         if self.text is not None:
-            found.append(_mentions(self.text.strip()))
-        return found
+            conditions.append(_mentions(self.text.strip()))
+        return conditions
 
 
 _submitted = tables.job.alias("submitted")
@@ -73,7 +79,7 @@ def _mentions(text: str) -> ColumnElement[bool]:
     job = tables.job.c
     words = [job.name, cast(job.labels, Text), cast(job.summary, Text)]
     # SQLite's LIKE ignores the case of letters, without a copy of each row in lower case.
-    found = [column.contains(text, autoescape=True) for column in words]
+    conditions = [column.contains(text, autoescape=True) for column in words]
     if text.isascii() and text.isdecimal() and len(text) < len(str(MAX_ID)):
-        found.append(job.id == int(text))
-    return or_(*found)
+        conditions.append(job.id == int(text))
+    return or_(*conditions)

@@ -115,21 +115,21 @@ class JobChoice:
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the conditions for `where(…)` on the table `job`."""
         job = tables.job.c
-        found = [job.state.in_(FINISHED_STATES), *JobFilter(labels=self.labels).conditions]
+        conditions = [job.state.in_(FINISHED_STATES), *JobFilter(labels=self.labels).conditions]
         if self.kind is not None:
-            found.append(job.kind.in_([self.kind] if isinstance(self.kind, str) else self.kind))
+            conditions.append(job.kind.in_([self.kind] if isinstance(self.kind, str) else self.kind))
         parts: list[Select[Any]] = []
         if self.sweeps:
             parts.append(sweeps.latest_jobs(self.sweeps))
         if self.jobs:
             parts.append(select(job.id).where(job.id.in_(self.jobs)))
         if parts:
-            found.append(job.id.in_(parts[0] if len(parts) == 1 else union_all(*parts)))
+            conditions.append(job.id.in_(parts[0] if len(parts) == 1 else union_all(*parts)))
         if self.since is not None:
-            found.append(job.finished_at >= self.since)
+            conditions.append(job.finished_at >= self.since)
         if self.until is not None:
-            found.append(job.finished_at < self.until)
-        return found
+            conditions.append(job.finished_at < self.until)
+        return conditions
 
     def check(self, snapshot: Snapshot) -> None:
         """Raise NotFound when a sweep, or one of the jobs, does not exist."""
@@ -173,10 +173,10 @@ def recorded_attempts(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, i
     """
     attempt = tables.attempt.c
     query = select(attempt.job_id, func.max(attempt.number)).where(attempt.state.in_(FINISHED_STATES))
-    found: dict[int, int] = {}
+    recorded: dict[int, int] = {}
     for part in _parts(job_ids):
-        found |= dict(map(tuple, snapshot.execute(query.where(attempt.job_id.in_(part)).group_by(attempt.job_id))))
-    return found
+        recorded |= dict(map(tuple, snapshot.execute(query.where(attempt.job_id.in_(part)).group_by(attempt.job_id))))
+    return recorded
 
 
 def recorded_attempt(snapshot: Snapshot, job_id: int, attempt: int | None) -> int | None:
@@ -213,18 +213,18 @@ def measurements(
         InvalidRequest: there are more than MAX_MEASUREMENTS.
     """
     recorded = _recorded(jobs)
-    found: list[Measured] = []
+    rows: list[Measured] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
         if metrics is not None:
             query = query.where(_measurement.metric.in_(metrics))
-        found += _read(snapshot, query.limit(MAX_MEASUREMENTS + 1 - len(found)))
-        if len(found) > MAX_MEASUREMENTS:
+        rows += _read(snapshot, query.limit(MAX_MEASUREMENTS + 1 - len(rows)))
+        if len(rows) > MAX_MEASUREMENTS:
             raise InvalidRequest(
                 f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs (kind, sweep, job, "
                 "label, since, until), or read each job's measurements page by page at /jobs/{id}/measurements."
             )
-    return found
+    return rows
 
 
 def first_measurements(
@@ -237,17 +237,17 @@ def first_measurements(
     """
     job_ids = [job.id for job in jobs]
     recorded = _recorded(jobs)
-    found = _read(snapshot, _of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1))
-    if len(found) <= MAX_BEGINNING:
-        return list(jobs), found, False
-    last = found[-1]
+    rows = _read(snapshot, _of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1))
+    if len(rows) <= MAX_BEGINNING:
+        return list(jobs), rows, False
+    last = rows[-1]
     if last.job_id != job_ids[0]:
         whole = [job for job in jobs if job.id < last.job_id]
-        return whole, [row for row in found if row.job_id < last.job_id], True
+        return whole, [row for row in rows if row.job_id < last.job_id], True
     if _number_of_units(snapshot, last.job_id, recorded[last.job_id]) > 1:
         return [], [], True
     cut = (last.case_key, last.device_key)
-    return list(jobs[:1]), [row for row in found if (row.case_key, row.device_key) != cut], True
+    return list(jobs[:1]), [row for row in rows if (row.case_key, row.device_key) != cut], True
 
 
 def _recorded(jobs: Iterable[FinishedJob]) -> dict[int, int]:

@@ -133,7 +133,7 @@ def page(
         ids = connection.execute(members.order_by(ordered, direction).limit(limit).offset(offset)).scalars().all()
         of_page = connection.execute(select(tables.job).where(_job.id.in_(ids))).mappings()
         rows = sorted(of_page, key=lambda row: ids.index(row["id"]))
-        # Without conditions the sweep has told their number.
+        # Without conditions, their number is that of the sweep's points.
         total = int(connection.execute(number).scalar_one()) if conditions else sum(sweep["counts"].values())
         waiting = waiting_reasons(connection, rows)
     return [{**job_dict(row, waiting.get(row["id"])), "values": _values(sweep, row["point"])} for row in rows], total
@@ -146,15 +146,15 @@ def metrics(
     sweep, those of its last `sample` jobs.
     """
     of_sweep = select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").order_by(_job.id.desc())
-    found: dict[str, str | None] = {}
+    units: dict[str, str | None] = {}
     with database.read() as connection:
         chosen = [*jobs, *(connection.execute(of_sweep.limit(sample)).scalars() if sweep_id is not None else ())]
         measured = select(_measurement.metric, _measurement.phase, _measurement.unit, func.min(_measurement.id))
         grouped = measured.group_by(_measurement.metric, _measurement.phase, _measurement.unit)
         query = grouped.where(_measurement.job_id.in_(chosen)).order_by(func.min(_measurement.id))
         for row in connection.execute(query):
-            found[column_name(row.metric, row.phase)] = row.unit
-    return found
+            units[column_name(row.metric, row.phase)] = row.unit
+    return units
 
 
 def has_one_case_each(sweep: Mapping[str, Any]) -> bool:
@@ -227,17 +227,17 @@ def searched(sweep: Mapping[str, Any]) -> list[str]:
 
 
 def _conditions(sweep: Mapping[str, Any], choice: MemberQuery) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if choice.state is not None:
-        found.append(_job.state == choice.state)
+        conditions.append(_job.state == choice.state)
     if choice.verdict is not None:
-        found.append(type_coerce(_job.validity, JSON)["verdict"].as_string() == choice.verdict)
+        conditions.append(type_coerce(_job.validity, JSON)["verdict"].as_string() == choice.verdict)
     for path, index in choice.at.items():
         if path not in sweep["grid"]:
             detail = f"The sweep's grid has no {path!r}; its paths: {', '.join(sweep['grid'])}."
             raise InvalidRequest(detail, errors=(FieldError("/at", detail),))
-        found.append(_index_on(path) == index)
-    return found
+        conditions.append(_index_on(path) == index)
+    return conditions
 
 
 def _index_on(path: str) -> ColumnElement[int]:
@@ -268,8 +268,8 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:
     """Return the point's value on each path."""
-    found = {path: values[point[path]] for path, values in sweep["grid"].items() if path in point}
+    on_paths = {path: values[point[path]] for path, values in sweep["grid"].items() if path in point}
     for path in searched(sweep):
         if path in point:  # on the axis of a search a point has the value itself
-            found[path] = point[path]
-    return found
+            on_paths[path] = point[path]
+    return on_paths

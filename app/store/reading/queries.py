@@ -116,7 +116,7 @@ class Reading:
         """
         job = tables.job.c
         place = func.row_number().over(order_by=(job.priority.desc(), job.id)).label("place")
-        # As in claims.py, SQLite takes the index that has the order only if it is told to.
+        # As in claims.py, SQLite takes the index that has the order only with this hint.
         in_order = select(job.id, place).with_hint(tables.job, "INDEXED BY ix_job_claimable", "sqlite").where(QUEUED)
         queue = in_order.subquery()
         query = select(queue.c.id, queue.c.place).where(queue.c.id.in_(job_ids))
@@ -138,15 +138,15 @@ class Reading:
         size = func.length(cast(event.data, Text)).label("size")
         query = select(tables.event, size).where(event.job_id == job_id, event.id > _in_range(after))
         limit = min(limit, MAX_PAGE)
-        found: list[Row[Any]] = []
+        rows: list[Row[Any]] = []
         total, following = 0, None
         with self._database.read() as connection:
             state = _job(connection, job_id).state
             for row in connection.execute(query.order_by(event.id).limit(limit + 1)):
-                if len(found) == limit or total >= MAX_EVENT_BYTES:
-                    following = found[-1].id
+                if len(rows) == limit or total >= MAX_EVENT_BYTES:
+                    following = rows[-1].id
                     break
-                found.append(row)
+                rows.append(row)
                 total += row.size
         events = [
             {
@@ -157,7 +157,7 @@ class Reading:
                 "data": row.data,
                 "created_at": rfc3339(row.created_at),
             }
-            for row in found
+            for row in rows
         ]
         return state, events, following
 
@@ -291,11 +291,11 @@ class Reading:
             attempt = recorded_attempt(connection, job_id, None)
             of_job = (measurement.job_id == job_id, measurement.attempt == attempt)
             first = select(measurement.metric).where(*of_job).order_by(measurement.id).limit(1)
-            told = connection.execute(first).scalar_one_or_none() if sort is None else sort
+            ordering = connection.execute(first).scalar_one_or_none() if sort is None else sort
             value = measurement.median.desc() if descending else measurement.median
             order = [measurement.median.is_(None), value] if sort is not None else []
             keys = select(measurement.case_key, measurement.unit_index, func.count().over().label("total"))
-            keys = keys.where(*of_job, measurement.metric == told)
+            keys = keys.where(*of_job, measurement.metric == ordering)
             if text:
                 keys = keys.where(cast(measurement.case, Text).contains(text, autoescape=True))
             chosen = connection.execute(keys.order_by(*order, measurement.id).limit(limit).offset(offset)).all()
@@ -312,8 +312,8 @@ class Reading:
                 "reason",
             )
             wanted = cast(measurement.case_key, Text).in_([row.case_key for row in chosen])
-            found = select(*(measurement[name] for name in names)).where(*of_job, wanted).order_by(measurement.id)
-            rows = connection.execute(found).mappings().all()
+            of_chosen = select(*(measurement[name] for name in names)).where(*of_job, wanted).order_by(measurement.id)
+            rows = connection.execute(of_chosen).mappings().all()
         cells, metrics = _cells([(row.case_key, row.unit_index) for row in chosen], rows)
         return {"sort": sort, "metrics": metrics, "total": chosen[0].total if chosen else 0, "rows": cells}
 
@@ -380,22 +380,22 @@ class Reading:
             measurement.id < func.coalesce(bounds.c.beyond, MAX_ID),
             measurement.metric.in_(metrics),
         )
-        found: dict[int, list[dict[str, Any]]] = {}
+        values: dict[int, list[dict[str, Any]]] = {}
         with self._database.read() as connection:
             for row in connection.execute(query.order_by(measurement.id)).mappings():
-                found.setdefault(row["job_id"], []).append(dict(row))
-        return found
+                values.setdefault(row["job_id"], []).append(dict(row))
+        return values
 
     def sweep_heads(self, sweep_ids: Collection[int]) -> dict[int, tuple[str | None, list[str]]]:
         """Return the name of each of these sweeps and the paths that it varies, by its id."""
         sweep = tables.sweep.c
+        query = select(sweep.id, sweep.name, sweep.grid, sweep.fit).where(sweep.id.in_(sweep_ids))
+        heads = {}
         with self._database.read() as connection:
-            heads = select(sweep.id, sweep.name, sweep.grid, sweep.fit).where(sweep.id.in_(sweep_ids))
-            found = {}
-            for row in connection.execute(heads):
+            for row in connection.execute(query):
                 searched = [row.fit["axis"]] if row.fit else []
-                found[row.id] = (row.name, [*(path for path, values in row.grid.items() if len(values) > 1), *searched])
-            return found
+                heads[row.id] = (row.name, [*(path for path, values in row.grid.items() if len(values) > 1), *searched])
+        return heads
 
     def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
@@ -612,8 +612,8 @@ def _page(
     rows: list[dict[str, Any]] = []
     room = MAX_PAGE_BYTES
     query = query.order_by(id_column.desc()).limit(limit + 1).execution_options(yield_per=1)
-    with connection.execute(query) as found:
-        for row in found.mappings():
+    with connection.execute(query) as result:
+        for row in result.mappings():
             room -= row["page_bytes"]
             if len(rows) == limit or (rows and room < 0):
                 return rows, str(rows[-1]["id"])

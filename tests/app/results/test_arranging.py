@@ -173,7 +173,7 @@ class TestRelative:
 
 
 class TestBest:
-    def test_the_best_of_each_column_is_stressed(self, database: Database, grid: list[int]) -> None:
+    def test_the_best_of_each_column_is_marked(self, database: Database, grid: list[int]) -> None:
         sheet = table(database, best=True)
         assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False, False]
         assert [cell.best for cell in sheet.column("tokens_per_s")] == [False, True, False, False]

@@ -64,7 +64,7 @@ def about(sheet: Sheet, name: str) -> Any:
 
 
 class TestMetrics:
-    def test_equal_cases_meet_and_medians_are_compared(self, database: Database, measure: Measure) -> None:
+    def test_medians_of_equal_cases_are_compared(self, database: Database, measure: Measure) -> None:
         one = measure(("step_ms", {"median": 4.0, "mean": 9.0}), ("forward_ms", {"median": 1.0}))
         other = measure(("step_ms", {"median": 3.0, "n": 7}), ("forward_ms", {"median": 1.5}))
         sheet = compare(database, one, other)
@@ -100,7 +100,9 @@ class TestMetrics:
         assert about(sheet, "differences") == [{"name": "compile", "baseline": False, "candidate": True}]
         assert any("compile=false → true" in note for note in sheet.notes)
 
-    def test_cases_of_grids_meet_by_what_varies_in_them(self, database: Database, measure: Measure) -> None:
+    def test_cases_of_grids_are_matched_by_the_coordinates_that_vary(
+        self, database: Database, measure: Measure
+    ) -> None:
         def grid(tuned: bool, *tiles: int) -> int:
             return measure(
                 *(("step_ms", {"median": float(tile), "case": {"tile": tile, "tuned": tuned}}) for tile in tiles)
@@ -298,7 +300,7 @@ class TestWithABaseline:
         ]
         assert about(sheet, "gate")["outcome"] == "slower", "twice the time on the GPU, which the CPU's would hide"
 
-    def test_one_device_meets_its_own_only(
+    def test_a_device_is_matched_with_itself_only(
         self, database: Database, run: Callable[..., int], keep: Callable[..., None]
     ) -> None:
         keep(run("cpu 0"), run("gpu 0", 0.1))

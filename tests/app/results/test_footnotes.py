@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.results.footnotes import MAX_DETAIL, MAX_GROUPS, Footnotes, doubts_of, told
+from app.results.footnotes import MAX_DETAIL, MAX_GROUPS, Footnotes, doubts_of, doubts_text
 
 VARIES = ("variation", "26.4%")
 LOADED = ("host_load", "11.9%")
@@ -87,5 +87,5 @@ def test_doubts_of_one_case() -> None:
     ]
     assert doubts_of({"checks": checks}, "1") == [("variation", "a"), ("clocks", "e")]
     assert doubts_of(None, "1") == []
-    assert told([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
-    assert told([]) is None
+    assert doubts_text([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
+    assert doubts_text([]) is None

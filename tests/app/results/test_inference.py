@@ -96,7 +96,7 @@ class TestPower:
         assert factors[2] == pytest.approx(1.077, abs=1e-3), "sqrt(14 / 12.08), the table's 40 % point of chi-square"
         assert factors[-1] == pytest.approx(1.0, abs=0.01)
 
-    def test_endless_numbers_are_not_told(self) -> None:
+    def test_infinite_numbers_are_left_out(self) -> None:
         assert replicates_for(0.01, 100.0) is None
 
 

@@ -484,7 +484,7 @@ def test_people_see_jobs_on_request(database: Database, measure: Measure) -> Non
     assert f'<a href="/ui/jobs/{job}">{job}</a>' in render(sheet, "html")
 
 
-def test_kinds_that_nobody_named_are_told(database: Database, measure: Measure) -> None:
+def test_several_kinds_must_be_named(database: Database, measure: Measure) -> None:
     lengths(measure, 128)
     measure(("tflops", {}), spec={"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]})
     with pytest.raises(InvalidRequest, match=r"of several kinds.*attention, benchmark") as caught:
@@ -524,7 +524,7 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
 
 
 @pytest.mark.parametrize(("length", "told"), [(1, ["sequence_length", "query_length"]), (None, ["sequence_length"])])
-def test_a_job_with_few_queries_tells_them(length: int | None, told: list[str]) -> None:
+def test_a_job_with_few_queries_shows_their_length(length: int | None, told: list[str]) -> None:
     """Its rows would look like those of as many queries as keys; of these, no table has an empty column."""
     cell = {"case_key": "key", "device_key": "1x CPU", "reason": None, "n": 3, "mean": 1.0, "std": 0.1, "outcome": "ok"}
     cell |= {"metric": "forward_ms", "phase": "forward", "unit": "ms"}

@@ -16,7 +16,7 @@ def test_nothing_is_missing() -> None:
     assert reasons(CASES, set(range(6)), []) == []
 
 
-def test_a_reason_is_told_once_with_its_cells() -> None:
+def test_a_reason_is_listed_once_with_its_cells() -> None:
     gaps = [Gap(case, metric, "unsupported", "no\nGPU") for case in (2, 3) for metric in ("a", "b")]
     gaps.append(Gap(5, "a", "oom", ""))
     assert reasons(CASES, {0, 1, 4}, gaps) == ["triton (2 cells): unsupported: no GPU", "flex, bf16: oom"]

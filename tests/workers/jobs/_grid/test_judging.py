@@ -11,7 +11,7 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 import torch
 from torch import Tensor
 
-from kernels.tolerance import fixed
+from kernels.tolerance import fixed_limits
 from workers.jobs._grid import judging
 from workers.jobs._grid.judging import Problem, checksum, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
@@ -84,7 +84,7 @@ def make_problem(rng: random.Random) -> Problem:
     exact = [tensor.detach().double().requires_grad_() for tensor in (a, b)]
     out = product(*exact)
     gradients = torch.autograd.grad(out, exact, grad_out.double())
-    return Problem((a, b), grad_out, (out.detach(), *gradients), (fixed(1e-5),) * 3, linear_in=1)
+    return Problem((a, b), grad_out, (out.detach(), *gradients), (fixed_limits(1e-5),) * 3, linear_in=1)
 
 
 def test_what_is_right_is_right_with_an_input_negated(rng: random.Random) -> None:

@@ -177,8 +177,8 @@ def for_people(sheet: Sheet, first: Sequence[str] | None) -> Sheet:
     columns = [replace(column, in_text=column.in_text and column.name in shown) for column in columns]
     if left_out:
         notes.append(f"Not shown: {', '.join(left_out)} (columns={EVERY_COLUMN} shows every column).")
-    found = replace(sheet, columns=columns, notes=notes)
-    return _with_footnotes(found) if NOTE in shown else found
+    reduced = replace(sheet, columns=columns, notes=notes)
+    return _with_footnotes(reduced) if NOTE in shown else reduced
 
 
 def _with_footnotes(sheet: Sheet) -> Sheet:
@@ -187,12 +187,12 @@ def _with_footnotes(sheet: Sheet) -> Sheet:
     if NOTE not in names:
         return sheet
     at = names.index(NOTE)
-    told = [row[at] for row in sheet.rows if row[at]]
-    distinct = list(dict.fromkeys(told))
-    if len(distinct) == len(told) or len(distinct) > MAX_FOOTNOTES:
+    remarks = [row[at] for row in sheet.rows if row[at]]
+    distinct = list(dict.fromkeys(remarks))
+    if len(distinct) == len(remarks) or len(distinct) > MAX_FOOTNOTES:
         return sheet
     columns = [replace(column, in_text=column.in_text and column.name != NOTE) for column in sheet.columns]
-    if len(distinct) == 1 and len(told) == len(sheet.rows):
+    if len(distinct) == 1 and len(remarks) == len(sheet.rows):
         return replace(sheet, columns=columns, notes=[*sheet.notes, f"Of all rows: {distinct[0]}."])
     signs = {note: f"[{number}]" for number, note in enumerate(distinct, start=1)}
     marks = [signs.get(row[at], "") for row in sheet.rows]

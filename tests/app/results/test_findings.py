@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.results import judging
-from app.results.judging import Judgement, Row, conclude, judge
+from app.results import findings
+from app.results.findings import Judgement, Row, conclude, judge
 from app.results.sheet import Cell
 
 STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
@@ -34,7 +34,7 @@ def row(baseline: Sequence[float], candidate: Sequence[float], metric: str = "st
 def judged(
     *rows: Row, alternated: bool = True, obstacles: Sequence[str] = (), limit: float | None = None, asked: Any = ()
 ) -> tuple[list[Row], Judgement]:
-    headline = asked[0] if asked else judging.headline_of(rows, ("forward_ms",))
+    headline = asked[0] if asked else findings.headline_of(rows, ("forward_ms",))
     found = judge(rows, headline, alternated=alternated, asked=asked)
     return found, conclude(found, headline, obstacles, alternated=alternated, asked=asked, fail_above_percent=limit)
 
@@ -172,18 +172,18 @@ class TestNotAlternated:
 class TestManyRows:
     def test_the_headline_is_what_people_look_at_first(self) -> None:
         rows = [row(STEADY, STEADY, metric) for metric in ("host_us", "forward_ms", "step_ms")]
-        assert judging.headline_of(rows, ("forward_ms",)) == "step_ms"
-        assert judging.headline_of(rows[:2], ("forward_ms",)) == "forward_ms"
-        assert judging.headline_of(rows[:1], ("forward_ms",)) == "host_us"
-        assert judging.headline_of([row(STEADY, ()), *rows[:2]], ("forward_ms",)) == "forward_ms"
-        assert judging.headline_of([], ()) is None
+        assert findings.headline_of(rows, ("forward_ms",)) == "step_ms"
+        assert findings.headline_of(rows[:2], ("forward_ms",)) == "forward_ms"
+        assert findings.headline_of(rows[:1], ("forward_ms",)) == "host_us"
+        assert findings.headline_of([row(STEADY, ()), *rows[:2]], ("forward_ms",)) == "forward_ms"
+        assert findings.headline_of([], ()) is None
 
     def test_others_are_corrected_and_the_headline_hardly(self) -> None:
         others = [row(STEADY, [value + 0.01 * at for at, value in enumerate(NOISY, n)], f"m{n}_ms") for n in range(3)]
         found, _ = judged(row(STEADY, times(1.2)), *others)
         p_value = found[0].estimate.p_value if found[0].estimate else None
         assert p_value is not None
-        assert found[0].p_adjusted == pytest.approx(p_value / judging.HEADLINE_SHARE)
+        assert found[0].p_adjusted == pytest.approx(p_value / findings.HEADLINE_SHARE)
         assert found[1].alpha == pytest.approx(0.01 / 3)
         (alone,), _ = judged(row(STEADY, times(1.2)), asked=("step_ms",))
         assert alone.p_adjusted == p_value

@@ -38,7 +38,7 @@ NOTHING = Estimate(None, None, None, None, None)
 class Row:
     """A metric of a case on both sides, before and after it was judged.
 
-    `judge` alone changes it. Frozen, each would be made anew three times, and a comparison of large jobs has 150 000.
+    Only `judge` changes it. A frozen row would be copied three times, and a comparison of large jobs has 150 000.
     """
 
     case: str
@@ -86,8 +86,10 @@ class Row:
         """The smallest relative difference that this number of processes is likely to find."""
         if self.estimate is None or self.estimate.spread is None:
             return None
-        found = inference.smallest_difference(self.estimate.spread, len(self.baseline), len(self.candidate), self.alpha)
-        return None if found is None else max(found, self.drift)
+        difference = inference.smallest_difference(
+            self.estimate.spread, len(self.baseline), len(self.candidate), self.alpha
+        )
+        return None if difference is None else max(difference, self.drift)
 
     def replicates_for(self, percent: float) -> int | None:
         """Return how many processes each side needs to find a difference of so many percent."""
@@ -118,15 +120,15 @@ class Row:
 
         None if the metric has no direction, or no interval.
         """
-        found = self.estimate
-        if self.better is None or found is None or found.ratio is None or found.low is None or found.high is None:
+        estimate = self.estimate or NOTHING
+        if self.better is None or estimate.ratio is None or estimate.low is None or estimate.high is None:
             return None
         if self.better == "less":
-            return found.ratio - 1, found.low - 1, found.high - 1
-        return 1 - found.ratio, 1 - found.high, 1 - found.low
+            return estimate.ratio - 1, estimate.low - 1, estimate.high - 1
+        return 1 - estimate.ratio, 1 - estimate.high, 1 - estimate.low
 
     def sentence(self) -> str | None:
-        """Say what was found; None if a side has no value."""
+        """State the finding; None if a side has no value."""
         if self.finding is None:
             return None
         if self.finding in ("better", "worse", "changed"):
@@ -139,14 +141,14 @@ class Row:
         return f"inconclusive: {self.doubt()}"
 
     def _factor(self) -> str:
-        found = self.estimate
-        assert found is not None
-        if found.ratio is None:
+        estimate = self.estimate
+        assert estimate is not None
+        if estimate.ratio is None:
             return self.word()
-        up = found.ratio > 1
-        low, high = found.low or found.ratio, found.high or found.ratio
+        up = estimate.ratio > 1
+        low, high = estimate.low or estimate.ratio, estimate.high or estimate.ratio
         ends = (low, high) if up else (1 / high, 1 / low)
-        factor = found.ratio if up else 1 / found.ratio
+        factor = estimate.ratio if up else 1 / estimate.ratio
         digits = 2 if factor >= 1.1 else 3
         interval = f"95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
         return f"{factor:.{digits}f}× {self.word()}, {interval}"
@@ -185,8 +187,9 @@ class Row:
         return f"p is {self.p_adjusted:.3g}{corrected}"
 
     def _alone(self) -> str:
-        """Say that the metric by itself has all of ALPHA, where others have most of it. In a new comparison: who asks
-        for a metric since its interval looks good has chosen it by chance."""
+        """Say that a comparison of this metric alone gives it all of ALPHA, which the headline metric has most of.
+
+        It must be a new comparison: a metric that was chosen because its interval looks good was chosen by chance."""
         return f"; a new comparison of {self.metric} alone has more power" if self.family == OTHERS else ""
 
     def cure(self, limit_percent: float) -> str:
@@ -204,17 +207,17 @@ class Row:
             return f"; {needed} processes each would find {limit_percent:g} %"
         return "; more processes would narrow the interval"
 
-    def _is_drift(self, found: Estimate) -> bool:
+    def _is_drift(self, estimate: Estimate) -> bool:
         """Return True if the sides differ, but by no more than the drift within one side."""
         return (
             self.p_adjusted is not None
             and self.p_adjusted <= ALPHA
-            and found.excludes_one
-            and found.ratio is not None
-            and abs(found.ratio - 1) <= self.drift
+            and estimate.excludes_one
+            and estimate.ratio is not None
+            and abs(estimate.ratio - 1) <= self.drift
         )
 
-    def found(self) -> Finding | None:
+    def finding_of_test(self) -> Finding | None:
         """Return the finding that follows from estimate, p-value and drift."""
         if self.estimate is None:
             return None
@@ -244,7 +247,7 @@ def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
 
 
 def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked: Sequence[str] = ()) -> list[Row]:
-    """Return the rows, to which it has given estimates, adjusted p-values and findings.
+    """Return the rows, with their estimates, adjusted p-values and findings set.
 
     Args:
         rows: the comparison's metrics.
@@ -272,7 +275,7 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
     for index in tested:
         judged[index].alpha = needed.get(judged[index].family, ALPHA)
     for row in judged:
-        row.finding = row.found()
+        row.finding = row.finding_of_test()
     return judged
 
 
@@ -284,12 +287,12 @@ def _p_value(row: Row) -> float:
 
 def drift(*sides: Sequence[float]) -> float:
     """Return the largest relative change from the first half of a side's processes to the second."""
-    found = [0.0]
+    changes = [0.0]
     for side in sides:
         half = len(side) // 2
         if half >= 2 and min(side) > 0:
-            found.append(abs(statistics.median(side[-half:]) / statistics.median(side[:half]) - 1))
-    return max(found)
+            changes.append(abs(statistics.median(side[-half:]) / statistics.median(side[:half]) - 1))
+    return max(changes)
 
 
 @dataclass(frozen=True)
@@ -400,14 +403,14 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
         of.setdefault(str(row.finding), []).append(row)
     parts = []
     for finding in ("better", "worse", "changed"):
-        if found := of.get(finding):
-            most = max(found, key=_how_far)
+        if matching := of.get(finding):
+            most = max(matching, key=_how_far)
             factor = f", {_how_far(most):.2f}×" if _how_far(most) > 1 else ""
-            parts.append(f"{finding} in {len(found)} (most in {_where(most, rows)}: {most.word()}{factor})")
-    if found := of.get("no_difference"):
-        parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in found))} in {len(found)}")
-    if found := of.get("inconclusive"):
-        parts.append(f"inconclusive in {len(found)} ({found[0].doubt()})")
+            parts.append(f"{finding} in {len(matching)} (most in {_where(most, rows)}: {most.word()}{factor})")
+    if matching := of.get("no_difference"):
+        parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in matching))} in {len(matching)}")
+    if matching := of.get("inconclusive"):
+        parts.append(f"inconclusive in {len(matching)} ({matching[0].doubt()})")
     if missing := len(rows) - len(with_values):
         parts.append(f"no value on a side in {missing}")
     found_any = [finding for finding in ("better", "worse", "changed") if finding in of]
@@ -443,9 +446,9 @@ def _gate(
         return answer("not_comparable", sentence)
     judged = [(row, _gate_outcome(row, fail_above_percent / 100)) for row in rows]
     for outcome in ("slower", "invalid", "missing", "inconclusive"):
-        found = [row for row, its in judged if its == outcome]
-        if found:
-            return answer(outcome, _gate_sentence(outcome, found, rows, fail_above_percent))
+        matching = [row for row, its in judged if its == outcome]
+        if matching:
+            return answer(outcome, _gate_sentence(outcome, matching, rows, fail_above_percent))
     if not any(its == "passed" for _, its in judged):
         return answer("missing", sentence if sentence.startswith("missing") else "missing: there is nothing to judge")
     passed = f"passed: not worse by more than {fail_above_percent:g} %"
@@ -470,15 +473,17 @@ def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
     return "passed" if row.finding == "better" else "inconclusive"
 
 
-def _gate_sentence(outcome: GateOutcome, found: Sequence[Row], rows: Sequence[Row], fail_above_percent: float) -> str:
-    row = found[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+def _gate_sentence(
+    outcome: GateOutcome, matching: Sequence[Row], rows: Sequence[Row], fail_above_percent: float
+) -> str:
+    row = matching[0]
+    more = f" (and {len(matching) - 1} more)" if len(matching) > 1 else ""
     where = _where(row, rows)
     if outcome == "missing":
         outcome_of = row.cells[1].outcome
         return f"missing: the candidate has no {where}{f' ({outcome_of})' if outcome_of else ''}{more}"
     if outcome == "invalid":
-        return f"invalid: {where}: {_of_other_work(found)}{more}"
+        return f"invalid: {where}: {_of_other_work(matching)}{more}"
     if outcome == "slower":
         return f"worse by more than {fail_above_percent:g} %: {where}: {row.sentence()}{more}"
     loss = row.loss()
