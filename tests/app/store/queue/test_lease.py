@@ -22,18 +22,9 @@ from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish
+from tests.clock import Clock
 
 LEASE_S = 30.0
-
-
-class Clock:
-    """A monotonic clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
