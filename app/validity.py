@@ -31,8 +31,8 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
 
 def notes(validity: Mapping[str, Any]) -> list[str]:
     """Return the notes, which inform about the measurements without questioning them: "note: check: detail"."""
-    found = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
-    return [f"note: {_told(check)}" for check in found[:MAX_DOUBTS]]
+    noted = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
+    return [f"note: {_told(check)}" for check in noted[:MAX_DOUBTS]]
 
 
 def _is_note(check: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Attention and other kernels, each with its plain PyTorch reference.
 
-Nothing here may import the service (app), workers or parallel, or know of jobs and specs. Importing this package or its
-registry imports neither torch nor Triton: the names below are imported on first use.
+Nothing here may import the service (app), workers or parallel. Importing this package or its registry imports
+neither torch nor Triton: the names below are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds C++ libraries on first use, with torch's own machinery, and keeps them in a cache.
 
-The cache keeps a library under a name made of all that determines its content, so each host builds a version once, in
-one process at a time; a host with a filled cache needs no compiler.
+A library's name in the cache is a hash of everything that determines its content, so a host builds each version once,
+in one process at a time. A host with a filled cache needs no compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 BUILD = "import json, sys; from torch.utils import cpp_extension; cpp_extension.load(**json.loads(sys.argv[1]))"
 
 _building = threading.Lock()
-"""One build at a time in this process; a file lock is for those of other processes."""
+"""One build at a time in this process; a file lock excludes builds of other processes."""
 
 
 class BuildError(RuntimeError):
@@ -71,8 +71,8 @@ class Library:
         if file.exists():
             return file
         cache.mkdir(parents=True, exist_ok=True)
-        # The operating system releases this lock when its holder dies. torch's own lock file would stay, and others
-        # would wait for it.
+        # The operating system releases this lock when its holder dies. torch's own lock file would stay, and block
+        # other processes.
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
@@ -127,10 +127,9 @@ class Library:
             "with_cuda": False,
             "is_python_module": False,
         }
-        # In a process of its own: torch remembers by name what it has built, also a build that was interrupted. That
-        # process holds the lock, too, since it goes on in the folder if this one is killed. Modules in the present
-        # folder are none of its imports (-P). ninja is found beside this interpreter, even if its environment is not
-        # active.
+        # In a process of its own, since torch remembers builds by name, even interrupted ones. That process also holds
+        # the lock, since it continues if this one is killed. It imports no modules of the current folder (-P), and gets
+        # ninja from this interpreter's folder, even if the environment is not active.
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
         command = [sys.executable, "-P", "-c", BUILD, json.dumps(settings)]
         done = subprocess.run(
@@ -140,11 +139,8 @@ class Library:
             raise BuildError(f"building {self.what} failed: {done.stdout}{done.stderr}")
 
     def _digest(self) -> str:
-        """Hash all that determines the library except the compiler.
-
-        That is the sources, the flags, torch, Python's binary interface (extension modules depend on it) and the CPU
-        (-march=native).
-        """
+        """Hash everything that determines the library except the compiler: the sources, the flags, torch, Python's
+        binary interface (extension modules depend on it) and the CPU (-march=native)."""
         digest = hashlib.sha256()
         for source in sorted(self.sources.iterdir()):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

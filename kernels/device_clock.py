@@ -1,16 +1,16 @@
-"""Device time of one call on a GPU, with a cold L2 cache and with the host out of the way.
+"""Device time of one call on a GPU, with a cold L2 cache and without the host's launch overhead.
 
 A kernel that runs for 5 µs takes the host 30 to 100 µs to issue: events around the call would time the host. So the
 call is enqueued behind work that keeps the device busy for longer than the host needs: the flush of the L2 cache, and a
-delay. The clock checks that this held: after the host has issued the call, the event before it must still be pending.
-If it is not, the clock drops the sample and takes it again behind a longer delay.
+delay. The clock checks that the delay sufficed: after the host has issued the call, the event before it must still be
+pending. Otherwise the clock drops the sample and repeats it behind a longer delay.
 
-The host cannot issue a call in time that waits for the device inside (`.item()`, a copy to the host), nor one of more
-than about a thousand launches, which the driver's queue does not hold. After some tries the clock times such calls
-without a delay: their times then include the time that the device waited for the host.
+No delay suffices for a call that itself waits for the device (`.item()`, a copy to the host), or that makes more than
+about a thousand launches, the length of the driver's queue. After some tries the clock times such calls without a
+delay: their times then include the time that the device waits for the host.
 
-Two events in a row are some time apart by themselves, and a kernel between them starts later than the first: 2.2 µs in
-all on an H200. The clock measures this around an empty kernel, subtracts the kernel's own time, and takes the rest off
+Two consecutive events are some time apart, and a kernel between them starts later than the first: 2.2 µs in all on an
+H200. The clock measures this overhead around an empty kernel, without the kernel's own time, and subtracts it from
 every sample.
 
 Nothing here may import other packages of this project: tuning and measuring both use it.
@@ -27,20 +27,20 @@ from dataclasses import dataclass
 import torch
 
 FLUSHED_CACHE_SIZES = 4
-"""Size of the buffer that is overwritten before a call, in L2 caches: caches do not replace their lines in order."""
+"""Size of the buffer that flushes the cache, as a multiple of the L2 cache, which does not replace lines in order."""
 DELAY_FACTOR = 2.0
 """Ratio of the delay to the host's usual time for the call."""
 MAX_DELAY_S = 0.1
 FIRST_DELAY_S = 2e-3
-"""Before a call's first lap, when nobody knows how long the host takes for it: twice the longest that was seen for one
-attention call, forward with backward (1.1 ms)."""
+"""Delay before a call's first lap, whose host time is unknown: twice the longest host time seen for one attention call,
+forward and backward (1.1 ms)."""
 TRIES = 6
-"""Samples in a row that may fail, each behind twice the delay of the one before."""
+"""Consecutive samples that may fail, each behind twice the delay of the previous one."""
 REMEMBERED_CALLS = 15
 CALIBRATION_CYCLES = 2_000_000
 EMPTY_KERNEL_MS = 0.6e-3
-"""A kernel that does nothing, as CUPTI times it on an H200 (0.58 µs one thread that spins for 0 cycles, 0.70 µs a fill
-of 4 KiB)."""
+"""Time of an empty kernel by CUPTI on an H200: one thread that spins for 0 cycles takes 0.58 µs, a fill of 4 KiB 0.70.
+"""
 EMPTY_KERNELS = 20
 EMPTY_KERNEL_DELAY_S = 1e-4
 RESOLUTION_MS = 32e-6
@@ -68,7 +68,7 @@ def nothing() -> None:
 
 
 def host_lap_ms(work: Work, prepare: Work = nothing, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Wall time in ms of one call of `work` after an untimed `prepare`, where no device works beside the host."""
+    """Return the wall time in ms of one call of `work` after an untimed `prepare`, for work on the CPU."""
     prepare()
     start = clock()
     work()
@@ -76,7 +76,7 @@ def host_lap_ms(work: Work, prepare: Work = nothing, clock: Callable[[], float] 
 
 
 class DeviceClock:
-    """Times calls on the current stream, one at a time. Holds the buffer that is overwritten."""
+    """Times calls on the current stream, one at a time. Holds the buffer that flushes the cache."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -92,36 +92,36 @@ class DeviceClock:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the last call's delay, since the next call is another one."""
+        """Forget the host times of former laps: call it before timing another operation."""
         self._issued_s: deque[float] = deque(maxlen=REMEMBERED_CALLS)
         self._waits_inside = False
 
     def lap(self, work: Work, prepare: Work = nothing) -> Lap:
         """Time one call of `work`, after an untimed `prepare`.
 
-        The first call after `forget` is never repeated, since it may be asked for as the very first: it is behind
-        FIRST_DELAY_S, and hidden unless the host takes longer. Of the others, samples that are not hidden are repeated,
-        `prepare` included.
+        The first call after `forget` is never repeated, since callers may want the very first call of a function. It
+        is behind FIRST_DELAY_S, so it is hidden unless the host takes longer. Later samples that are not hidden are
+        repeated, with `prepare`.
         """
         if self._waits_inside:
-            return self._take(work, prepare, None)
+            return self._timed_call(work, prepare, None)
         if not self._issued_s:
-            return self._take(work, prepare, FIRST_DELAY_S)
+            return self._timed_call(work, prepare, FIRST_DELAY_S)
         delay_s = DELAY_FACTOR * statistics.median_low(self._issued_s)
         for _ in range(TRIES):
-            lap = self._take(work, prepare, min(delay_s, MAX_DELAY_S))
+            lap = self._timed_call(work, prepare, min(delay_s, MAX_DELAY_S))
             if lap.hidden:
                 return lap
             delay_s *= 2
         self._waits_inside = True
         self._issued_s.clear()
-        return self._take(work, prepare, None)
+        return self._timed_call(work, prepare, None)
 
     def lap_together(self, work: Work, prepare: Work, align: Work) -> Lap:
-        """Time one call that several processes make together, so that none of them may repeat it alone.
+        """Time one call that several processes make together; it is not repeated, since they would have to agree.
 
-        The call is behind a delay and then `align`, in which the devices wait for each other: so all of them start on
-        the call at about the same time. The cache is left as `prepare` leaves it. `hidden` may be False.
+        The call is behind a delay and then `align`, in which the devices wait for each other, so that all of them start
+        the call at about the same time. The cache is not flushed. `hidden` may be False.
         """
         prepare()
         usual_s = statistics.median_low(self._issued_s) if self._issued_s else FIRST_DELAY_S / DELAY_FACTOR
@@ -133,7 +133,7 @@ class DeviceClock:
         self._issued_s.append(aligned_s + 1e-6 * lap.host_us)
         return Lap(max(lap.device_ms - self.overhead_ms, RESOLUTION_MS), lap.host_us, lap.hidden)
 
-    def _take(self, work: Work, prepare: Work, delay_s: float | None) -> Lap:
+    def _timed_call(self, work: Work, prepare: Work, delay_s: float | None) -> Lap:
         prepare()
         self._buffer.zero_()
         if delay_s is None:
@@ -166,7 +166,7 @@ class DeviceClock:
         torch.cuda._sleep(int(seconds * self._cycles_per_s))  # type: ignore[no-untyped-call]
 
     def _calibrate(self) -> float:
-        """Return the cycles of the device's clock in a second, roughly: it changes with load and heat."""
+        """Return the device clock's cycles per second; approximate, since the clock changes with load and heat."""
         for _ in range(2):  # the first loads the kernel
             self._start.record()
             torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]

@@ -1,8 +1,7 @@
 """Makes Triton's interpreter (TRITON_INTERPRET=1) work with a recent NumPy.
 
-Triton 3.6 turns loop bounds, arrays of one element, into integers by int(), which NumPy 2.4 refuses to do. And it keeps
-bfloat16 as the integers of its bits, which its products multiply as such, and cuts float32 to bfloat16 where devices
-round it.
+Triton 3.6 converts loop bounds, arrays of one element, by int(), which NumPy 2.4 refuses. It also stores bfloat16 as
+the integers of its bits, multiplies these integers in products, and truncates float32 to bfloat16 where devices round.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import numpy as np
 
 
 @functools.cache
-def mend_interpreter() -> None:
-    """Let arrays of one element be integers, and bfloat16 be rounded and multiplied, where kernels are interpreted."""
+def patch_interpreter() -> None:
+    """In the interpreter, let arrays of one element be integers, and round and multiply bfloat16 as devices do."""
     import triton
     import triton.language as tl
 
@@ -45,7 +44,7 @@ def mend_interpreter() -> None:
 
     create_dot = interpreter.InterpreterBuilder.create_dot
 
-    def create_dot_of_numbers(self: Any, a: Any, b: Any, *arguments: Any) -> Any:
+    def create_dot_in_float32(self: Any, a: Any, b: Any, *arguments: Any) -> Any:
         return create_dot(self, _widened(a), _widened(b), *arguments)
 
     def _widened(handle: Any) -> Any:
@@ -53,11 +52,11 @@ def mend_interpreter() -> None:
             return handle
         return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    interpreter.InterpreterBuilder.create_dot = create_dot_of_numbers
+    interpreter.InterpreterBuilder.create_dot = create_dot_in_float32
 
 
 def _rounded_to_bfloat16(values: Any) -> Any:
-    """The bits of float32 numbers rounded to the nearest bfloat16, to the even one of two."""
+    """Return the bits of float32 numbers rounded to the nearest bfloat16, ties to even."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)

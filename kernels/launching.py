@@ -1,13 +1,12 @@
-"""Launches of Triton kernels that are repeated with other addresses only, at little cost to the host.
+"""Repeated launches of Triton kernels in which only the tensors' addresses change, at little cost to the host.
 
-A `Launch` is all of a kernel's launch but the addresses of its tensors. Its first call goes through Triton, which
-compiles the kernel. Later ones hand the addresses straight to Triton's launcher in C, and keep what it was given in the
-last calls: the copy engine's descriptors, which the CUDA driver encodes, are made once for each address. One bound
-holds for what a process keeps. That is a private interface of Triton, so it is used with the version that it was read
-in only; elsewhere, in the interpreter, and while launch hooks are set (profilers set them), each call goes through
-Triton.
+A `Launch` is a kernel's launch without the addresses of its tensors. Its first call goes through Triton, which compiles
+the kernel. Later calls pass the addresses directly to Triton's launcher in C. The arguments of the last calls are kept,
+up to one bound per process, so that the CUDA driver encodes the copy engine's descriptors only once for each address.
+The launcher is a private interface of Triton, so it is used only with the versions that it was verified with; with
+others, in the interpreter, and while launch hooks are set (profilers set them), each call goes through Triton.
 
-A descriptor holds an address and no memory: it stays right when the memory is freed and given out again. The launcher
+A descriptor holds an address and no memory: it stays valid when the memory is freed and allocated again. The launcher
 copies descriptors when it launches, also into a CUDA graph.
 """
 
@@ -27,23 +26,23 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 KNOWN_VERSIONS = ("3.6.",)
-"""Begin of the Triton versions whose launcher is called directly."""
+"""Prefixes of the Triton versions whose launcher is called directly."""
 REMEMBERED_CALLS = 2048
-"""Calls whose arguments are kept, of all launches together, up to 3 KiB each: those of a model's layers in a step."""
+"""Number of calls, of all launches together, whose arguments are kept, up to 3 KiB each. Enough for a model's step."""
 ALIGNMENT = 16
-"""Triton compiles for addresses that are multiples of it, and again for others."""
+"""Triton compiles one kernel for addresses that are multiples of this, and another one for other addresses."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Argument of a kernel: an address inside a tensor, by its place among the tensors of a call."""
+    """Argument of a kernel: an address in a tensor, which `place` gives as an index into the tensors of a call."""
 
     place: int
     offset: int = 0
     """In elements of the tensor, which then is contiguous."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The tensor, or the rest of it behind the offset."""
+        """Return the tensor, or the part of it from the offset on."""
         return tensor.view(-1)[self.offset :] if self.offset else tensor
 
 
@@ -70,14 +69,14 @@ class Window:
         layout: Any = None,
         offset: int = 0,
     ) -> Window:
-        """Window of a tensor with a contiguous last axis. The step along an axis of length 1 is never taken and may be
-        anything in torch, but not here.
+        """Return the window of a tensor with a contiguous last axis. The stride of an axis of length 1 may be anything
+        in torch; a descriptor needs a valid one.
         """
         steps = [step if length > 1 else ALIGNMENT for length, step in zip(shape[:-1], strides[:-1], strict=True)]
         return cls(place, tuple(shape), (*steps, 1), tuple(block), layout, offset)
 
     def of_tensor(self, tensor: Tensor) -> Any:
-        """Triton's descriptor of a tensor."""
+        """Return Triton's descriptor of a tensor."""
         if self.offset:
             tensor = tensor.view(-1)[self.offset :]
         parts = tensor, list(self.shape), list(self.strides), list(self.block)
@@ -105,7 +104,7 @@ class Launch:
         self._windows = any(isinstance(argument, Window) for argument in arguments)
         self._direct: _Direct | None = None
         self._refused = False
-        """True if Triton's launcher did not take what it was handed."""
+        """True if Triton's launcher refused the arguments."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launch on the current device and stream."""
@@ -114,7 +113,7 @@ class Launch:
             try:
                 if direct.launch(tuple([tensor.data_ptr() for tensor in tensors])):
                     return
-            except (TypeError, AttributeError):  # nothing was launched: it takes other arguments than were read in it
+            except (TypeError, AttributeError):  # nothing was launched: this Triton's launcher has another signature
                 self._direct, self._refused = None, True
         self._through_triton(tensors)
 
@@ -162,14 +161,14 @@ class _Direct:
 
     @classmethod
     def of(cls, compiled: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> _Direct | None:
-        """The function that calls a kernel directly; None if that is not possible here."""
+        """Return a direct call of a kernel; None if that is not possible here."""
         device = tensors[0].device
         if device.type != "cuda" or compiled is None or not triton.__version__.startswith(KNOWN_VERSIONS):
             return None
         launcher = getattr(compiled, "run", None)
         raw = getattr(launcher, "launch", None)
         if isinstance(raw, types.FunctionType) and "launcher" in raw.__code__.co_freevars:
-            # It makes descriptors of tensors, and calls the one that is meant.
+            # This launcher makes descriptors of tensors, and calls the launcher in C.
             raw = (raw.__closure__ or ())[raw.__code__.co_freevars.index("launcher")].cell_contents
         if launcher is None or not callable(raw) or launcher.global_scratch_size or launcher.profile_scratch_size:
             return None
@@ -189,7 +188,7 @@ class _Direct:
         return True
 
     def expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """The kernel's arguments as the launcher takes them; None if it was not compiled for such addresses."""
+        """Return the kernel's arguments in the launcher's form; None if it was not compiled for such addresses."""
         if any(address % ALIGNMENT for address in addresses):
             return None
         from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -211,13 +210,13 @@ class _Direct:
         return tuple(expanded)
 
     def described(self, places: Sequence[int]) -> dict[str, Any] | None:
-        """Describe the launch for `hopper/source/calls.cpp`: all that the launcher passes to the driver.
+        """Describe the launch for `hopper/source/calls.cpp`: everything that the launcher passes to the driver.
 
         Args:
-            places: For each tensor of this launch, its place among those of the call.
+            places: For each tensor of this launch, its index among the tensors of the call.
 
         Returns:
-            None if the kernel needs more than is described.
+            The description; None if the kernel needs more than it can contain.
         """
         warps, blocks_of_a_cluster, shared_bytes = self._compiled.packed_metadata
         if blocks_of_a_cluster != 1 or self._middle[0]:
@@ -254,11 +253,11 @@ class _Direct:
 
 
 INTEGERS = frozenset({"i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64"})
-"""Triton's names of types that a launcher passes as they are."""
+"""Triton's names of types that a launcher passes unchanged."""
 
 
 def _flat(kinds: Sequence[Any], arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of a kernel that are passed to it, with their types; tuples are passed one by one."""
+    """Return a kernel's run-time arguments with their types; the elements of tuples are separate arguments."""
     for kind, argument in zip(kinds, arguments, strict=True):
         if isinstance(kind, tuple):
             yield from _flat(kind, argument)
@@ -272,7 +271,7 @@ def _expanded(direct: _Direct, addresses: tuple[int, ...]) -> tuple[Any, ...] | 
 
 
 class _Place:
-    """A window at an address, as Triton's `make_tensordesc_arg` reads it."""
+    """A window at an address, with the attributes that Triton's `make_tensordesc_arg` reads."""
 
     padding = "zero"
 
@@ -285,7 +284,7 @@ class _Place:
 
 
 def hooks_are_set() -> bool:
-    """Return True if somebody wants to hear of each launch, which then goes through Triton."""
+    """Return True if Triton has launch hooks, such as a profiler's; each launch must then go through Triton."""
     hooks = triton.knobs.runtime
     return bool(getattr(hooks.launch_enter_hook, "calls", True) or getattr(hooks.launch_exit_hook, "calls", True))
 
@@ -294,10 +293,10 @@ _thread = threading.local()
 
 
 def make_context_current(device: torch.device) -> None:
-    """Descriptors are filled by the CUDA driver, which wants a context. A thread has one from its first call of the
-    CUDA runtime on, and a new thread that finds its memory in torch's cache has made none.
+    """Make sure that this thread has a CUDA context, which the driver needs to fill descriptors. A thread gets one with
+    its first call of the CUDA runtime; a new thread that got all memory from torch's cache has made no such call.
     """
     known = _thread.__dict__.setdefault("devices", set())
     if device.type == "cuda" and device not in known:
-        torch.cuda.mem_get_info(device)  # a call that may be made anywhere, also while a graph is captured
+        torch.cuda.mem_get_info(device)  # a call that is allowed even while a graph is captured
         known.add(device)

@@ -1,7 +1,7 @@
 """Names parts of the work for profilers: `scores`, `softmax` and `values` of an attention, a layer, a phase, a step.
 
-A named part is an NVTX range, which outside profilers see, and a `record_function`, which torch's profiler sees. Both
-cost the host microseconds, so parts are named only while somebody listens.
+A named part is an NVTX range, which outside profilers record, and a `record_function`, which torch's profiler records.
+Both cost the host microseconds, so parts are named only while ranges are being recorded.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-OUTSIDE = "NVTX_INJECTION64_PATH"
+OUTSIDE_PROFILER_VARIABLE = "NVTX_INJECTION64_PATH"
 """Environment variable that outside profilers (nsys, ncu) set for the programs that they start."""
 
-_listeners = int(OUTSIDE in os.environ)
-"""Number of those who listen. An outside profiler does so from the start."""
+_recorders = int(OUTSIDE_PROFILER_VARIABLE in os.environ)
+"""Number of profilers that record ranges. An outside profiler does from the start."""
 
 
 @contextmanager
-def listening() -> Iterator[None]:
-    """Name parts of the work inside the context."""
-    global _listeners
-    _listeners += 1
+def record_ranges() -> Iterator[None]:
+    """Make `named` name parts of the work inside the context."""
+    global _recorders
+    _recorders += 1
     try:
         yield
     finally:
-        _listeners -= 1
+        _recorders -= 1
 
 
-def heard() -> bool:
-    """True if somebody listens: a context of `listening`, or an outside profiler."""
-    return _listeners > 0
+def has_recorder() -> bool:
+    """Return True inside `record_ranges` and under an outside profiler."""
+    return _recorders > 0
 
 
 def named(name: str) -> AbstractContextManager[None]:
-    """Return a context that names the work inside; one that does nothing if nobody listens, or inside a compiler.
+    """Return a context that names the work inside. It does nothing if no ranges are recorded, or inside a compiler.
 
-    A compiler would break its graph at a range, and fuses the parts anyway. It is asked first: were it to see whether
-    somebody listens, it would compile anew for every listener.
+    A compiler would break its graph at a range, and fuses the parts anyway. `is_compiling` is checked first: if the
+    compiler read the number of recorders, it would recompile whenever that changes.
     """
-    if torch.compiler.is_compiling() or _listeners == 0:
+    if torch.compiler.is_compiling() or _recorders == 0:
         return nullcontext()
-    return _both(name)
+    return _named_range(name)
 
 
 @contextmanager
-def _both(name: str) -> Iterator[None]:
+def _named_range(name: str) -> Iterator[None]:
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if on_gpu:
         torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]

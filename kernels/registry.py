@@ -1,7 +1,7 @@
 """Implementations by name: built in, or installed as entry points.
 
-The installed entry points are the allow-list; a name from a request is only looked up in it, and not imported. Names
-are listed from metadata, without importing what they stand for, so the agent reports them without torch.
+The installed entry points are the allow-list: a name from a request is looked up in it, and never imported as a module.
+Names are listed from metadata, without importing the implementations, so the agent lists them without torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AttentionFunction: TypeAlias = "Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 DEVICES: Final = frozenset({"cpu", "cuda"})
 """Types of devices that jobs can ask for."""
 DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
-"""Data types that an implementation may take. Jobs ask for no float64; tests do."""
+"""Data types that an implementation may support. Only tests use float64."""
 TuneFunction: TypeAlias = "Callable[..., str]"
 """(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None) -> a line that names the choice."""
 
@@ -46,8 +46,8 @@ class Registry:
 
     Args:
         what: Their name in messages: "attention implementation".
-        group: Entry-point group that others may install theirs in.
-        built_in: Ours, as name -> "module:attribute".
+        group: Entry-point group for implementations of other packages.
+        built_in: The project's own implementations: name -> "module:attribute".
         check: Called with each name and the object loaded for it; raises TypeError if it is not of that kind.
     """
 
@@ -64,21 +64,21 @@ class Registry:
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
 
     def names(self) -> tuple[str, ...]:
-        """All names, sorted. Imports none of them.
+        """Return all names, sorted, without importing the implementations.
 
         Raises:
-            DuplicateName: two distributions, or one and ours, claim one name.
+            DuplicateName: two entry points, or an entry point and a built-in implementation, have one name.
         """
         return tuple(sorted(self._entries))
 
     def load(self, name: str) -> Any:
-        """The object that `name` stands for, imported now.
+        """Import and return the object of this name.
 
         Raises:
-            UnknownName: there is none.
+            UnknownName: no implementation has this name.
             BrokenEntryPoint: importing it failed, or the object is not of the right kind.
         """
-        # Ours first: reading every installed distribution's metadata takes tens of milliseconds.
+        # Built-in ones first: reading every installed distribution's metadata takes tens of milliseconds.
         entry = self._built_in.get(name) or self._entries.get(name)
         if entry is None:
             raise UnknownName(f"unknown {self.what} {name!r}; known are {', '.join(self.names())}")
@@ -111,24 +111,24 @@ class Implementation:
     name: str
     function: AttentionFunction
     dtypes: Mapping[str, frozenset[str]]
-    """Data types ("float32", "bfloat16", …) it takes, by device type ("cpu", "cuda")."""
+    """Supported data types ("float32", "bfloat16", …) by device type ("cpu", "cuda")."""
     has_backward: bool = True
     forward_bytes: Callable[..., tuple[int, int]] | None = None
     """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
     call; None if torch's allocator knows them.
     """
     tune: TuneFunction | None = None
-    """Searches for the fastest choice for such inputs on their device, and lets this process's further calls take it;
-    None if there is nothing to choose. Called on request only.
+    """Searches for the fastest configuration for such inputs on their device, which this process's further calls then
+    use; None if there is nothing to tune. Called on request only.
     """
 
     @property
     def devices(self) -> frozenset[str]:
-        """Device types it runs on."""
+        """The device types that it runs on."""
         return frozenset(self.dtypes)
 
     def why_not(self, device: str, dtype: str, *, backward: bool) -> str | None:
-        """Say why it cannot run with these inputs; None if it can."""
+        """Return why it cannot run with these inputs; None if it can."""
         if device not in self.dtypes:
             return f"attention {self.name!r} does not run on {device}, only on {', '.join(sorted(self.dtypes))}"
         if dtype not in self.dtypes[device]:
@@ -141,7 +141,7 @@ class Implementation:
 
 
 def _check_implementation(name: str, loaded: object) -> None:
-    """Check its fields: another package may have made it, and a mistake would be hard to understand in a job.
+    """Check its fields: it may come from another package, and a mistake would be hard to understand in a job.
 
     Raises:
         TypeError: a field is wrong.

@@ -1,11 +1,10 @@
-"""Tolerances: a result is right up to this error. There is one rule for tests and for jobs alike.
+"""Tolerances: the largest errors of right results, for tests and jobs.
 
-Where the same computation can be written out in plain PyTorch, in the same data type, errors may be twice as large as
-its own, and a little more (`beside`). FlashAttention's own tests judge in this way. A table of fixed limits (`fixed`)
-serves where there is nothing to compare with.
+If plain PyTorch can compute the same in the same data type, a result may have twice PyTorch's error and a little more
+(`limits_beside_plain`), as in FlashAttention's own tests. Otherwise a table of fixed limits applies (`fixed_limits`).
 
-Two errors are judged, each relative to what is right. That of the whole tensor shows what is a little wrong everywhere,
-a wrong scale for instance; that of the worst element shows one wrong element, which the whole would hide.
+Two relative errors are checked. The whole tensor's error detects small errors everywhere, such as a wrong scale; the
+worst element's error detects a single wrong element, which hardly changes the whole tensor's error.
 """
 
 from __future__ import annotations
@@ -23,31 +22,32 @@ TOLERANCES: Final = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 
 TF32_TOLERANCE: Final = 5e-3
 """The same for float32 inputs with products in tf32: tensor cores truncate numbers to tf32 instead of rounding them."""
 ELEMENT: Final = 3
-"""One element may err by this many tolerances of its row's largest."""
+"""Largest error of one element relative to its row's largest element, in tolerances."""
 TIMES_PLAIN: Final = 2
 ABSOLUTE: Final = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
-"""The error that an element may have in addition to TIMES_PLAIN times the plain computation's; the whole tensor may
-have a quarter of it. In half precision these are four units in the last place. Plain PyTorch is sometimes exact where
-another order of sums is not."""
+"""Error that an element may have in addition to TIMES_PLAIN times the plain computation's error; the whole tensor may
+have a quarter of it. In half precision this is four units in the last place. It is needed since plain PyTorch is
+sometimes exact where another order of additions is not."""
 NEAR: Final = 32
-"""Number of rows before, and of rows after a row, whose size counts for that row."""
+"""Number of rows before, and of rows after a row, that count as its neighbours."""
 FLOOR: Final = 0.25
 """Least size of rows, relative to the whole tensor's."""
 
 
 @dataclass(frozen=True)
 class Error:
-    """The distance of a tensor from its oracle; or the largest that is right."""
+    """The error of a tensor against its oracle, or the largest allowed one."""
 
     relative: float
-    """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements; for a vanishing oracle see `error`, `scale`."""
+    """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements; if the oracle is 0, see `scale` of `error`."""
     element: float
-    """The largest error of an element, relative to the largest of its row (last axis); or to the size of the rows
-    around, where that is larger: gradients of a query that sees few keys are differences of terms as large as theirs.
+    """The largest error of an element, relative to the largest element of its row (last axis) or to the size of the
+    neighbouring rows if that is larger: the gradient of a query that sees few keys is a difference of terms as large as
+    the neighbours' gradients.
     """
 
     def why_wrong(self, limit: Error) -> str | None:
-        """Say what is wrong with a result of this error; None if it is right. An error that is NaN is wrong."""
+        """Return which limit this error exceeds; None if it exceeds none. NaN exceeds every limit."""
         if not self.relative <= limit.relative:
             return f"relative error {self.relative:.2e}, allowed {limit.relative:.1e}"
         if not self.element <= limit.element:
@@ -55,21 +55,21 @@ class Error:
         return None
 
 
-def fixed(tolerance: float) -> Error:
-    """Return the limits for a result with this tolerance, one of the table's for instance."""
+def fixed_limits(tolerance: float) -> Error:
+    """Return the limits for a tolerance, such as one of TOLERANCES."""
     return Error(tolerance, ELEMENT * tolerance)
 
 
-def beside(plain: Error, dtype: torch.dtype, cancelling: float = 0.0) -> Error:
-    """Return the limits for a result of this dtype.
+def limits_beside_plain(plain: Error, dtype: torch.dtype, cancelling: float = 0.0) -> Error:
+    """Return the limits for a result of this dtype, from the error of the plain computation.
 
     Args:
         plain: The error of the plain computation in that dtype.
         dtype: The result's data type.
-        cancelling: Size of the terms of which the result is a difference, relative to the result's.
+        cancelling: If the result is a difference of terms that cancel: their size relative to the result's.
     """
-    if not math.isfinite(plain.relative + plain.element):  # it overflows where a better one does not
-        return fixed(TOLERANCES[dtype])
+    if not math.isfinite(plain.relative + plain.element):  # plain PyTorch overflows where others may not
+        return fixed_limits(TOLERANCES[dtype])
     more = ABSOLUTE[dtype] * (1 + cancelling)
     return Error(TIMES_PLAIN * plain.relative + more / 4, TIMES_PLAIN * plain.element + more)
 
@@ -80,11 +80,11 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     Args:
         out: The result.
         oracle: The right result.
-        scale: Used where the oracle is zero everywhere, so that the error can be relative to nothing else: the root
-            mean square of the elements of the terms that cancel. With one key that every query sees, the gradients of
-            queries and keys are differences of equal terms, of which round-off is left. For attention to q, k, v and
-            grad_out that are normally distributed with variance 1 these terms are of size 1, whatever the head
-            dimension: the products of grad_out and v grow with its square root, and scores are divided by that.
+        scale: The size to which errors are relative if the oracle is zero everywhere: the root mean square of the
+            elements of the terms that cancel. With a single key, the gradients of queries and keys are differences of
+            equal terms, so only round-off remains. If q, k, v and grad_out are normally distributed with variance 1,
+            these terms have size 1 for every head dimension: the products of grad_out and v grow with its square root,
+            and scores are divided by that.
 
     Raises:
         ValueError: the shapes differ.
@@ -104,9 +104,9 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
 
 
 def _size_nearby(tensor: Tensor) -> Tensor:
-    """The root mean square of the elements in each row and its neighbours, of the tensor's shape less the last axis.
+    """Return the root mean square of the elements in each row and its neighbours, of tensor's shape less the last axis.
 
-    Rows of zeros do not count: those of keys that no query sees say nothing about the others.
+    Rows of zeros do not count: gradients of keys that no query sees are zero, whatever the others' size is.
     """
     squares = torch.linalg.vector_norm(tensor, dim=-1).square() / tensor.shape[-1]
     rows = squares.shape[-1] if squares.dim() else 1

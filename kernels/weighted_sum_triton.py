@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreted import mend_interpreter
+from kernels.interpreted import patch_interpreter
 
-mend_interpreter()
+patch_interpreter()
 
 ROWS = 32
 """Rows of a program, forward."""

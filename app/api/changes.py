@@ -63,8 +63,8 @@ class Followed:
             self._readings[key] = asyncio.create_task(run_sync(read))
             self._readings[key].add_done_callback(functools.partial(self._forget, key))
         # A follower that disconnects must not cancel the answer for the others.
-        found: Found = await asyncio.shield(self._readings[key])
-        return found
+        result: Found = await asyncio.shield(self._readings[key])
+        return result
 
     def _forget(self, key: tuple[int, int], reading: asyncio.Task[Any]) -> None:
         del self._readings[key]

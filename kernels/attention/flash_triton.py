@@ -32,11 +32,11 @@ from kernels.attention.hopper import launch as hopper
 from kernels.attention.hopper import native
 from kernels.attention.triton import decoding, launch
 from kernels.attention.triton.inputs import (
-    as_autocast_asks,
+    allocate_results,
+    cast_for_autocast,
     check_device,
-    like,
+    empty_like,
     on_device,
-    room_for_results,
     tf32_is_allowed,
     with_heads,
 )
@@ -69,7 +69,7 @@ def flash_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or are not taken.
     """
-    q, k, v = as_autocast_asks(q, k, v)
+    q, k, v = cast_for_autocast(q, k, v)
     if tf32 is None:
         tf32 = q.dtype == torch.float32 and tf32_is_allowed()
     out: Tensor
@@ -97,7 +97,7 @@ class TritonFlashAttention2(torch.autograd.Function):
         only_hopper: bool = False,
     ) -> Tensor:
         """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
-        q, k, v = as_autocast_asks(q, k, v)
+        q, k, v = cast_for_autocast(q, k, v)
         if tf32 is None:
             tf32 = q.dtype == torch.float32 and tf32_is_allowed()
         out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
@@ -183,7 +183,7 @@ def _forward(
     known = hopper.attend(q, k, v, is_causal)
     if known is not None:
         return known
-    out, logsumexp = room_for_results(q, k, v)
+    out, logsumexp = allocate_results(q, k, v)
     check_device(q.device)
     if out.numel():
         q, k, v, heads_out = with_heads(q, k, v, out)
@@ -209,8 +209,8 @@ def _gradients(
         known = hopper.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
         if known is not None:
             return known
-    dq = like(q) if needed[0] else None
-    dk, dv = (like(k), like(v)) if needed[1] or needed[2] else (None, None)
+    dq = empty_like(q) if needed[0] else None
+    dk, dv = (empty_like(k), empty_like(v)) if needed[1] or needed[2] else (None, None)
     if q.numel() == 0:
         return dq, None if dk is None else dk.zero_(), None if dv is None else dv.zero_()
     out_gradient, q, k, v, out = with_heads(out_gradient, q, k, v, out)
@@ -268,12 +268,14 @@ _library.impl("flash_attention", _forward, "CompositeExplicitAutograd")
 _library.impl("flash_attention_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "flopwatch::flash_attention",
-    lambda q, k, v, is_causal, tf32, only_hopper=False: room_for_results(q, k, v),
+    lambda q, k, v, is_causal, tf32, only_hopper=False: allocate_results(q, k, v),
     lib=_library,
 )
 torch.library.register_fake(
     "flopwatch::flash_attention_backward",
-    lambda out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32: (like(q), like(k), like(v)),
+    lambda out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32: tuple(
+        map(empty_like, (q, k, v))
+    ),
     lib=_library,
 )
 torch.library.register_autograd("flopwatch::flash_attention", _differentiate, setup_context=_save, lib=_library)

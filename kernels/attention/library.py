@@ -1,8 +1,8 @@
 """Attention as torch ships it: `eager`, written out in PyTorch operations; `compiled`, the same through torch.compile;
 each backend of its fused operation; and FlexAttention, compiled.
 
-A backend that cannot take its inputs (head dimension, dtype, device) raises torch's "No available kernel"; it does not
-fall back to another backend, so the named backend is the one that is timed.
+A backend that does not support its inputs (head dimension, dtype, device) raises torch's "No available kernel". It
+never falls back to another backend, so the named backend is the one that is timed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SINGLE_AND_HALF = HALF | {"float32"}
 ALL = SINGLE_AND_HALF | {"float64"}
 
 NO_KERNEL = "No available kernel"
-"""Part of the RuntimeError's message with which torch refuses inputs that the chosen backend cannot take."""
+"""Part of the message of torch's RuntimeError for inputs that the chosen backend does not support."""
 
 
 def _fused(backend: SDPBackend) -> AttentionFunction:

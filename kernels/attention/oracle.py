@@ -1,8 +1,8 @@
 """Computes attention's right output and gradients, at any length: the reference in float64, some queries at a time.
 
-The whole score matrix of a long sequence fits into no memory. In the forward pass the queries' rows are independent,
-and gradients of keys and values are sums over queries, so the parts give the exact whole. The reference is computed in
-the inputs' dtype, too: how far that is from the right results says how far an implementation may be.
+The score matrix of a long sequence does not fit into memory. In the forward pass the queries' rows are independent, and
+gradients of keys and values are sums over queries, so computing in parts is exact. The reference is also computed in
+the inputs' dtype: its error determines how large an implementation's error may be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.reference import attention
-from kernels.tolerance import Error, beside, error
+from kernels.tolerance import Error, error, limits_beside_plain
 
 SCORE_BYTES = 256 << 20
 """Size of one part's scores; about six tensors of it live at a time."""
@@ -47,15 +47,15 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: 
 
 
 def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) -> tuple[Error, ...]:
-    """Return the largest errors of right results.
+    """Return the largest allowed errors of results.
 
-    Gradients of q and k are differences of two terms, each of about the size 1 divided by the number of keys that a
-    query sees, for inputs of that size. Where queries see few keys, little may be left of them: FlashAttention computes
-    D, what it subtracts, from an output that is rounded, where plain PyTorch subtracts what cancels exactly.
+    Gradients of q and k are differences of two terms. For inputs of size 1, each term has about the size 1 divided by
+    the number of keys that a query sees. If queries see few keys, the terms nearly cancel: FlashAttention computes the
+    subtracted term, D, from a rounded output, where plain PyTorch's terms cancel exactly.
 
     Args:
-        plain: The output, and the gradients of q, k and v if there are some, computed in the results' dtype.
-        right: The same, right.
+        plain: The output, and the gradients of q, k and v if any, computed in the results' dtype.
+        right: The same tensors in float64.
         is_causal: Query i sees keys 0 … i only.
     """
     bounds = []
@@ -65,10 +65,10 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
             queries, keys = right[0].shape[-2], right[2].shape[-2]
             seen = torch.arange(1, queries + 1).clamp_(max=keys) if is_causal else torch.tensor([keys])
             term = seen.double().pow(-2).mean().sqrt().item()
-            # The gradient of a key that no query sees is exactly zero, and has no terms.
+            # The gradient of a key that no query sees has no terms: it is exactly zero.
             elements = other.numel() * (min(1, queries / keys) if is_causal and index == 2 else 1)
             cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
-        bounds.append(beside(error(one, other), plain[0].dtype, cancelling))
+        bounds.append(limits_beside_plain(error(one, other), plain[0].dtype, cancelling))
     return tuple(bounds)
 
 

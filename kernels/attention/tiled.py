@@ -1,6 +1,7 @@
 """FlashAttention-2 in plain PyTorch, tile by tile: the algorithm of flash_triton, for reading and stepping through.
 
-Forward: each tile of queries meets the tiles of keys that it sees, and keeps a running maximum and sum of its softmax.
+Forward: each tile of queries visits the tiles of keys that it sees, and updates a running maximum and sum of its
+softmax.
 Backward: the weights are computed again from the log-sum-exp that the forward pass saved. No tensor grows with the
 product of the lengths. Sums are in float32, or in float64 for float64 inputs. Every device; slow on all of them.
 

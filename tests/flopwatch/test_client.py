@@ -495,7 +495,7 @@ class TestAddress:
             pass
         address.leave(tmp_path, "http://127.0.0.1:1")
         said = json.loads((tmp_path / address.FILE).read_text())
-        assert not address.left_by_the_dead(tmp_path)
+        assert not address.is_stale(tmp_path)
         for change in ({"pid": killed.pid}, {"started": "1"}):  # gone; or another process has its number now
             (tmp_path / address.FILE).write_text(json.dumps({**said, **change}))
             with pytest.raises(Unreachable, match="left by a server whose process is gone"), Flopwatch() as nobody:

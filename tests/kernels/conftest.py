@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.tolerance import TOLERANCES, error, fixed
+from kernels.tolerance import TOLERANCES, error, fixed_limits
 
 # Before anything imports a kernel: without a GPU, Triton's interpreter runs them.
 if not torch.cuda.is_available():
@@ -35,7 +35,7 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
     """(out, float64 oracle): out is right, by the tolerance of its dtype."""
 
     def check(out: Tensor, oracle: Tensor) -> None:
-        why = error(out, oracle).why_wrong(fixed(TOLERANCES[out.dtype]))
+        why = error(out, oracle).why_wrong(fixed_limits(TOLERANCES[out.dtype]))
         assert why is None, f"{why}, in {out.dtype}"
 
     return check
@@ -58,7 +58,7 @@ def _without_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from kernels.attention.hopper import launch, native
 
     remembered = launch._forward_plan, launch._backward_plan, launch._forward_launch, launch._backward_launches
-    monkeypatch.setattr(launch, "is_here", lambda _device: False)
+    monkeypatch.setattr(launch, "runs_on", lambda _device: False)
     monkeypatch.setattr(native, "_loaded", None)
     for one in remembered:
         one.cache_clear()

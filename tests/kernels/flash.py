@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.oracle import limits
 from kernels.attention.reference import attention_with_logsumexp
-from kernels.tolerance import TOLERANCES, Error, error, fixed
+from kernels.tolerance import TOLERANCES, Error, error, fixed_limits
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")),
@@ -87,7 +87,7 @@ def plain(
 def assert_right(name: str, out: Tensor, oracle: Tensor, limit: float | Error | None = None) -> None:
     """By a fixed tolerance, if it is not by another limit."""
     limit = TOLERANCES[out.dtype] if limit is None else limit
-    why = error(out.detach(), oracle).why_wrong(limit if isinstance(limit, Error) else fixed(limit))
+    why = error(out.detach(), oracle).why_wrong(limit if isinstance(limit, Error) else fixed_limits(limit))
     assert why is None, f"{name}: {why}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.reference import attention, attention_with_logsumexp
-from kernels.ranges import listening
+from kernels.ranges import record_ranges
 from kernels.registry import ATTENTION
 
 CASES = [
@@ -118,7 +118,7 @@ def test_eager_attention_is_divided_into_nvtx_ranges(monkeypatch: pytest.MonkeyP
     inputs = draw(1, 1, 8, 8, seed=7, device="cuda")
     attention(*inputs, True)
     assert seen == [], "nobody listens"
-    with listening():
+    with record_ranges():
         attention(*inputs, True)
     assert seen == ["scores", "softmax", "values"]
 

@@ -141,8 +141,8 @@ def test_determinism_takes_two_passes(monkeypatch: pytest.MonkeyPatch, one_pass:
         pytest.skip("kernels are compiled here")
     q = torch.ones(1, 1, 20, 16, requires_grad=True)
     made = []
-    take_sum = launch.take_sum
-    monkeypatch.setattr(launch, "take_sum", lambda *tensors: made.append(1) or take_sum(*tensors))
+    finish_dq = launch.finish_dq
+    monkeypatch.setattr(launch, "finish_dq", lambda *tensors: made.append(1) or finish_dq(*tensors))
     flash_attention(q, q, q).sum().backward()
     assert not made
     torch.use_deterministic_algorithms(False)

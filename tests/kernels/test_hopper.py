@@ -41,14 +41,14 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         multi_processor_count = 132
 
-    monkeypatch.setattr(hopper, "is_here", lambda _device: True)
+    monkeypatch.setattr(hopper, "runs_on", lambda _device: True)
     monkeypatch.setattr(triton_inputs, "capability", lambda _device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: Properties)
 
 
 @pytest.fixture
 def h200() -> None:
-    if not torch.cuda.is_available() or not hopper.is_here(torch.device("cuda", 0)):
+    if not torch.cuda.is_available() or not hopper.runs_on(torch.device("cuda", 0)):
         pytest.skip("needs compute capability 9.0 and the Triton that the kernels are for")
 
 

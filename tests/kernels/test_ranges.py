@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import ranges
-from kernels.ranges import heard, listening, named
+from kernels.ranges import has_recorder, named, record_ranges
 
 
 def seen(work) -> set[str]:
@@ -25,33 +25,33 @@ def work() -> None:
 
 def test_work_is_named_only_while_somebody_listens() -> None:
     assert "scores" not in seen(work)
-    with listening():
-        assert heard()
+    with record_ranges():
+        assert has_recorder()
         assert "scores" in seen(work)
-        with listening():
+        with record_ranges():
             pass
-        assert heard(), "the outer one still listens"
-    assert not heard()
+        assert has_recorder(), "the outer one still listens"
+    assert not has_recorder()
 
 
 def test_without_a_listener_nothing_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_both", lambda name: pytest.fail(f"entered {name}"))
+    monkeypatch.setattr(ranges, "_named_range", lambda name: pytest.fail(f"entered {name}"))
     assert isinstance(named("scores"), nullcontext)
 
 
 def test_an_error_closes_the_range_and_ends_the_listening() -> None:
     def fail() -> None:
-        with listening(), named("scores"):
+        with record_ranges(), named("scores"):
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         fail()
-    assert not heard()
+    assert not has_recorder()
 
 
 def test_an_outside_profiler_listens_from_the_start() -> None:
-    code = "from kernels.ranges import heard; raise SystemExit(not heard())"
-    environment = {**os.environ, ranges.OUTSIDE: "/opt/injection.so"}
+    code = "from kernels.ranges import has_recorder; raise SystemExit(not has_recorder())"
+    environment = {**os.environ, ranges.OUTSIDE_PROFILER_VARIABLE: "/opt/injection.so"}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
@@ -70,7 +70,7 @@ def test_a_compiled_function_has_no_ranges() -> None:
     torch._dynamo.reset()
     x = torch.ones(3)
     multiply(x)
-    with listening():
+    with record_ranges():
         assert "scores" not in seen(lambda: multiply(x))
     assert len(graphs) == 1
     torch._dynamo.reset()

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.attention import TiledFlashAttention2, tiled
 from kernels.attention.oracle import oracle
 from kernels.attention.reference import attention, attention_with_logsumexp
-from kernels.tolerance import TOLERANCES, error, fixed
+from kernels.tolerance import TOLERANCES, error, fixed_limits
 
 LENGTHS = [(1, 1), (16, 16), (37, 37), (5, 40), (40, 5), (33, 1)]
 
@@ -43,7 +43,7 @@ def test_output_logsumexp_and_gradients_agree_with_the_oracle(
             saved = [tensor for tensor in out.grad_fn.saved_tensors if tensor.shape == (*leading, queries)]
             out.backward(gradient)
             assert len(saved) == 1
-            assert error(saved[0], logsumexp).why_wrong(fixed(tolerance)) is None
+            assert error(saved[0], logsumexp).why_wrong(fixed_limits(tolerance)) is None
             assert error(out.detach(), right.out).why_wrong(right.limits[0]) is None
             for given, expected, limit in zip((q, k, v), right.gradients, right.limits[1:], strict=True):
                 assert given.grad.dtype == dtype

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.attention.oracle import oracle
-from kernels.tolerance import ABSOLUTE, TOLERANCES, Error, beside, error, fixed
+from kernels.tolerance import ABSOLUTE, TOLERANCES, Error, error, fixed_limits, limits_beside_plain
 
 
 def test_the_error_of_the_whole_and_of_its_worst_element() -> None:
@@ -43,9 +43,9 @@ def test_an_oracle_that_is_zero_everywhere() -> None:
 
 def test_twice_the_error_of_plain_torch_is_right() -> None:
     for dtype, absolute in ABSOLUTE.items():
-        assert beside(Error(0.1, 0.25), dtype) == Error(0.2 + absolute / 4, 0.5 + absolute)
+        assert limits_beside_plain(Error(0.1, 0.25), dtype) == Error(0.2 + absolute / 4, 0.5 + absolute)
     overflown = Error(math.nan, math.nan)
-    assert beside(overflown, torch.float16) == fixed(TOLERANCES[torch.float16])
+    assert limits_beside_plain(overflown, torch.float16) == fixed_limits(TOLERANCES[torch.float16])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -100,14 +100,14 @@ def test_only_round_off_may_stand_for_zero(head_dim: int, rows: int, rng: random
         there = (rounded[0] * rounded[1]).sum(-1, keepdim=True)
         back = (rounded[0] * rounded[1]).flip(-1).float().cumsum(-1)[:, -1:].to(dtype)  # summed in another order
         gradient = (there - back) * k.to(dtype) / math.sqrt(head_dim)
-        assert error(gradient, zero).why_wrong(fixed(TOLERANCES[dtype])) is None
+        assert error(gradient, zero).why_wrong(fixed_limits(TOLERANCES[dtype])) is None
     forgotten = 0.1 * (grad_out * v).sum(-1, keepdim=True) * k / math.sqrt(head_dim)
     if rows > 1:  # one row may be small by chance
-        assert error(forgotten, zero).why_wrong(fixed(TOLERANCES[torch.bfloat16])) is not None
-        assert error(1e-2 * forgotten, zero).why_wrong(fixed(TOLERANCES[torch.float32])) is not None
+        assert error(forgotten, zero).why_wrong(fixed_limits(TOLERANCES[torch.bfloat16])) is not None
+        assert error(1e-2 * forgotten, zero).why_wrong(fixed_limits(TOLERANCES[torch.float32])) is not None
     not_finite = zero.clone()
     not_finite[0, 0] = math.nan
-    assert error(not_finite, zero).why_wrong(fixed(TOLERANCES[torch.bfloat16])) is not None
+    assert error(not_finite, zero).why_wrong(fixed_limits(TOLERANCES[torch.bfloat16])) is not None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_only_round_off_may_stand_for_zero(head_dim: int, rows: int, rng: random
     ],
 )
 def test_what_counts_as_wrong(found: Error, wrong: str | None) -> None:
-    reason = found.why_wrong(fixed(TOLERANCES[torch.bfloat16]))
+    reason = found.why_wrong(fixed_limits(TOLERANCES[torch.bfloat16]))
     assert (reason is None) if wrong is None else (reason or "").startswith(wrong)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.attention.oracle import oracle
 from kernels.device_clock import Work
 from kernels.registry import ATTENTION
-from kernels.tolerance import TOLERANCES, error, fixed
+from kernels.tolerance import TOLERANCES, error, fixed_limits
 
 pytest.importorskip("triton")
 
@@ -24,7 +24,7 @@ from kernels.attention.flash_triton import flash_attention
 from kernels.attention.triton import launch, tilings
 from kernels.attention.triton import tune as tuning
 from kernels.attention.triton.tilings import Tiling, Tilings
-from kernels.attention.triton.tune import NothingRuns, Problem, tune
+from kernels.attention.triton.tune import NoTilingRuns, TuningProblem, tune
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 PRESENT = Tiling(32, 32, 4, 1)
@@ -66,7 +66,7 @@ def clock(**fast: dict[Tiling, float]) -> Callable[..., float]:
 
 
 def remembered(inputs: list[Tensor]) -> Tilings:
-    return Problem(*inputs, False, False).present()
+    return TuningProblem(*inputs, False, False).present()
 
 
 def damage(monkeypatch: pytest.MonkeyPatch, name: str, what: Callable[..., None]) -> None:
@@ -99,7 +99,7 @@ def refuse(failure: Exception) -> Callable[..., None]:
 def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tensor]) -> None:
     lines: list[str] = []
     times = clock(forward={FLAT: 1.0}, keys={UPRIGHT: 1.0}, queries={SMALL: 1.0}, one_pass={FLAT: 1.0})
-    line = tune(*inputs, True, timer=times, among=[SMALL, FLAT, UPRIGHT], tell=lines.append)
+    line = tune(*inputs, True, timer=times, candidates=[SMALL, FLAT, UPRIGHT], tell=lines.append)
     assert line.startswith("forward 16 × 32, 4, 1; keys 32 × 16, 4, 1; queries 16 × 16, 4, 1; one pass 16 × 32, 4, 1")
     assert line.endswith("backward in one pass")
     assert "backward pass: two passes 2.000 ms, one pass 1.000 ms" in lines
@@ -118,17 +118,17 @@ def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tenso
 def test_the_choice_holds_for_its_dtype_width_and_precision(
     inputs: list[Tensor],
 ) -> None:
-    tune(*inputs, timer=clock(keys={UPRIGHT: 1.0}), among=[UPRIGHT])
+    tune(*inputs, timer=clock(keys={UPRIGHT: 1.0}), candidates=[UPRIGHT])
     kernels: set[str] = set()
 
     def seen(kernel: str, *rest: Any) -> float:
         kernels.add(kernel)
         return clock(forward={FLAT: 1.0})(kernel, *rest)
 
-    tune(*inputs, timer=seen, among=[FLAT], backward=False, tf32=False)
+    tune(*inputs, timer=seen, candidates=[FLAT], backward=False, tf32=False)
     assert kernels == {"forward"}
     assert remembered(inputs) == Tilings(FLAT, UPRIGHT, PRESENT, PRESENT)
-    assert Problem(*inputs, False, True).present() == TABLE, "tf32"
+    assert TuningProblem(*inputs, False, True).present() == TABLE, "tf32"
     assert remembered([one.half() for one in inputs]) == TABLE
     assert remembered([one.repeat(1, 1, 1, 2) for one in inputs]) == TABLE
     tilings.forget()
@@ -183,7 +183,7 @@ def test_what_is_wrong_is_never_chosen(
     damage(monkeypatch, name, what)
     lines: list[str] = []
     times = clock(**{kernel: {FLAT: 0.1, SMALL: 1.0}})
-    tune(*inputs, timer=times, among=[FLAT, SMALL], backward=kernel != "forward", tell=lines.append)
+    tune(*inputs, timer=times, candidates=[FLAT, SMALL], backward=kernel != "forward", tell=lines.append)
     assert getattr(remembered(inputs), kernel) == SMALL
     assert any(line.startswith(f"{kernel.replace('_', ' ')} 16 × 32, 4, 1 is left out: ") for line in lines)
 
@@ -205,7 +205,7 @@ def test_what_triton_refuses_is_left_out(
     damage(monkeypatch, "forward", refuse(failure))
     lines: list[str] = []
     times = clock(forward={FLAT: 0.1, SMALL: 1.0})
-    tune(*inputs, timer=times, among=[FLAT, SMALL], backward=False, tell=lines.append)
+    tune(*inputs, timer=times, candidates=[FLAT, SMALL], backward=False, tell=lines.append)
     assert remembered(inputs).forward == SMALL
     assert lines[0].startswith(f"forward 16 × 32, 4, 1 is left out: {words}")
     assert lines[1] == "forward: 16 × 16, 4, 1: 1 ms    32 × 32, 4, 1: 2 ms"
@@ -218,7 +218,7 @@ def test_other_errors_are_not_swallowed_and_change_nothing(
 ) -> None:
     damage(monkeypatch, "forward", refuse(RuntimeError("CUDA error: an illegal memory access was encountered")))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        tune(*inputs, timer=clock(), among=[FLAT], backward=False)
+        tune(*inputs, timer=clock(), candidates=[FLAT], backward=False)
     assert remembered(inputs) == TABLE
 
 
@@ -230,12 +230,12 @@ def test_the_reason_is_given_if_nothing_runs(inputs: list[Tensor], monkeypatch: 
     monkeypatch.setattr(tilings, "from_tables", lambda *_: flat)
     with pytest.MonkeyPatch.context() as patch:
         damage(patch, "forward", refuse(too_large))
-        with pytest.raises(NothingRuns, match=r"no tiling of the forward kernel runs on this device: .*shared memory"):
-            tune(*inputs, timer=clock(), among=[FLAT], backward=False)
+        with pytest.raises(NoTilingRuns, match=r"no tiling of the forward kernel runs on this device: .*shared memory"):
+            tune(*inputs, timer=clock(), candidates=[FLAT], backward=False)
     prefers = Tilings(PRESENT, PRESENT, PRESENT, FLAT, prefer_one_pass=True)
     monkeypatch.setattr(tilings, "from_tables", lambda *_: prefers)
     damage(monkeypatch, "keys", lambda real, *rest: refuse(too_large)() if rest[-1] is not None else real(*rest))
-    tune(*inputs, timer=clock(), among=[FLAT])
+    tune(*inputs, timer=clock(), candidates=[FLAT])
     assert not remembered(inputs).prefer_one_pass
 
 
@@ -243,7 +243,7 @@ def test_the_reason_is_given_if_nothing_runs(inputs: list[Tensor], monkeypatch: 
 @on_a_small_table
 @pytest.mark.parametrize(("time", "chosen"), [(1.99, PRESENT), (1.9, FLAT)])
 def test_only_a_clearly_faster_choice_replaces_another(inputs: list[Tensor], time: float, chosen: Tiling) -> None:
-    line = tune(*inputs, timer=clock(forward={FLAT: time}), among=[FLAT], backward=False)
+    line = tune(*inputs, timer=clock(forward={FLAT: time}), candidates=[FLAT], backward=False)
     assert remembered(inputs).forward == chosen
     assert line.endswith("(as before)") == (chosen == PRESENT)
 
@@ -253,7 +253,7 @@ def test_only_a_clearly_faster_choice_replaces_another(inputs: list[Tensor], tim
 def test_several_lengths_count_alike(inputs: list[Tensor]) -> None:
     """By the geometric mean: half the time at one length outweighs a third more at the other."""
     q, k, v = inputs
-    problems = [Problem(*inputs, False, False), Problem(q[:, :, :17], k, v, False, False)]
+    problems = [TuningProblem(*inputs, False, False), TuningProblem(q[:, :, :17], k, v, False, False)]
     calls: list[Work] = []
 
     def times(_kernel: str, chosen: Tilings, work: Work) -> float:
@@ -261,7 +261,7 @@ def test_several_lengths_count_alike(inputs: list[Tensor]) -> None:
         slot = len(calls) % 2  # the first problem's time, then the second's
         return {PRESENT: (3.0, 1.0), FLAT: (4.0, 0.5), SMALL: (2.0, 2.0)}[chosen.forward][1 - slot]
 
-    assert tuning.best(problems, ["forward"], times, print, [FLAT, SMALL]).forward == FLAT
+    assert tuning.fastest_tilings(problems, ["forward"], times, print, [FLAT, SMALL]).forward == FLAT
 
 
 def test_inputs_that_are_not_taken() -> None:
@@ -290,17 +290,17 @@ def test_tuning_for_real(dtype: torch.dtype) -> None:
     )
     too_large = Tiling(128, 128, 8, 4) if dtype == torch.float32 else Tiling(128, 256, 8, 4)  # for forward at least
     lines: list[str] = []
-    tune(q, k, v, True, among=[Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 1), too_large], tell=lines.append)
+    tune(q, k, v, True, candidates=[Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 1), too_large], tell=lines.append)
     assert any(line.startswith("forward 128 × ") and "OutOfResources" in line for line in lines)
-    problem = Problem(q, k, v, True, None)
+    problem = TuningProblem(q, k, v, True, None)
     right = oracle(q, k, v, gradient, True)
     slowest = Tilings(*[Tiling(32, 32, 4, 1)] * 4)
     for chosen in (problem.present(), slowest, Tilings(*[Tiling(32, 32, 4, 1)] * 4, prefer_one_pass=True)):
-        problem.take(chosen)
+        problem.use(chosen)
         out = flash_attention(q, k, v, True)
         results = out, *torch.autograd.grad(out, (q, k, v), gradient)
         for result, expected in zip(results, (right.out, *right.gradients), strict=True):
-            assert error(result.detach(), expected).why_wrong(fixed(TOLERANCES[dtype])) is None
+            assert error(result.detach(), expected).why_wrong(fixed_limits(TOLERANCES[dtype])) is None
 
 
 @pytest.mark.gpu

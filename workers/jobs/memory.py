@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workers.jobs._training import Training
     from workers.measure.allocations.categories import Owners
     from workers.measure.allocations.ledger import Allocation, Point, Stretch
-    from workers.measure.allocations.recording import Recorded, Recording
+    from workers.measure.allocations.recording import RecordedStretch, Recording
     from workers.measure.check import Check
     from workers.measure.timing import StepPosition
 
@@ -62,7 +62,7 @@ WORK = {"forward": "inference", "forward_backward": "forward and backward pass",
 MAX_UNKNOWN_PERCENT = 2.0
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference between the peak of the history and the allocator's own count of the same."""
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 """Largest number of rows of the timeline."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
 PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
@@ -110,10 +110,10 @@ class Session:
     """The recording of a case."""
 
     spec: MemorySpec
-    initialisation: Recorded | None = None
-    steps: list[list[Recorded]] = field(default_factory=list)
+    initialisation: RecordedStretch | None = None
+    steps: list[list[RecordedStretch]] = field(default_factory=list)
     """The stretches of each recorded step: its preparation and its phases."""
-    lacked: Recorded | None = None
+    lacked: RecordedStretch | None = None
     """The stretch in which memory ran out; None if it did not."""
     reason: str = ""
     """The reason why there are no values: memory ran out."""
@@ -124,7 +124,7 @@ class Session:
     files: dict[str, int] = field(default_factory=dict)
     """Bytes of each snapshot, by its phase."""
 
-    def phases(self) -> list[Recorded]:
+    def phases(self) -> list[RecordedStretch]:
         """Return the phases of the last step, without its preparation."""
         known = PHASES[self.spec.mode]
         return [one for one in self.steps[-1] if one.stretch.phase in known] if self.steps else []
@@ -218,7 +218,7 @@ def record_steps(
                 gc.collect()
                 recording.begin(owners())
             if 0 < number == warmup - 1:
-                recording.learn_workspaces()
+                recording.measure_workspaces()
             marks.keep = number + 1 == total
             where.preparation_begins()
             step.prepare()
@@ -235,7 +235,7 @@ def record_steps(
             session.streams = stream.sizes_among(one.stretch.made)
 
 
-def save_snapshot(session: Session, name: str, recorded: Recorded, report: Reporter) -> None:
+def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:
     """Write a snapshot as an artifact."""
     from workers.measure.allocations import snapshot
 
@@ -298,13 +298,13 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
-def peak_seen(recorded: Recorded) -> bool:
+def peak_seen(recorded: RecordedStretch) -> bool:
     """Return True if the history includes the peak: it is complete, or it reaches the allocator's own peak."""
     counters, stretch = recorded.counters, recorded.stretch
     return not stretch.lost or (counters is not None and stretch.peak.total >= counters.requested_peak)
 
 
-def add_phase(values: Values, phase: str, recorded: Sequence[Recorded]) -> None:
+def add_phase(values: Values, phase: str, recorded: Sequence[RecordedStretch]) -> None:
     """Set the metrics of a phase, with a sample for each step."""
     counted = [one.counters for one in recorded if one.counters is not None]
     if len(counted) < len(recorded):
@@ -321,7 +321,7 @@ def add_phase(values: Values, phase: str, recorded: Sequence[Recorded]) -> None:
     values.set("fragmentation_mib", phase, *fragmentation_mib(recorded))
 
 
-def fragmentation_mib(recorded: Sequence[Recorded]) -> tuple[list[float] | None, str]:
+def fragmentation_mib(recorded: Sequence[RecordedStretch]) -> tuple[list[float] | None, str]:
     """Return the memory that the allocator held at each peak beyond the allocated memory; or None and the reason."""
     found = []
     for one in recorded:
@@ -362,7 +362,7 @@ def add_whole(values: Values, session: Session) -> None:
     values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
 
 
-def height(recorded: Recorded) -> float:
+def height(recorded: RecordedStretch) -> float:
     """Return the peak in bytes by the allocator's counters or, without these, by the history."""
     return recorded.stretch.peak.total if recorded.counters is None else recorded.counters.allocated_peak
 
@@ -381,7 +381,7 @@ def add_residual_stream(values: Values, session: Session) -> None:
     values.set("residual_streams_seen", None, None, why)
 
 
-def check_history(recorded: Sequence[Recorded]) -> Check:
+def check_history(recorded: Sequence[RecordedStretch]) -> Check:
     """Check that the histories are complete: that of building the model, and that since the warm-up."""
     from workers.measure.check import Check
 
@@ -394,7 +394,7 @@ def check_history(recorded: Sequence[Recorded]) -> Check:
     return Check("history", False, detail)
 
 
-def check_accounted(recorded: Sequence[Recorded]) -> list[Check]:
+def check_accounted(recorded: Sequence[RecordedStretch]) -> list[Check]:
     """Check that the history's peaks agree with the allocator's own counters."""
     from workers.measure.check import Check
 
@@ -425,7 +425,7 @@ def report_tables(session: Session, report: Reporter) -> None:
         report_timeline(session, report)
 
 
-def report_categories(name: str, recorded: Recorded, report: Reporter) -> None:
+def report_categories(name: str, recorded: RecordedStretch, report: Reporter) -> None:
     """Report the use of memory by category, at a phase's peak and at its end."""
     from workers.measure.allocations.categories import CATEGORIES
     from workers.measure.table import Column
@@ -451,7 +451,7 @@ def share(point: Point | None, index: int) -> list[float | int | None]:
     return [point.usage[index] / MIB, 100 * point.usage[index] / max(1, point.total), point.usage[index]]
 
 
-def report_allocations(session: Session, recorded: dict[str, Recorded], report: Reporter) -> None:
+def report_allocations(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:
     """Report the largest allocations alive at each phase's peak; equal ones are one row."""
     from workers.measure.table import Column
 
@@ -508,7 +508,7 @@ def pattern(name: str | None) -> str | None:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def report_snapshots(session: Session, recorded: dict[str, Recorded], report: Reporter) -> None:
+def report_snapshots(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:
     """Report the content of each snapshot."""
     from workers.measure.table import Column
 
@@ -556,7 +556,7 @@ def report_timeline(session: Session, report: Reporter) -> None:
     before = 0
     for number, step in enumerate(session.steps, start=1):
         for one in step:
-            for point in thinned(one.stretch.points, MOST_POINTS // count):
+            for point in thinned(one.stretch.points, MAX_POINTS // count):
                 usage = [size / MIB for size in point.usage]
                 place = [before + point.entry + 1, number, one.stretch.phase]
                 rows.append([*place, point.total / MIB, *usage, *cause(point)])

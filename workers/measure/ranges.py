@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from kernels.ranges import listening, named
+from kernels.ranges import named, record_ranges
 
 NORM = "norm"
 """Name of a norm module's work: its kernels have the names of ordinary elementwise ones."""
@@ -55,7 +55,7 @@ def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool 
         compiled: The model is compiled as a whole, so that nothing inside is named.
     """
     with ExitStack() as undo:
-        undo.enter_context(listening())
+        undo.enter_context(record_ranges())
         layers = {} if compiled else dict(enumerate(getattr(model, attribute, ())))
         inside_compiled: set[nn.Module] = set(model.modules()) if compiled else set()
         for index, layer in layers.items():

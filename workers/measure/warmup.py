@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-LEAST_CALLS = 5
+MIN_CALLS = 5
 WINDOW_CALLS = 3
 """Smallest number of calls in a window."""
 WINDOW_S = 0.2
@@ -27,11 +27,16 @@ MAX_WAIT_S = 20.0
 not this limit: calls of 3 s can still be judged, slower ones cannot."""
 
 
+def min_calls(fixed_calls: int | None) -> int:
+    """Return the least number of calls of a warm-up (see `WarmUp`)."""
+    return MIN_CALLS if fixed_calls is None else fixed_calls
+
+
 class WarmUp:
     """Takes the times of warm-up calls, and decides when the warm-up is over.
 
     Args:
-        fixed_calls: Exact number of calls; None: until times are steady, at least LEAST_CALLS.
+        fixed_calls: Exact number of calls; None: until times are steady, at least MIN_CALLS.
         window_s: Least length of a window in seconds.
         clock: Returns seconds; tests give another one.
     """
@@ -55,7 +60,7 @@ class WarmUp:
         """Return True if measuring may begin."""
         if self.fixed_calls is not None:
             return self.calls >= self.fixed_calls
-        return self.calls >= LEAST_CALLS and (bool(self.steady) or self._limit_is_reached)
+        return self.calls >= MIN_CALLS and (bool(self.steady) or self._limit_is_reached)
 
     @property
     def too_slow(self) -> bool:

@@ -3,13 +3,13 @@
 A multiply-add counts as two operations. Only matrix products count: norms, softmax, embeddings look-ups and the
 optimizer are left out, as in PaLM's model FLOPs (Chowdhery et al., 2022, appendix B). The causal half of the attention
 scores counts, not the masked half, whatever the implementation computes; recomputation by activation checkpointing does
-not count. So `mfu` compares implementations by useful work. Only `attention_part` counts the computed FLOPs, since they
-are compared with the time that they take.
+not count. So `mfu` compares implementations by useful work. Only `attention_part` counts all computed FLOPs, since they
+are compared with the measured time.
 
-Of memory, parameters, gradients, optimizer state, and what autograd saves for the backward pass count. Temporaries of
-single operations, the gradients of activations and the allocator's rounding do not. Formulas are also given as text,
-for people and for `parallel.scaling.evaluate`, in these symbols: B sequences of T tokens; V vocab_size, D d_model,
-L num_layers (of a stack, num_blocks), H num_heads, F d_ff.
+Memory includes parameters, gradients, optimizer state, and the tensors that autograd saves for the backward pass. It
+excludes temporaries of single operations, the gradients of activations and the allocator's rounding. Formulas are also
+given as text, for people and for `parallel.scaling.evaluate`, in these symbols: B sequences of T tokens; V vocab_size,
+D d_model, L num_layers (of a stack, num_blocks), H num_heads, F d_ff.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ class StepMemory:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A tensor, or several of one size, that autograd saves for the backward pass."""
+class SavedTensors:
+    """One or more tensors of one shape that autograd saves for the backward pass."""
 
     what: str
     item_bytes: int
@@ -223,7 +223,7 @@ class Saved:
 BTD, BTF, BHT, BHTT = (tuple(axes) for axes in ("BTD", "BTF", "BHT", "BHTT"))
 
 
-def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Saved]:
+def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[SavedTensors]:
     """Return the tensors that one block saves for the backward pass, in the order of the forward pass.
 
     Derived from `workers.model.transformer` and the derivatives of torch's operations: a matrix product saves its
@@ -234,42 +234,48 @@ def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Sa
     """
     number = step.compute_bytes
     if isinstance(shape, FeedForwardStack):
-        return [Saved("inputs of the first layer", number, BTD), Saved("inputs of the second layer", number, BTF)]
-    # Autocast caches the copies of weights, but not those of inputs: each projection has one of its own.
+        return [
+            SavedTensors("inputs of the first layer", number, BTD),
+            SavedTensors("inputs of the second layer", number, BTF),
+        ]
+    # Autocast caches the 16-bit copies of weights, but not those of inputs: each projection makes its own.
     attention_inputs, feed_forward_inputs = (3, 2) if step.casts_weights else (1, 1)
     return [
         *_saved_by_norm("attention"),
-        Saved("inputs of q, k, v projections", attention_inputs * number, BTD),
-        Saved("queries, keys, values", 3 * number, BTD),
+        SavedTensors("inputs of q, k, v projections", attention_inputs * number, BTD),
+        SavedTensors("queries, keys, values", 3 * number, BTD),
         *_saved_by_attention(step),
-        Saved("input of output projection", number, BTD),
+        SavedTensors("input of output projection", number, BTD),
         *_saved_by_norm("feed-forward"),
-        Saved("inputs of w1, w3", feed_forward_inputs * number, BTD),
-        Saved("w1 x, silu(w1 x), w3 x, their product", 4 * number, BTF),
+        SavedTensors("inputs of w1, w3", feed_forward_inputs * number, BTD),
+        SavedTensors("w1 x, silu(w1 x), w3 x, their product", 4 * number, BTF),
     ]
 
 
-def _saved_by_norm(of: str) -> list[Saved]:
+def _saved_by_norm(of: str) -> list[SavedTensors]:
     """Return the tensors that RMSNorm saves: its input, the normalised input, and 1 / rms of each token, in float32."""
-    return [Saved(f"{of} norm: input and normalised", 2 * 4, BTD), Saved(f"{of} norm: 1 / rms", 4, ("B", "T"))]
+    return [
+        SavedTensors(f"{of} norm: input and normalised", 2 * 4, BTD),
+        SavedTensors(f"{of} norm: 1 / rms", 4, ("B", "T")),
+    ]
 
 
-def _saved_by_attention(step: StepMemory) -> list[Saved]:
+def _saved_by_attention(step: StepMemory) -> list[SavedTensors]:
     """Return the tensors that attention saves beside queries, keys and values.
 
-    Fused attention saves its output, and the log-sum-exp in float32 (Dao, 2023, section 3.1). The output counts beside
-    the output projection's input, which is a copy in another layout. A single head, and torch's own kernels on a GPU,
-    need no copy, and so save less.
+    Fused attention saves its output, and the log-sum-exp in float32 (Dao, 2023, section 3.1). The output projection's
+    input counts separately, since it is a copy in another layout. A single head, and torch's own kernels on a GPU, need
+    no copy and save less.
     """
     number = step.compute_bytes
     if step.attention == "fused":
-        return [Saved("attention: output", number, BTD), Saved("attention: log-sum-exp", 4, BHT)]
+        return [SavedTensors("attention: output", number, BTD), SavedTensors("attention: log-sum-exp", 4, BHT)]
     # Under autocast the values are multiplied by a 16-bit copy of the float32 softmax.
     softmax = number + 4 if number < 4 and step.on_gpu else number
-    return [Saved("attention: softmax", softmax, BHTT), Saved("attention: causal mask", 1, ("T", "T"))]
+    return [SavedTensors("attention: softmax", softmax, BHTT), SavedTensors("attention: causal mask", 1, ("T", "T"))]
 
 
-def saved_by_ends(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Saved]:
+def saved_outside_blocks(shape: Shape | FeedForwardStack, step: StepMemory) -> list[SavedTensors]:
     """Return the tensors that a transformer saves outside its blocks: embedding, final norm, output layer, loss. A
     stack saves none.
 
@@ -278,11 +284,11 @@ def saved_by_ends(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Sav
     if isinstance(shape, FeedForwardStack):
         return []
     return [
-        Saved("token ids and targets", 2 * 8, ("B", "T")),
+        SavedTensors("token ids and targets", 2 * 8, ("B", "T")),
         *_saved_by_norm("final"),
-        Saved("input of output layer", step.compute_bytes, BTD),
-        Saved("logits", 4, ("B", "T", "V")),
-        Saved("log-sum-exp of logits", 4, ("B", "T")),
+        SavedTensors("input of output layer", step.compute_bytes, BTD),
+        SavedTensors("logits", 4, ("B", "T", "V")),
+        SavedTensors("log-sum-exp of logits", 4, ("B", "T")),
     ]
 
 
@@ -290,34 +296,34 @@ def saved_for_backward(shape: Shape | FeedForwardStack, step: StepMemory) -> lis
     """Return the tensors saved for the backward pass: (name, formula, bytes). The bytes add up to `activations`.
 
     With checkpointing, each block keeps its input in the type of the residual stream (Chen et al., 2016, with blocks as
-    segments). When the backward pass reaches the last block, the tensors of the ends are free again, and that block is
-    recomputed: the larger of the two counts. The block's input counts with both.
+    segments). When the backward pass reaches the last block, the tensors outside the blocks are free again, and that
+    block is recomputed: the larger of the two sizes counts, in addition to the inputs of all blocks.
     """
     symbols = {**shape.symbols, **step.symbols}
-    blocks, ends = saved_by_block(shape, step), saved_by_ends(shape, step)
+    blocks, outside = saved_by_block(shape, step), saved_outside_blocks(shape, step)
     if not step.activation_checkpointing:
-        per_block = [Saved(saved.what, saved.item_bytes, ("L", *saved.axes)) for saved in blocks]
-        return [(saved.what, saved.formula, saved.size(symbols)) for saved in [*per_block, *ends]]
-    of_residual = step.compute_bytes if isinstance(shape, FeedForwardStack) else step.parameter_bytes
-    inputs = Saved("inputs of the blocks", of_residual, ("L", *BTD))
-    block_bytes, ends_bytes = (sum(saved.size(symbols) for saved in part) for part in (blocks, ends))
-    block_text, ends_text = saved_formula(blocks), saved_formula(ends)
+        per_block = [SavedTensors(saved.what, saved.item_bytes, ("L", *saved.axes)) for saved in blocks]
+        return [(saved.what, saved.formula, saved.size(symbols)) for saved in [*per_block, *outside]]
+    residual_bytes = step.compute_bytes if isinstance(shape, FeedForwardStack) else step.parameter_bytes
+    inputs = SavedTensors("inputs of the blocks", residual_bytes, ("L", *BTD))
+    block_bytes, outside_bytes = (sum(saved.size(symbols) for saved in part) for part in (blocks, outside))
+    block_formula_text, outside_formula = saved_formula(blocks), saved_formula(outside)
     return [
         (inputs.what, inputs.formula, inputs.size(symbols)),
         (
-            "one block, recomputed" if block_bytes >= ends_bytes else "embedding, final norm, output layer, loss",
-            f"max({block_text}, {ends_text})",
-            max(block_bytes, ends_bytes),
+            "one block, recomputed" if block_bytes >= outside_bytes else "embedding, final norm, output layer, loss",
+            f"max({block_formula_text}, {outside_formula})",
+            max(block_bytes, outside_bytes),
         ),
     ]
 
 
-def saved_formula(saved: Sequence[Saved]) -> str:
+def saved_formula(saved: Sequence[SavedTensors]) -> str:
     """Return the sum of the bytes as text, with the terms of equal axes added up: "28 * B * T * D + 16 * B * T * F"."""
     terms: dict[tuple[str, ...], int] = {}
     for tensor in saved:
         terms[tensor.axes] = terms.get(tensor.axes, 0) + tensor.item_bytes
-    return " + ".join(Saved("", number, axes).formula for axes, number in terms.items()) or "0"
+    return " + ".join(SavedTensors("", number, axes).formula for axes, number in terms.items()) or "0"
 
 
 def activations(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
@@ -327,10 +333,10 @@ def activations(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
 
 def activations_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
     """Return the formula of `activations` as text."""
-    blocks, ends = saved_by_block(shape, step), saved_by_ends(shape, step)
+    blocks, outside = saved_by_block(shape, step), saved_outside_blocks(shape, step)
     if step.activation_checkpointing:
         return " + ".join(text for _, text, _ in saved_for_backward(shape, step))
-    return f"L * ({saved_formula(blocks)})" + (f" + {saved_formula(ends)}" if ends else "")
+    return f"L * ({saved_formula(blocks)})" + (f" + {saved_formula(outside)}" if outside else "")
 
 
 def weight_copies(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
@@ -407,18 +413,17 @@ def attention_part(
 ) -> Cost:
     """Return the cost of one part of eager attention in one layer: S = Q Kᵀ/√d, P = softmax(S), O = P V.
 
-    The full square of scores counts, even if it is causal: eager attention computes the masked half, too.
-    (`attention_flops` counts useful work, so half of it.) The products' backward passes are two products each. The
-    bytes are those of inputs and outputs, each read or written once; scaling and masking the scores in passes of their
-    own moves more, and so do casts between two types.
+    All scores count, even with a causal mask: eager attention computes the masked half, too. (`attention_flops` counts
+    only the useful half.) The products' backward passes are two products each. The bytes are those of inputs and
+    outputs, each read or written once; separate passes that scale and mask the scores, or cast them, move more.
 
     Args:
         part: One of ATTENTION_PARTS.
         shape: (batch, heads, queries, keys, head_dim).
         element_bytes: Bytes of one number, in the precision of the products.
-        softmax_bytes: Bytes of one number that the softmax yields, and of its gradient; None: as the products'. On a
-            GPU autocast computes it in float32.
-        backward: Of the backward pass instead of the forward pass.
+        softmax_bytes: Bytes of one number of the softmax's output and gradient; None: `element_bytes`. On a GPU
+            autocast computes the softmax in float32.
+        backward: Return the cost of the backward pass instead of the forward pass.
     """
     wide = (softmax_bytes or element_bytes) / element_bytes
     batch, heads, queries, keys, head_dim = shape
@@ -454,7 +459,7 @@ class Peak:
     fp16: float | None
 
 
-# By regular expressions that match a device's whole name (a slice of a GPU, a laptop's or a "Ti" is another device).
+# Keys are regular expressions for the whole name, since a MIG slice, a laptop's GPU or a "Ti" is another device.
 # Vendors print tensor rates with sparsity: halved here. 16-bit rates are with float32 accumulation, which torch uses.
 PEAKS = {
     "NVIDIA B200": Peak("NVIDIA Blackwell datasheet, HGX B200", 75, 1100, 2250, 2250),

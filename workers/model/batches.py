@@ -1,4 +1,4 @@
-"""Random batches. They suffice, since the time of a dense model's step does not depend on the tokens."""
+"""Random batches: the time of a dense model's step does not depend on the tokens."""
 
 from __future__ import annotations
 

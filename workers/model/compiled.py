@@ -22,9 +22,9 @@ def compile_blocks(model: nn.Module, *, inside_hooks: bool = False) -> nn.Module
     An output layer that computes the loss itself compiles that, too, by its method `compile_loss`.
 
     Args:
-        model: A model that offers its blocks.
-        inside_hooks: Compile `forward` only, and leave the hooks on blocks to Python: what they do to parameters, as
-            sharding does, no compiler has to understand.
+        model: A model with a list of its blocks.
+        inside_hooks: Compile only `forward`, and leave hooks on blocks uncompiled, such as those of sharding, which
+            replace parameters.
 
     Raises:
         NoBlocks: the model has no list of blocks.

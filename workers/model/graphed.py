@@ -1,8 +1,8 @@
 """Runs a whole step as one CUDA graph: the host launches once, instead of once for each kernel.
 
-A graph repeats what the device did, at the same addresses. So batches are copied into buffers that stay; the graph
-keeps the memory that was allocated while the step was captured (gradients included); the learning rate is a tensor; and
-the optimizer counts its steps on the device. Events that are nodes of the graph time its phases.
+A graph repeats the same kernels at the same addresses. So each batch is copied into fixed buffers; the graph keeps the
+memory that was allocated during its capture (gradients included); the learning rate is a tensor; and the optimizer
+counts its steps on the device. Events that are nodes of the graph time its phases.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 WARMUP_STEPS = 3
-"""Steps that run in the capture's stream before it, so that compilation, the choice of kernels, and optimizers' state
-are done.
-"""
+"""Steps in the capture's stream before the capture. They compile, choose kernels and make the optimizer's state."""
 NO_EVENTS = "torch {version} cannot record events that time the phases inside a CUDA graph"
 
 
 class CannotCapture(Exception):
-    """The step holds something that a CUDA graph cannot repeat; the message is CUDA's or torch's."""
+    """A part of the step cannot be captured in a CUDA graph; the message is CUDA's or torch's."""
 
 
 class GraphableStep(Protocol):
@@ -56,7 +54,7 @@ class GraphedStep:
         self.inner_phases = tuple(step.phases)
         """The phases that the graph holds, in order."""
         self.peak_mib = 0.0
-        """Peak of memory allocated during the capture; replays do not allocate, so it is their peak too."""
+        """Peak of the memory allocated during the capture; also the replays' peak, since they allocate nothing."""
         self.why_no_phases: str | None = None
         """The reason why phases inside the graph cannot be timed; None if they can."""
 
@@ -72,14 +70,14 @@ class GraphedStep:
         """Replay the step; the first call captures it before.
 
         Raises:
-            CannotCapture: something in it cannot be captured.
+            CannotCapture: a part of the step cannot be captured.
         """
         if self._graph is None:
             self._graph = self._capture()
         self._graph.replay()
 
     def inner_times_ms(self) -> Mapping[str, float]:
-        """Return the times of the phases in the last replay, which has ended; empty if they cannot be timed."""
+        """Return the times of the phases in the last replay, which must have ended; empty if they cannot be timed."""
         times = (start.elapsed_time(end) for start, end in pairwise(self._marks))
         return dict(zip(self.inner_phases, times, strict=False))
 
@@ -123,7 +121,7 @@ class GraphedStep:
 
 
 def _drop_gradients(step: object) -> None:
-    """Drop the gradients of a step without an optimizer, so that the capture makes the buffers that stay."""
+    """Set the gradients of a step without an optimizer to None, so that the capture allocates them."""
     module = getattr(step, "module", None)
     if isinstance(module, torch.nn.Module):
         module.zero_grad(set_to_none=True)

@@ -29,8 +29,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 CHUNK_BYTES = 2**30
 """Most memory of one chunk's logits."""
-LEAST_CHUNK = 128
-"""Rows of a chunk at least: matrix products of fewer are slow."""
+MIN_CHUNK_ROWS = 128
+"""Fewest rows of a chunk: matrix products of fewer are slow."""
 
 SoftmaxGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -56,11 +56,11 @@ def softmax_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, softmax_gradient: SoftmaxGradient = softmax_gradient
 ) -> Tensor:
-    """Return the cross-entropy of `hidden @ weight.T`, of which only a chunk of rows exists at a time.
+    """Return the cross-entropy of `hidden @ weight.T`, computing the logits of one chunk of rows at a time.
 
-    As in Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, section 3.2), the forward pass computes the
-    gradients of each chunk, too, since its logits are gone in the backward pass. Other than there, the weight's
-    gradient adds up in float32, and is scaled last: an fp16 gradient of a mean over many rows would vanish.
+    As in Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, section 3.2), the forward pass also computes the
+    gradients of each chunk, whose logits it then frees. Unlike there, the weight's gradient is summed in float32 and
+    scaled last: an fp16 gradient of a mean over many rows would vanish.
 
     Under autocast, products are in its dtype.
 
@@ -127,17 +127,17 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def chunks(rows: int, vocabulary: int, item_bytes: int) -> list[tuple[int, int]]:
-    """Return the beginnings and ends of chunks of rows whose logits take CHUNK_BYTES at most."""
+    """Return the beginnings and ends of chunks of rows, whose logits take at most CHUNK_BYTES."""
     fitting = CHUNK_BYTES // (vocabulary * item_bytes)
-    size = max(LEAST_CHUNK, 2 ** (max(1, fitting).bit_length() - 1))
+    size = max(MIN_CHUNK_ROWS, 2 ** (max(1, fitting).bit_length() - 1))
     return [(start, min(rows, start + size)) for start in range(0, rows, size)]
 
 
-def add_product(total: Tensor, one: Tensor, other: Tensor) -> None:
-    """Add `one @ other` to `total` of a wider dtype, or the same: on a GPU without rounding the product before."""
-    if total.dtype == one.dtype:
-        total.addmm_(one, other)
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `left @ right` to `total`, whose dtype is the same or wider. A GPU does not round the product before."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
     elif total.is_cuda:
-        torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
-        total += one @ other
+        total += left @ right

@@ -53,7 +53,7 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns the closure's loss, if there is one."""
+        """Update every parameter that has a gradient. Returns the closure's loss; None without a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

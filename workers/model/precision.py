@@ -1,4 +1,4 @@
-"""Defines `fp32`, `tf32`, `bf16` and `fp16`, in one place.
+"""The only definition of `fp32`, `tf32`, `bf16` and `fp16`.
 
 Parameters, gradients and optimizer state are float32 in all of them, unless a parameter dtype is chosen. tf32 rounds
 the inputs of float32 matrix products to 10 bits of mantissa; bf16 and fp16 run matrix products in that type by
@@ -28,7 +28,7 @@ class Precision:
         """Set this process's matrix-product precision.
 
         Raises:
-            RuntimeError: the setting did not take.
+            RuntimeError: torch refuses the setting.
         """
         torch.set_float32_matmul_precision(self.matmul_precision)
         if torch.get_float32_matmul_precision() != self.matmul_precision:

@@ -41,7 +41,7 @@ class ForwardStep:
         model: Maps token ids to logits.
         batches: Makes the inputs and targets.
         precision: How it computes.
-        model_has_loss: Whether the model computes the loss itself, if it is given `targets`.
+        model_has_loss: Whether the model computes the loss itself, from `targets`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ForwardStep:
         self.inputs, self.targets = self.next_batch()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the next step, and make them the present ones."""
+        """Make the next step's inputs and targets the present ones, and return them."""
         return self.batches.next()
 
     def forward(self) -> None:

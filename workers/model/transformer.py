@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
         is_causal = True
         if cache is not None:
             k, v = cache.append(k, v)
-            # A single new token sees everything before it; a top-left mask would hide all but the first key.
+            # A single new token sees all keys; a top-left mask would hide all but the first key.
             is_causal = q.shape[-2] > 1
         out = self.attention(q, k, v, is_causal)
         merged: Tensor = self.output_proj(out.transpose(1, 2).flatten(-2))
@@ -110,7 +110,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class Recomputed(Enum):
-    """The results that a block recomputes in the backward pass instead of keeping them. Attention is always kept."""
+    """The results that a block recomputes in the backward pass instead of saving them. Attention is always saved."""
 
     NOTHING = "nothing"
     CHEAP = "cheap"
@@ -152,18 +152,18 @@ class TransformerBlock(nn.Module):
 
 
 EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
-"""Beginnings of the names of torch's operations that are not recomputed; nor are those of others, such as attention."""
+"""Prefixes of torch operations that are not recomputed. Operations outside torch, such as attention, never are."""
 
 
 def keep_products() -> tuple[Any, Any]:
-    """Let `checkpointed` keep the results of matrix products and of attention beside the inputs."""
+    """The `context_fn` with which `checkpointed` also saves the results of matrix products and of attention."""
     contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(_keep_if_expensive)  # type: ignore[no-untyped-call]
     return contexts
 
 
 checkpointed: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-"""Calls a function so that its inputs are kept for the backward pass, and everything else is recomputed. There is no
-dropout, so no random state to keep."""
+"""Calls a function and saves only its inputs for the backward pass, which recomputes everything else. There is no
+dropout, so no random state to save."""
 
 
 def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
@@ -173,7 +173,7 @@ def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named
 
 
 class OutputLayer(Linear):
-    """Computes the logits of hidden vectors or, with targets, the loss without ever making the full logits."""
+    """Computes the logits of hidden vectors or, with targets, the loss, without allocating all logits."""
 
     def __init__(self, d_model: int, vocab_size: int) -> None:
         super().__init__(d_model, vocab_size)
@@ -185,7 +185,7 @@ class OutputLayer(Linear):
         return linear_cross_entropy(x, self.weight, targets, self._softmax_gradient)
 
     def compile_loss(self) -> None:
-        """Compile what a chunk of logits goes through into one or two kernels."""
+        """Compile the work on one chunk of logits into one or two kernels."""
         self._softmax_gradient = torch.compile(softmax_gradient)
 
 
@@ -202,11 +202,11 @@ class TransformerLM(nn.Module):
         rope_theta: Base of the rotary angles.
         attention: (q, k, v, is_causal) -> output; `kernels.registry.ATTENTION` has them by name.
         activation_checkpointing: Recompute activations in the backward pass. It has no effect on calls with a cache.
-        checkpoint_scope: What is recomputed then. "block": each block from its input. "selective": in every block what
-            is cheap (norms, SwiGLU's product), and in the first `checkpoint_layers` also the feed-forward layer's
-            products; never attention.
-        checkpoint_layers: How many blocks, the first ones, are recomputed; None: all. The last ones' activations are
-            the first that the backward pass frees, so that there is room for what it recomputes.
+        checkpoint_scope: The part to recompute. "block": each block from its input. "selective": in every block the
+            cheap operations (norms, SwiGLU's product), and in the first `checkpoint_layers` also the feed-forward
+            layer's products; never attention.
+        checkpoint_layers: Number of blocks, from the first on, that are recomputed; None: all. The backward pass frees
+            the last blocks' activations first, which leaves memory for the recomputed ones.
 
     Raises:
         ValueError: the head dimension is not an even integer.
@@ -263,8 +263,8 @@ class TransformerLM(nn.Module):
             cache: Keys and values of earlier tokens; the call adds those of these tokens. A cache with tokens in it
                 takes one more at a time.
             last_only: Logits of the last position only.
-            targets: (batch, sequence), integers below vocab_size: the tokens that follow. The whole logits never exist
-                then; see `workers.model.loss.linear_cross_entropy`.
+            targets: (batch, sequence), integers below vocab_size: the tokens that follow. The full logits are never
+                allocated then; see `workers.model.loss.linear_cross_entropy`.
 
         Returns:
             (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`; a scalar with `targets`.

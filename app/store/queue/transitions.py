@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,8 +119,10 @@ class Queue:
     and `resume_sweep` read before it, in a transaction of their own.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, pause: Callable[[float], object] = time.sleep) -> None:
+        """`pause` waits for so many seconds between two slices."""
         self._database = database
+        self._pause = pause
 
     def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
         """Queue one job. A repeated Idempotency-Key gets the first answer; another body raises IdempotencyMismatch.
@@ -327,7 +329,7 @@ class Queue:
                     staging.mark(connection, claim.attempt_id, is_staged=True)
                 staging.write(connection, last)
             is_staged, last = True, following
-            time.sleep(staging.PAUSE_S)
+            self._pause(staging.PAUSE_S)
         return is_staged, last
 
     def _clear(self, claim: Claim) -> None:
@@ -338,7 +340,7 @@ class Queue:
             with self._database.write() as connection:
                 _pass_fence(connection, claim)
                 is_left = staging.unstage(connection, claim.attempt_id, claim.job_id, claim.attempt)
-            time.sleep(staging.PAUSE_S)
+            self._pause(staging.PAUSE_S)
 
     def _end_with(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
         """End an attempt with its last slice; returns the job's state, or None when staged rows are marked wrongly.
@@ -385,7 +387,7 @@ class Queue:
                 attempt = staging.leftover(connection)
                 if attempt is not None:
                     staging.unstage(connection, *attempt)
-            time.sleep(staging.PAUSE_S)
+            self._pause(staging.PAUSE_S)
         return slices
 
     def give_back(self, claim: Claim) -> None:

@@ -1,7 +1,7 @@
 """Attention on the CPU in C++, from the way it is written on paper to a vectorised FlashAttention-2.
 
 `naive`, `blocked`, `fused` and `flash` take float32 tensors (batch, heads, sequence, head_dim), and are
-built together, with the same flags, when one of them is first called. `memory` tells what a call allocates.
+built together, with the same flags, when one of them is first called. `memory` returns how much a call allocates.
 """
 
 from kernels.attention.cpu.operations import Memory, blocked, flash, fused, memory, naive

@@ -1,4 +1,4 @@
-"""Says how the C++ of this folder is built, and loads it.
+"""Builds and loads the C++ of this folder.
 
 The library is plain C functions over pointers: neither Python's nor torch's headers are needed, and it builds in
 seconds.
@@ -13,7 +13,7 @@ from pathlib import Path
 from kernels.building import BuildError, Library
 
 COMPILER_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-Wall", "-Wextra")
-"""Flags of all implementations. No -ffast-math: NaN and infinity must come through."""
+"""Flags of all implementations. No -ffast-math: NaN and infinity must propagate."""
 LIBRARY = Library(
     name="flopwatch_cpu_attention",
     sources=Path(__file__).with_name("source"),

@@ -1,7 +1,7 @@
-"""The functions as torch operations: they compile without a graph break, and autograd knows which have a backward pass.
+"""The C++ functions as torch operations: torch.compile needs no graph break, and `flash` has a backward pass.
 
-Each asks C++ for the size of its working memory and passes it a tensor of that size, so `memory` reports what a call
-allocates.
+Each gets the size of its working memory from C++ and passes it a tensor of that size, so `memory` returns exactly what
+a call allocates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BR, BC = 32, 128
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Three nests of loops per head over the whole matrix of scores, by one thread. No backward.
+    """Compute three loop nests per head over the full matrix of scores, on one thread. There is no backward pass.
 
     Args:
         q: Queries (batch, heads, queries, head_dim), float32, on the CPU; any strides.
@@ -60,7 +60,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, br: int = BR, bc: int = BC) -> Tensor:
-    """FlashAttention-2: tiles of br queries × bc keys, an online softmax, vectorised; with its backward.
+    """Compute FlashAttention-2, vectorised: tiles of br queries × bc keys, an online softmax. It has a backward pass.
 
     Any br, bc ≥ 1 for any lengths; multiples of 16 for br fill whole vectors. Arguments otherwise as for `naive`.
     """

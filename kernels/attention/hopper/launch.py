@@ -1,8 +1,8 @@
-"""Launches the Gluon kernels: which inputs they take, the sizes of their tiles, and the order of the work.
+"""Launches the Gluon kernels: which inputs they support, the sizes of their tiles, and the order of the work.
 
-Tensors are (batch, heads, rows, head_dim) with a contiguous last axis; all go through the copy engine, so other steps
-and addresses are multiples of 16 bytes. Gluon is an experimental interface of Triton, and these kernels are compiled by
-the version that they were tested with only.
+Tensors are (batch, heads, rows, head_dim) with a contiguous last axis; all go through the copy engine, so other strides
+and addresses are multiples of 16 bytes. Gluon is an experimental interface of Triton, so these kernels run only with
+the version of Triton that they were tested with.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from kernels.attention.hopper import native
 from kernels.attention.triton.inputs import (
+    allocate_results,
     capability,
     has_tensor_descriptors,
     on_device,
-    room_for_results,
-    steps_allow_descriptors,
+    strides_allow_descriptors,
 )
 from kernels.attention.triton.kernels import finish_kernel, rows_kernel
-from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_at_once
+from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_per_program
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Launch, Window
 
@@ -38,27 +38,27 @@ DTYPES = (torch.bfloat16, torch.float16)
 COLUMNS = 8
 """Head dimensions are multiples of this, so that the rows of results begin at multiples of 16 bytes."""
 L2_BYTES = 25_000_000
-"""Keys and values that are worked on at the same time: half of the L2 cache."""
+"""Size of the keys and values that are processed at the same time: half of the L2 cache."""
 Q, K, V, GRADIENT, BUFFER, DK, DV, DQ, OUT, LOGSUMEXP = range(10)
-"""Places of a backward call's tensors in `source/calls.cpp`. Its launches take them as `_launch_backward` does."""
-LEAST_DEPTH = 16
+"""Indices of a backward call's tensors in `source/calls.cpp`, for the launches of `_launch_backward`."""
+MIN_DEPTH = 16
 """Columns that tensor cores multiply at once."""
 ENOUGH_TURNS = 4
-"""Tiles per program of a group of heads from which on a group balances by itself."""
+"""Tiles per program from which on a group of heads is balanced without a simulation."""
 SIMULATED_TURNS = 64
-"""Tiles per program up to which the host simulates who does what. That takes 0.6 ms for 1000 tiles, and 7 ms at
+"""Tiles per program up to which the host simulates the programs' work. That takes 0.6 ms for 1000 tiles, and 7 ms at
 most."""
 UNIT_COST = 4
 """The time that a tile of queries takes beside its tiles of keys, in tiles of keys."""
 CLOSE_BYTES = 6_000_000
-"""Keys and values of a group of heads that cost no more than a smaller group's."""
+"""Size of a group's keys and values up to which a larger group is not slower."""
 FARTHER = 0.03
 """The share of time that each doubling of a group's keys and values beyond `CLOSE_BYTES` adds."""
 OWN_PROGRAM = 0.08
-"""The share of time that a program for each tile adds: it starts when another has ended, and fetches nothing ahead.
+"""The share of time that one program per tile adds: it starts when another has ended, and fetches nothing in advance.
 
 `UNIT_COST`, `CLOSE_BYTES`, `FARTHER` and `OWN_PROGRAM` were fitted to 180 forward times of 19 shapes on an H200, with
-head dimensions 64 to 256: what they choose takes 1 % longer than the fastest choice on average, and 4 % at most.
+head dimensions 64 to 256: the chosen order takes 1 % longer than the fastest one on average, and 4 % at most.
 """
 LONG = 8192
 """Queries from which on three consumers are faster than two at width 64."""
@@ -77,14 +77,14 @@ class Forward:
     stages: int = 2
     """Tiles of keys, and of values, in shared memory."""
     query_stages: int = 1
-    """Tiles of queries of each consumer in shared memory: with two, those of the next unit are fetched ahead."""
+    """Tiles of queries of each consumer in shared memory: with two, the next unit's tile is fetched in advance."""
     own_room: bool = True
-    """True if the output leaves through shared memory of its own; False: through that of the queries."""
+    """True if the output has its own shared memory; False: it uses that of the queries."""
     registers: int = 240
     """Of each thread of a consumer."""
     halves: bool = False
-    """True: with a causal mask, the first consumer leaves out the half of the last tile of keys that it does not see.
-    It has half as many rows as a tile has keys, and there are two."""
+    """True: with a causal mask, the first consumer skips the half of the last tile of keys that it does not see. This
+    needs two consumers, each with half as many rows as a tile has keys."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Backward:
     """Rows of a tile."""
     keys: int
     longest_first: bool = False
-    """True takes tiles of keys that see most queries first, of all heads; False: head by head, which share what is in
-    the L2 cache."""
+    """True: first the tiles of keys that most queries see, of all heads. False: head by head, which shares the L2
+    cache."""
     registers: int = 240
 
 
@@ -115,7 +115,7 @@ class TwoPasses:
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """The kernels of one width."""
 
     forward: Forward
@@ -128,22 +128,22 @@ class Choice:
 
 _128, _256, _TWO = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
 CHOICES = {
-    64: Choice(
+    64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
         Forward(3, 64, 128, registers=160),
         Backward(128, 128, longest_first=True),
         Backward(64, 128, longest_first=True),
     ),
-    128: Choice(_128, _128, Backward(64, 128), Backward(64, 128)),
-    256: Choice(_256, _256, _TWO, _TWO),
+    128: KernelChoice(_128, _128, Backward(64, 128), Backward(64, 128)),
+    256: KernelChoice(_256, _256, _TWO, _TWO),
 }
-"""The build parameters that calls use. Each set was compared with the oracle on a device in hundreds of shapes, and
-timed there."""
+"""The build parameters by width. Each set was compared with the oracle in hundreds of shapes on an H200, and timed
+there."""
 
 
 @functools.cache
-def is_here(device: torch.device) -> bool:
-    """Return True if the kernels run on this device, with this Triton."""
+def runs_on(device: torch.device) -> bool:
+    """Return True if the kernels run on this device with the installed Triton."""
     return (
         device.type == "cuda"
         and not triton.knobs.runtime.interpret
@@ -154,11 +154,11 @@ def is_here(device: torch.device) -> bool:
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Say why the kernels do not take these inputs, which have been checked; None if they do."""
-    if not is_here(q.device):
-        found = ".".join(map(str, capability(q.device)))
+    """Return why the kernels do not support these inputs, which have been checked; None if they do."""
+    if not runs_on(q.device):
+        version = ".".join(map(str, capability(q.device)))
         return (
-            f"it needs compute capability 9.0 and Triton {KNOWN_VERSIONS[0]}x; {q.device} has {found}, and Triton is "
+            f"it needs compute capability 9.0 and Triton {KNOWN_VERSIONS[0]}x; {q.device} has {version}, and Triton is "
             f"{triton.__version__}"
         )
     if q.dtype not in DTYPES:
@@ -172,9 +172,9 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the output and its log-sum-exp, or None for inputs that need the checks that `forward` stands behind.
+    """Return the output and its log-sum-exp, or None for inputs that must be checked and passed to `forward`.
 
-    A call of a kind that was taken before takes the host less time: `native` knows it.
+    Repeated calls of one kind take the host less time, since they are registered with `native`.
     """
     known = native.forward(q, k, v, is_causal)
     if known is not None:
@@ -206,20 +206,20 @@ def _forward_plan(
         )
     )  # fmt: skip
     if (
-        not (device == key_device == value_device and is_here(device))
+        not (device == key_device == value_device and runs_on(device))
         or len(shape) != 4
         or shape[2] < ROW_TILE  # for few queries, decoding may be faster
         or any(one.stride(-1) != 1 or 0 in one.stride() for one in (q, k, v))
     ):
         return None
-    out, _ = room_for_results(q, k, v)  # which refuses what does not fit together
+    out, _ = allocate_results(q, k, v)  # also checks the inputs
     if out.numel() == 0 or out.stride() != torch.empty_like(q).stride():
         return None
     return _forward_launch(device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out.stride(), is_causal)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool) -> bool:
-    """Fill `out` and `logsumexp`, or return False if the kernels do not take these inputs, which have been checked."""
+    """Fill `out` and `logsumexp`; return False if the kernels do not support these inputs, which have been checked."""
     launch = _forward_launch(
         q.device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), is_causal
     )
@@ -232,9 +232,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_
 def gradients(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return dq, dk and dv, or None if the kernels do not take these inputs.
+    """Return dq, dk and dv, or None if the kernels do not support these inputs.
 
-    The tensors come from `attend`, so that only the output's gradient is checked.
+    The other tensors come from `attend`, so only the output's gradient is checked.
     """
     known = native.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
     if known is not None:
@@ -296,10 +296,10 @@ def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool,
 ) -> bool:  # fmt: skip
-    """Fill dq, dk and dv, or return False if the kernels do not take these inputs, as `forward` does.
+    """Fill dq, dk and dv; return False if the kernels do not support these inputs.
 
-    For head dimensions up to 128, dq is a float32 sum whose order, and with it the last bits, differs from run to run;
-    if torch's deterministic algorithms are on, the function returns False for them.
+    For head dimensions up to 128, the order of dq's float32 sum, and so its last bits, differ from run to run; if
+    torch's deterministic algorithms are on, the function returns False for them.
     """
     if 0 in out_gradient.stride():  # that of a sum is one number, expanded
         out_gradient = out_gradient.contiguous()
@@ -330,7 +330,7 @@ def _launch_backward(
 
 
 class BackwardLaunches(NamedTuple):
-    """A backward pass: its launches, in this order."""
+    """The launches of a backward pass, in the order of their execution."""
 
     size: int
     """Elements of the float32 buffer: exponents, deltas, and dQ's sum if there is one."""
@@ -352,7 +352,7 @@ def _forward_launch(
     key_heads, keys = key_shape[1:3]
     width = padded_width(head_dim)
     windows = (shape, q_strides), (key_shape, k_strides), (key_shape, v_strides), (shape, out_strides)
-    if not _is_taken(device, dtype, head_dim, windows):
+    if not _is_supported(device, dtype, head_dim, windows):
         return None
     from kernels.attention.hopper.forward import forward_kernel
 
@@ -392,21 +392,21 @@ def key_tiles(how: Forward, queries: int, keys: int, is_causal: bool) -> list[in
 def order_of_work(
     lengths: Sequence[int], planes: int, head_bytes: float, multiprocessors: int, is_causal: bool
 ) -> tuple[int, int]:
-    """Choose the number of programs, and of heads that are worked on together.
+    """Choose the number of programs, and the number of heads in a group.
 
-    One program per multiprocessor walks over several tiles, fetched ahead, in an order made beforehand: heads group by
-    group, and the longest rows of a group first. With a causal mask, the size of the groups decides how evenly the
-    programs share the work. So the host simulates some sizes, and takes the one with the least modelled time. If heads
-    are so long that no small group balances, each tile gets a program of its own, and the hardware balances.
+    One program per multiprocessor processes several tiles, each fetched in advance, in a fixed order: heads group by
+    group, and the longest rows of a group first. With a causal mask, the size of the groups determines how evenly the
+    programs share the work. So the host simulates some sizes, and chooses the one with the least modelled time. If
+    heads are so long that no small group is balanced, each tile gets its own program, and the hardware balances them.
 
-    Without a mask, and for more tiles than the host simulates, a group is what fits the L2 cache.
+    Without a mask, and for more tiles than the host simulates, the group is as large as the L2 cache allows.
 
     Args:
         lengths: Tiles of keys that each tile of queries of a head sees.
         planes: Batches times heads.
         head_bytes: Bytes of keys and values of one head of queries.
-        multiprocessors: Of the device.
-        is_causal: Rows differ in length.
+        multiprocessors: Number of the device's multiprocessors.
+        is_causal: Whether a causal mask makes rows differ in length.
     """
     total = len(lengths) * planes
     programs = min(total, multiprocessors)
@@ -422,7 +422,7 @@ def order_of_work(
 def _fastest_order(
     lengths: Sequence[int], planes: int, head_bytes: float, programs: int, fitting: int
 ) -> tuple[int, int]:
-    """Return the number of programs and the size of groups with the least modelled time; of equals, small groups.
+    """Return the number of programs and the size of groups with the least modelled time; of equal ones, the smallest.
 
     It tries divisors of twice the number of programs: a whole number of tiles of each head then fills one or two
     rounds of turns. It also tries the size that fits the L2 cache, and all heads in one group. It leaves out groups
@@ -443,10 +443,10 @@ def _fastest_order(
 
 
 def heaviest_load(lengths: Sequence[int], planes: int, span: int, programs: int) -> int:
-    """Return the most that a program has to do, in tiles of keys, if heads are taken in groups of `span`.
+    """Return the work of the busiest program, in tiles of keys, if heads are processed in groups of `span`.
 
-    It deals units as `place` and `next_unit` of the kernel do. It uses lists, since tensors would depend on the default
-    device and on the modes of torch that the caller has set.
+    It assigns units to programs as the kernel's `place` and `next_unit` do. It uses lists, since tensors would depend
+    on the caller's default device and torch modes.
     """
     costs: list[int] = []
     for first in range(0, planes, span):
@@ -473,12 +473,12 @@ def _backward_launches(
         *((shape, q_strides), (key_shape, k_strides), (key_shape, v_strides), (shape, gradient_strides)),
         *((key_shape, dk_strides), (key_shape, dv_strides), (shape, dq_strides)),
     )
-    if not _is_taken(device, dtype, head_dim, windows):
+    if not _is_supported(device, dtype, head_dim, windows):
         return None
     how = CHOICES[width].backward_short if queries <= SHORT else CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
-    problem = Problem(dtype, shape, key_shape, windows, padded, is_causal)
-    numbers, rows = problem.numbers, rows_at_once(width)
+    problem = BackwardProblem(dtype, shape, key_shape, windows, padded, is_causal)
+    numbers, rows = problem.numbers, rows_per_program(width)
     prepare = Launch(
         rows_kernel,
         padded // rows * heads * batches,
@@ -488,7 +488,7 @@ def _backward_launches(
         ),
         {
             "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient,
-            "CLEAR": isinstance(how, Backward), "ROWS": rows, **IN_A_CHAIN,
+            "CLEAR": isinstance(how, Backward), "ROWS": rows, **OVERLAPPED_LAUNCH,
         },
     )  # fmt: skip
     if isinstance(how, TwoPasses):
@@ -497,16 +497,16 @@ def _backward_launches(
         finish_kernel,
         triton.cdiv(queries, rows) * heads * batches,
         (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.root),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, **IN_A_CHAIN},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, **OVERLAPPED_LAUNCH},
     )
     return BackwardLaunches((2 + width) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
 
 
-IN_A_CHAIN = {"OVERLAP": True, "launch_pdl": True}
-"""Launch options of kernels that set themselves up while the preceding kernel ends."""
+OVERLAPPED_LAUNCH = {"OVERLAP": True, "launch_pdl": True}
+"""Launch options of kernels that start their preparation while the preceding kernel ends."""
 
 
-class Problem(NamedTuple):
+class BackwardProblem(NamedTuple):
     """The key of a backward pass's launches."""
 
     dtype: torch.dtype
@@ -531,7 +531,7 @@ class Problem(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Elements of a buffer with a number per query."""
+        """Elements of a buffer with one number per query."""
         return self.shape[0] * self.shape[1] * self.padded
 
     @property
@@ -540,24 +540,24 @@ class Problem(NamedTuple):
         return self.shape[1] // self.key_shape[1]
 
     def window(self, place: int, which: int, rows: int) -> Window:
-        """Descriptor of a tensor: its place among those of a launch, and among `windows`."""
+        """Return a tensor's descriptor, by its index in a launch's tensors and its index in `windows`."""
         block = rows, self.width
         return Window.of(place, *self.windows[which], (1, 1, *block), _layout(self.dtype, *block))
 
     def inputs(self, queries: int, keys: int) -> tuple[Any, ...]:
-        """q, k, v and the output's gradient in tiles of so many rows, with exponents and deltas."""
+        """Return q, k, v and the output's gradient in tiles of so many rows, then exponents and deltas."""
         rows = queries, keys, keys, queries
         tiles = (self.window(place, place, rows[place]) for place in range(4))
         return *tiles, Address(4), Address(4, self.numbers)
 
     def options(self, how: Backward | TwoPasses) -> dict[str, Any]:
-        """Constants of all kernels."""
+        """Return the constants of all kernels."""
         sizes = {"M": how.queries, "N": how.keys, "D": self.width, "CAUSAL": self.is_causal}
         sizes["REST"] = rest(self.shape[-1])
         return {**sizes, "REGISTERS": how.registers, "num_warps": 4, "launch_pdl": True}
 
 
-def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
+def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
     """Return the launch of the kernel that gives dK and dV, and adds dQ up."""
     from kernels.attention.hopper.backward import backward_kernel
 
@@ -581,7 +581,7 @@ def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
     )  # fmt: skip
 
 
-def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
+def _wide_keys(problem: BackwardProblem, how: TwoPasses) -> Launch:
     """Return the launch of the kernel that gives dK and dV."""
     from kernels.attention.hopper.backward_wide import wide_keys_kernel
 
@@ -598,7 +598,7 @@ def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
     )  # fmt: skip
 
 
-def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
+def _wide_queries(problem: BackwardProblem, how: TwoPasses) -> Launch:
     """Return the launch of the kernel that gives dQ."""
     from kernels.attention.hopper.backward_wide import wide_queries_kernel
 
@@ -620,19 +620,19 @@ def rest(head_dim: int) -> int:
     The other columns are zero.
     """
     half = padded_width(head_dim) // 2
-    needed = max(LEAST_DEPTH, 1 << (head_dim - half - 1).bit_length())
+    needed = max(MIN_DEPTH, 1 << (head_dim - half - 1).bit_length())
     return needed if needed < half else 0
 
 
-def _is_taken(
+def _is_supported(
     device: torch.device, dtype: torch.dtype, head_dim: int, windows: tuple[tuple[Sizes, Sizes], ...]
 ) -> bool:
     return (
-        is_here(device)
+        runs_on(device)
         and dtype in DTYPES
         and padded_width(head_dim) in CHOICES
         and head_dim % COLUMNS == 0
-        and all(steps_allow_descriptors(shape, strides, dtype.itemsize) for shape, strides in windows)
+        and all(strides_allow_descriptors(shape, strides, dtype.itemsize) for shape, strides in windows)
     )
 
 

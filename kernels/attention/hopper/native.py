@@ -1,8 +1,8 @@
-"""Calls from C++: `source/calls.cpp`, built on first use, and taught what calls of each kind launch.
+"""Calls from C++ (`source/calls.cpp`, built on first use), which repeat the launches that Python made for such a call.
 
-Python's part of an autograd function, and of three launches, takes the host longer than the device works on short
-sequences. A call that is not known yet, and every call where the library cannot be built, goes the longer way through
-`kernels.launching`, which computes the same.
+For short sequences, the Python code of an autograd function and three launches takes the host longer than the device
+needs. The first call of each kind, and every call if the library cannot be built, goes through `kernels.launching`,
+which computes the same.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ DRIVER, STREAMS = "libcuda.so.1", "libtorch_cuda.so"
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()
 _loaded: Any | None = None
-"""The library; None until a call has taught it."""
+"""The library; None until a call has been registered with it."""
 _failed = False
-"""True if this process does without it."""
+"""True if building or loading failed, so that this process does not use the library."""
 _differentiate_in_python: Callable[..., tuple[Tensor | None, ...]] | None = None
-"""Computes the gradients of a call that the library does not know; None until `begin` was called."""
+"""Computes the gradients of calls that are not registered with the library; None until `begin` was called."""
 
 
 def begin(differentiate: Callable[..., tuple[Tensor | None, ...]]) -> None:
-    """Let calls be taught to the library from now on. The module that defines torch's operations must call this after
-    it has defined them, since the library implements them.
+    """Start to register calls with the library. The module that defines the torch operations must call this after it
+    has defined them, since the library implements them.
 
     Args:
         differentiate: `differentiate(out_gradient, q, k, v, out, logsumexp, is_causal, tf32, needed)` returns the
@@ -56,11 +56,11 @@ def begin(differentiate: Callable[..., tuple[Tensor | None, ...]]) -> None:
 
 
 def _library() -> Any | None:
-    """The library, built now if this host has not built it; None without it, and while another thread builds it."""
+    """Return the library, built now if this host has not built it; None while another thread builds it."""
     global _loaded
     if _loaded is None and _loading.acquire(blocking=False):
         try:
-            if _loaded is not None:  # by another thread, since
+            if _loaded is not None:  # another thread has just loaded it
                 return _loaded
             _log.info("building %s, unless an earlier process has: 10 to 30 s", LIBRARY.what)
             loaded = load(LIBRARY.file())
@@ -73,7 +73,7 @@ def _library() -> Any | None:
 
 
 def load(file: Path) -> Any:
-    """Import the library from its file, and let it ask Python for gradients that it does not know, and for hooks.
+    """Import the library from its file, and pass it the Python functions for other gradients and for launch hooks.
 
     Raises:
         ImportError: the file does not fit this Python or this torch.
@@ -88,16 +88,16 @@ def load(file: Path) -> Any:
 
 
 def implement(library: Any, device: str) -> None:
-    """Let the library be the implementation of torch's operations, for tensors on such a device ("CUDA").
+    """Make the library implement the torch operations for tensors on such a device ("CUDA").
 
-    Compiled functions call these. Python's implementation, and its function at autograd's key before it, take the host
-    longer than the rest of such a call. They get what the library does not know.
+    Compiled functions call these operations. Their implementation in Python, with its function at autograd's dispatch
+    key, takes the host longer than the rest of such a call; it still runs calls that are not registered.
     """
     library.implement(device)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor | None:
-    """Return the output (batch, heads, queries, head_dim), differentiable, or None for a call of an unknown kind.
+    """Return the output (batch, heads, queries, head_dim), differentiable; None if such calls are not registered.
 
     Raises:
         RuntimeError: the CUDA driver refuses a launch; the message says why.
@@ -109,7 +109,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor | None:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the output and its log-sum-exp (batch, heads, queries; float32), or None for a call of an unknown kind."""
+    """Return the output and its log-sum-exp (batch, heads, queries; float32); None if such calls are not registered."""
     if _loaded is None or hooks_are_set():
         return None
     results: tuple[Tensor, Tensor] | None = _loaded.forward(q, k, v, is_causal)
@@ -119,7 +119,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, T
 def gradients(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return dq, dk and dv, or None for a call of an unknown kind."""
+    """Return dq, dk and dv; None if such calls are not registered."""
     if _loaded is None or hooks_are_set():
         return None
     results: tuple[Tensor, Tensor, Tensor] | None = _loaded.gradients(
@@ -129,7 +129,7 @@ def gradients(
 
 
 def learn_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, launch: Launch) -> None:
-    """Let later calls of this kind be known, once Triton has compiled their kernel."""
+    """Register calls of this kind with the library, once Triton has compiled their kernel."""
     _teach([(launch, range(5))], lambda library, kernels: library.learn_forward(q, k, v, is_causal, *kernels))
 
 
@@ -137,13 +137,13 @@ def learn_backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool,
     numbers: int, is_deterministic: bool, launches: Sequence[tuple[Launch, Sequence[int]]],
 ) -> None:  # fmt: skip
-    """As `learn_forward`.
+    """Register backward passes of this kind with the library, once Triton has compiled their kernels.
 
     Args:
         numbers: Elements of the float32 buffer.
         is_deterministic: The kernels give the same bits in every run.
-        launches: With the places of their tensors among q, k, v, the output's gradient, the buffer, dk, dv, dq, the
-            output and its log-sum-exp.
+        launches: Launches, each with the indices of its tensors in the list q, k, v, the output's gradient, the buffer,
+            dk, dv, dq, the output and its log-sum-exp.
     """
     kind = out_gradient, q, k, v, out, logsumexp, is_causal, numbers, is_deterministic
     _teach(launches, lambda library, kernels: library.learn_backward(*kind, kernels))
@@ -152,7 +152,7 @@ def learn_backward(
 def _teach(
     launches: Sequence[tuple[Launch, Sequence[int]]], learn: Callable[[Any, list[dict[str, Any]]], None]
 ) -> None:
-    """Describe the launches to the library. A call never fails because later ones could not be made faster."""
+    """Register launches with the library. Errors are only logged: without the library, calls are slower but work."""
     global _failed
     if _failed or _differentiate_in_python is None or hooks_are_set():
         return
@@ -178,7 +178,7 @@ def _described(launches: Sequence[tuple[Launch, Sequence[int]]]) -> list[dict[st
 
 @once_differentiable
 def _differentiate(_context: None, *inputs: Any) -> tuple[Tensor | None, ...]:
-    """Return the gradients that are needed, of a call that the library does not know; it gives what it was given."""
+    """Compute the needed gradients of a call that is not registered, from the arguments that the library received."""
     assert _differentiate_in_python is not None
     out_gradient, q, k, v, out, logsumexp, is_causal, needed = inputs
     return _differentiate_in_python(out_gradient, q, k, v, out, logsumexp, is_causal, False, tuple(needed))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch
-from kernels.attention.hopper.launch import CHOICES, Backward, Choice, TwoPasses
+from kernels.attention.hopper.launch import CHOICES, Backward, KernelChoice, TwoPasses
 from kernels.attention.library import sdpa_cudnn
 from kernels.attention.reference import attention
 from kernels.attention.triton.tilings import padded_width
@@ -45,7 +45,7 @@ READY_S, TURN_S = 180.0, 60.0
 Pass = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
-def candidates(width: int) -> Iterator[tuple[str, Choice]]:
+def candidates(width: int) -> Iterator[tuple[str, KernelChoice]]:
     """Yield names and choices: what calls take first."""
     present = CHOICES[width]
     yield "present", present
@@ -225,7 +225,7 @@ def main() -> None:
     if options.candidate:
         serve(options)
         return
-    if not torch.cuda.is_available() or not launch.is_here(torch.device("cuda", 0)):
+    if not torch.cuda.is_available() or not launch.runs_on(torch.device("cuda", 0)):
         raise SystemExit("this tunes kernels for compute capability 9.0, with the Triton that they are for")
     began = time.monotonic()
     names = [CUDNN, *(name for name, _ in candidates(padded_width(options.head_dim)))]

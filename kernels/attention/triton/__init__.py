@@ -1,1 +1,1 @@
-"""FlashAttention-2 in Triton: `kernels.attention.flash_triton` is what other rooms call."""
+"""FlashAttention-2 in Triton: other packages call `kernels.attention.flash_triton`."""

@@ -1,4 +1,4 @@
-"""Checks the inputs of attention on a GPU, and brings them into the shape that launches need; what devices can do."""
+"""Checks attention's inputs and the capabilities of their device, and reshapes inputs for launches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM = 256
-OLDEST = (8, 0)
-"""Compute capability of the first devices with tensor cores for bfloat16."""
+MIN_CAPABILITY = (8, 0)
+"""Lowest compute capability with tensor cores for bfloat16."""
 
 
-def room_for_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def allocate_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Check the inputs, and return empty tensors for the output (q's shape and dtype) and the log-sum-exp (float32).
 
     Raises:
@@ -40,37 +40,36 @@ def room_for_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"expected one of {DTYPES} for q, k and v, not {q.dtype}, {k.dtype} and {v.dtype}")
     if k.device != q.device or v.device != q.device:
         raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
-    return like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def check_device(device: torch.device) -> None:
     """Check that the kernels run on this device.
 
     Raises:
-        ValueError: it is no CUDA device, or its compute capability is below `OLDEST`.
+        ValueError: it is no CUDA device, or its compute capability is below `MIN_CAPABILITY`.
     """
     if triton.knobs.runtime.interpret:
         return
     if device.type != "cuda":
         raise ValueError(f"expected tensors on a CUDA device, not on {device}")
-    if capability(device) < OLDEST:
+    if capability(device) < MIN_CAPABILITY:
         version = ".".join(map(str, capability(device)))
         raise ValueError(f"{device} has compute capability {version}, and at least 8.0 (Ampere) is needed")
 
 
-def like(tensor: Tensor) -> Tensor:
-    """Make room for a result in the input's own order of axes, which callers can undo for free, if its last axis is
-    last.
+def empty_like(tensor: Tensor) -> Tensor:
+    """Allocate a result with the memory format of an input, so that callers can undo a transposition without a copy.
 
-    Inputs that repeat elements (expanded ones) have no such order.
+    It is contiguous if the input's last axis is not contiguous, or if the input repeats elements (is expanded).
     """
     result = torch.empty_like(tensor)
     return result if result.stride(-1) == 1 and 0 not in tensor.stride() else tensor.new_empty(tensor.shape)
 
 
 def with_heads(*tensors: Tensor) -> list[Tensor]:
-    """Return each as (batch, heads, rows, head_dim) with a contiguous last axis. For results these are views, so writes
-    reach them.
+    """Return the tensors as (batch, heads, rows, head_dim) with a contiguous last axis. Results are returned as views,
+    so kernels write into the original tensors.
     """
     if all(tensor.dim() == 4 and tensor.stride(3) == 1 for tensor in tensors):
         return list(tensors)
@@ -78,9 +77,9 @@ def with_heads(*tensors: Tensor) -> list[Tensor]:
     return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
 
 
-def as_autocast_asks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs in autocast's dtype, if it is on for their device: all but those of float64, which no kernel
-    takes. torch casts those of scaled_dot_product_attention in the same way.
+def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast the inputs to autocast's dtype if autocast is on for their device, as torch does for
+    scaled_dot_product_attention. float64 inputs are not cast; the kernels refuse them.
     """
     device = q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
@@ -93,17 +92,17 @@ def as_autocast_asks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     return q, k, v
 
 
-_HERE = contextlib.nullcontext()
+_NO_CHANGE = contextlib.nullcontext()
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which `device` is the current one. It mostly is, and asking is cheaper than setting."""
+    """Return a context in which `device` is the current one. It usually is; then nothing is set, which is faster."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return _HERE
+        return _NO_CHANGE
     return torch.cuda.device(device)
 
 
-# A compiled graph keeps the setting with which it was compiled.
+# A compiled graph keeps the setting of its compilation.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def tf32_is_allowed() -> bool:
     """Return True if torch's older or newer settings let float32 products round their operands to tf32."""
@@ -119,17 +118,17 @@ def capability(device: torch.device) -> tuple[int, int]:
 def has_tensor_descriptors(tensor: Tensor) -> bool:
     """Return True if the copy engine of Hopper and later can fetch tiles of this (batch, heads, rows, head_dim) tensor.
 
-    It needs addresses and steps that are multiples of 16 bytes. Kernels read other tensors through pointers.
+    It needs addresses and strides that are multiples of 16 bytes. Kernels read other tensors through pointers.
     """
     return (
         capability(tensor.device) >= (9, 0)
         and tensor.data_ptr() % 16 == 0
-        and steps_allow_descriptors(tensor.shape, tensor.stride(), tensor.element_size())
+        and strides_allow_descriptors(tensor.shape, tensor.stride(), tensor.element_size())
     )
 
 
 @functools.lru_cache(maxsize=1024)
-def steps_allow_descriptors(shape: tuple[int, ...], strides: tuple[int, ...], element_size: int) -> bool:
-    """Return True if the steps of all axes but the last are multiples of 16 bytes, where they are taken."""
-    steps = [step for size, step in zip(shape[:-1], strides[:-1], strict=True) if size > 1]
-    return all(step > 0 and step * element_size % 16 == 0 for step in steps)
+def strides_allow_descriptors(shape: tuple[int, ...], strides: tuple[int, ...], element_size: int) -> bool:
+    """Return True if the strides of all axes but the last are multiples of 16 bytes; axes of length 1 do not count."""
+    used = [stride for size, stride in zip(shape[:-1], strides[:-1], strict=True) if size > 1]
+    return all(stride > 0 and stride * element_size % 16 == 0 for stride in used)

@@ -32,9 +32,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.attention.triton.operands import add_product, as_operand, held, product, split, transposed
-from kernels.interpreted import mend_interpreter
+from kernels.interpreted import patch_interpreter
 
-mend_interpreter()
+patch_interpreter()
 
 LN_2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(1.4426950408889634)

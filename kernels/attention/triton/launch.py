@@ -1,9 +1,9 @@
 """Launches the Triton kernels of attention, on tensors that have been checked.
 
 Tensors are (batch, heads, rows, head_dim) with a contiguous last axis and any other strides; numbers per query are
-(batch, heads, queries), contiguous, float32. Results are written into tensors that the caller made. `precision` says
-how products are done: "ieee" for half precision; "split" (see `operands`), "tf32x3" or "tf32" for float32. Each
-launch takes the tiling that was measured to be best (see `tilings`) unless it is given one.
+(batch, heads, queries), contiguous, float32. Results are written into the caller's tensors. `precision` determines how
+products are computed: "ieee" for half precision; "split" (see `operands`), "tf32x3" or "tf32" for float32. Each launch
+uses the tiling that was measured to be fastest (see `tilings`) unless the caller passes one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kernels.attention.triton.tilings import Tiling, padded_width
 from kernels.launching import Address, Launch, Window
 
 ROW_TILE = 128
-"""Lengths of the backward pass's buffers are multiples of this, and so of every tile of queries."""
+"""Lengths of the backward pass's buffers are multiples of this, and thus of every tile of queries."""
 ROW_ELEMENTS = 8192
 """Elements of a tile of the kernels that read rows: two such tiles fit into four warps' registers."""
 SPLIT_ROWS = 32
@@ -91,9 +91,9 @@ def backward(
     dq: Tensor | None, dk: Tensor | None, dv: Tensor | None,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
 ) -> None:  # fmt: skip
-    """Fill dq, and dk with dv, where they are given.
+    """Fill dq, dk and dv, of which dq or both dk and dv may be None.
 
-    If all are given, it takes the form that was measured to be faster, or two passes for determinism.
+    With all three, it uses the form that was measured to be faster, or two passes for determinism.
     """
     width = padded_width(q.shape[-1])
     q_operand, k_operand, v_operand = operands(precision, q, k, v)
@@ -113,11 +113,11 @@ def backward(
     if dq_sum is None:
         queries(*inputs, dq, is_causal, precision)
     else:
-        take_sum(dq_sum, dq)
+        finish_dq(dq_sum, dq)
 
 
-def take_sum(dq_sum: Tensor, dq: Tensor) -> None:
-    """Fill dq from the sum that `keys` added to."""
+def finish_dq(dq_sum: Tensor, dq: Tensor) -> None:
+    """Fill dq from the sum that `keys` computed."""
     _finish_launch(kind(dq), kind(dq_sum))((dq_sum, dq))
 
 
@@ -125,7 +125,7 @@ def take_sum(dq_sum: Tensor, dq: Tensor) -> None:
 def _finish_launch(dq: Kind, dq_sum: Kind) -> Launch:
     batches, heads, queries, head_dim = dq.shape
     width = dq_sum.shape[-1]
-    size = rows_at_once(width)
+    size = rows_per_program(width)
     return Launch(
         finish_kernel,
         triton.cdiv(queries, size) * heads * batches,
@@ -135,16 +135,16 @@ def _finish_launch(dq: Kind, dq_sum: Kind) -> Launch:
 
 
 def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
-    """Return the tensors as the other launches take them."""
+    """Return the tensors in the form that the other launches need: split into parts if the precision is "split"."""
     if precision != "split":
         return list(tensors)
     return [_split(tensor, padded_width(tensor.shape[-1])) for tensor in tensors]
 
 
 def _split(tensor: Tensor, width: int) -> Tensor:
-    """A float32 tensor's parts: (batch, heads, rows, head_dim) to (batch · 3, heads, rows, head_dim) in bfloat16.
+    """Split a float32 tensor (batch, heads, rows, head_dim) into parts (batch · 3, heads, rows, head_dim) in bfloat16.
 
-    Rows are padded with zeros to a multiple of 8 columns, what tensor descriptors need.
+    Rows are padded with zeros to a multiple of 8 columns, since tensor descriptors need that.
     """
     batches, heads, rows, head_dim = tensor.shape
     columns = triton.cdiv(head_dim, 8) * 8
@@ -159,8 +159,8 @@ def _split(tensor: Tensor, width: int) -> Tensor:
 def rows(
     out: Tensor, out_gradient: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor | None, *, add_up: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return per query the numbers that `keys` and `queries` need: exponents and D, each (batch, heads, queries,
-    rounded up); and, to `add_up` dQ in one pass, zeros of that shape with an axis more.
+    """Return the numbers per query that `keys` and `queries` need: exponents and D, each (batch, heads, queries rounded
+    up). With `add_up`, for one pass, also return zeros with one more axis, for the sum of dQ.
     """
     batches, heads, queries, head_dim = out.shape
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
@@ -179,7 +179,7 @@ def rows(
 def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, clear: bool) -> Launch:
     batches, heads, queries, head_dim = out.shape
     padded, width = triton.cdiv(queries, ROW_TILE) * ROW_TILE, padded_width(head_dim)
-    size = rows_at_once(width)
+    size = rows_per_program(width)
     return Launch(
         rows_kernel,
         padded // size * heads * batches,
@@ -195,9 +195,9 @@ def keys(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dk: Tensor, dv: Tensor,
     is_causal: bool, precision: str, dq_sum: Tensor | None = None, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """Fill dk and dv, and add √d·dQ to `dq_sum`, of the shape of `exponents` with an axis more, if it is given.
+    """Fill dk and dv. Add √d·dQ to `dq_sum`, which has the shape of `exponents` with one more axis, unless it is None.
 
-    The first four are `operands`.
+    The first four arguments are `operands`.
     """
     if tiling is None:
         chosen = tilings.choose((q, k, v), padded_width(dk.shape[-1]), precision)
@@ -244,7 +244,7 @@ def queries(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dq: Tensor,
     is_causal: bool, precision: str, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """Fill dq. The first four are `operands`."""
+    """Fill dq. The first four arguments are `operands`."""
     tiling = tiling or tilings.choose((q, k, v), padded_width(dq.shape[-1]), precision).queries
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _queries_launch(
@@ -278,8 +278,8 @@ def _queries_launch(
     )  # fmt: skip
 
 
-def rows_at_once(width: int) -> int:
-    """Rows of a tile of the kernels before and behind the backward pass; a divisor of `ROW_TILE`."""
+def rows_per_program(width: int) -> int:
+    """Return the rows of a tile of `rows_kernel` and `finish_kernel`; a divisor of `ROW_TILE`."""
     return min(ROW_TILE, ROW_ELEMENTS // width)
 
 
@@ -288,7 +288,7 @@ def _through_descriptors(*tensors: Tensor) -> bool:
 
 
 def source(place: int, tensor: Kind, rows: int, width: int, tma: bool) -> Address | Window:
-    """The argument from which a kernel reads tiles of so many rows of a tensor."""
+    """Return the argument from which a kernel reads tiles of a tensor, each of `rows` rows."""
     return Window.of(place, tensor.shape, tensor.strides, (1, 1, rows, width)) if tma else Address(place)
 
 

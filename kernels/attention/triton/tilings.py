@@ -1,8 +1,8 @@
 """Sizes of tiles for each device, precision and head dimension.
 
 Those for an H200 were the fastest of 550 that `tune.py` timed (docs/decisions/0011-tiles-of-triton-attention.md).
-Elsewhere the sizes are chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared
-memory, what Ada and consumer Blackwell have; `tests/kernels/test_triton_fits.py` compiles them for several devices.
+On other devices, which were not measured, the sizes are chosen to fit: they need at most 99 KiB of shared memory, the
+size in Ada and consumer Blackwell. `tests/kernels/test_triton_fits.py` compiles them for several devices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tiling:
     """Rows of a tile of keys and values."""
     warps: int
     stages: int
-    """Tiles that the inner loop keeps in shared memory: one in use, the others on their way."""
+    """Tiles that the inner loop has in shared memory: one in use, the others being fetched."""
     hold: bool = False
     """True keeps a program's own tile in registers instead of shared memory. The pass over keys has no registers to
     spare and ignores it.
@@ -92,7 +92,7 @@ TF32 = {
     128: Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 16, 4, 1)),
     256: Tilings(Tiling(16, 16, 4, 2), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1)),
 }
-"""Single precision in registers, everywhere. One pass at 256 takes 128 KiB; it is taken nowhere unless asked for."""
+"""Single precision in registers, on all devices. One pass at 256 takes 128 KiB; no call uses it unless tuned to."""
 
 
 def padded_width(head_dim: int) -> int:
@@ -108,8 +108,8 @@ def precision_of(q: Tensor, tf32: bool) -> str:
 
 
 def exact_precision(device: torch.device, width: int) -> str:
-    """Return the precision of exact float32 products: in parts. Where parts do not fit the device, operands are split
-    in registers, and tensor cores add the products up (operands.add_product tells the cost).
+    """Return the precision of exact float32 products: "split". If its tiles do not fit the device, operands are split
+    in registers, and tensor cores add the products up; operands.add_product describes the loss.
     """
     return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
 
@@ -119,20 +119,19 @@ _remembered: dict[tuple[object, ...], Tilings] = {}
 
 
 def remember(operands: Operands, width: int, precision: str, tilings: Tilings) -> None:
-    """Let `choose` return these tilings, in this process, for such operands (see `tune`)."""
+    """Make `choose` return these tilings for such operands in this process (see `tune`)."""
     _remembered[_key(operands, width, precision)] = tilings
 
 
 def forget() -> None:
-    """Let `choose` return the tables' tilings only."""
+    """Make `choose` return the tables' tilings again."""
     _remembered.clear()
 
 
 def choose(operands: Operands, width: int, precision: str) -> Tilings:
-    """Choose tilings for q, k and v as launches take them, with the head dimension rounded up to the power of two
-    `width`.
+    """Return the tilings for q, k and v as launches take them: those tuned in this process, or else the tables'.
 
-    It returns the tilings that were tuned in this process, else the tables'.
+    `width` is the head dimension rounded up to a power of two.
     """
     if _remembered and (tuned := _remembered.get(_key(operands, width, precision))):
         return tuned
@@ -140,7 +139,7 @@ def choose(operands: Operands, width: int, precision: str) -> Tilings:
 
 
 def from_tables(device: torch.device, width: int, precision: str) -> Tilings:
-    """Choose the tables' tilings, also if others were tuned."""
+    """Return the tables' tilings, even if others were tuned."""
     if precision == "ieee":
         return (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
     if precision == "split":
@@ -149,7 +148,7 @@ def from_tables(device: torch.device, width: int, precision: str) -> Tilings:
 
 
 def _key(operands: Operands, width: int, precision: str) -> tuple[object, ...]:
-    """Return the key of remembered tilings: all that decides if a tiling fits."""
+    """Return the key of tuned tilings: everything that determines whether a tiling fits."""
     q = operands[0]
     return q.device, q.dtype, width, precision, all(has_tensor_descriptors(tensor) for tensor in operands)
 

@@ -20,10 +20,10 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from kernels.attention.triton import launch, tilings
-from kernels.attention.triton.inputs import like, on_device, room_for_results, tf32_is_allowed, with_heads
+from kernels.attention.triton.inputs import allocate_results, empty_like, on_device, tf32_is_allowed, with_heads
 from kernels.attention.triton.tilings import Tiling, Tilings, padded_width, precision_of
 from kernels.device_clock import DeviceClock, Work, host_lap_ms
-from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error, fixed
+from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error, fixed_limits
 
 _ANY = (Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 32, 4, 1), Tiling(16, 16, 4, 1))
 _FLAT = (
@@ -36,12 +36,12 @@ _UPRIGHT = (
     *(Tiling(128, 128, 8, 2), Tiling(64, 128, 8, 2), Tiling(64, 64, 8, 2), Tiling(16, 64, 4, 2)),
 )
 CANDIDATES = {"forward": _FLAT, "keys": _UPRIGHT, "queries": _FLAT, "one_pass": _UPRIGHT}
-"""By kernel, as `Tilings` names them. Those that do not fit a device are left out there."""
+"""Candidates by kernel, with the names of `Tilings`' fields. Those that do not fit a device are skipped there."""
 SAMPLES = 7
 FORMS = {False: "two passes", True: "one pass"}
 """Forms of the backward pass, by `Tilings.prefer_one_pass`."""
 GAIN = 0.02
-"""A smaller gain cannot be told from noise: the present choice stays."""
+"""A smaller gain may be noise: the present choice stays."""
 REFUSALS = (OutOfResources, PTXASError, CompilationError)
 COMPILER_FAILED = "PassManager::run failed"
 """Message of the plain RuntimeError that Triton's compiler raises."""
@@ -51,19 +51,19 @@ Timer = Callable[[str, Tilings, Work], float]
 """(kernel, the tilings, the call) -> ms of one call."""
 
 
-class NothingRuns(Exception):
+class NoTilingRuns(Exception):
     """No listed tiling of a kernel runs on this device."""
 
 
-class Problem:
-    """Inputs as `flash_attention` takes them, and the kernels' calls on them.
+class TuningProblem:
+    """Inputs of `flash_attention`, and the kernels' calls on them.
 
     Raises:
-        ValueError: `flash_attention` does not take the inputs, or they are empty.
+        ValueError: `flash_attention` refuses the inputs, or they are empty.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> None:
-        out, logsumexp = room_for_results(q, k, v)
+        out, logsumexp = allocate_results(q, k, v)
         if out.numel() == 0:
             raise ValueError(f"there is nothing to tune for: q's shape is {tuple(q.shape)}")
         q, k, v, out = with_heads(q.detach(), k.detach(), v.detach(), out)
@@ -73,12 +73,12 @@ class Problem:
         first, second, third = launch.operands(self.precision, q, k, v)
         self._operands, self._width = (first, second, third), padded_width(q.shape[-1])
         self.results = {"out": out, "logsumexp": logsumexp.view(out.shape[:-1])}
-        self.results |= {"dq": like(q), "dk": like(k), "dv": like(v)}
+        self.results |= {"dq": empty_like(q), "dk": empty_like(k), "dv": empty_like(v)}
         self._right: dict[str, Tensor] = {}
 
     def run(self, kernel: str, chosen: Tilings) -> tuple[str, ...]:
-        """Call a kernel, "one_pass" and "two_passes" with what is before and behind it; return its results' names."""
-        self.take(replace(chosen, prefer_one_pass=kernel == "one_pass"))
+        """Call a kernel; "one_pass" and "two_passes" call the whole backward pass. Returns the names of the results."""
+        self.use(replace(chosen, prefer_one_pass=kernel == "one_pass"))
         out, logsumexp = self.results["out"], self.results["logsumexp"]
         if kernel == "forward":
             launch.forward(*self._operands, out, logsumexp, self._is_causal, self.precision)
@@ -91,32 +91,32 @@ class Problem:
         return names
 
     def present(self) -> Tilings:
-        """The tilings that calls take now."""
+        """Return the tilings that calls use now."""
         return tilings.choose(self._operands, self._width, self.precision)
 
-    def take(self, chosen: Tilings) -> None:
-        """Let calls take these tilings."""
+    def use(self, chosen: Tilings) -> None:
+        """Make calls use these tilings."""
         tilings.remember(self._operands, self._width, self.precision, chosen)
 
     def set_output(self) -> None:
-        """Take the right output and log-sum-exp for the backward pass: the last tiling's may have been wrong."""
+        """Restore the right output and log-sum-exp for the backward pass: the last tiling may have been wrong."""
         for name in ("out", "logsumexp"):
             self.results[name].copy_(self._right[name])
 
     def why_not(self, kernel: str, chosen: Tilings) -> str:
-        """Say why a kernel cannot run, or how its results differ from the right ones; "" if it can and they do not.
+        """Return why a kernel cannot run, or how its results differ from the right ones; "" if it runs and is right.
 
-        Results that nobody knows yet become the right ones.
+        The first results count as right.
         """
         for name in ("out", "logsumexp") if kernel == "forward" else ("dq", "dk", "dv"):
-            self.results[name].fill_(float("nan"))  # another tiling may have left right values
+            self.results[name].fill_(float("nan"))  # the tensor may contain another tiling's right values
         try:
             names = self.run(kernel, chosen)
         except Exception as failure:
             if isinstance(failure, REFUSALS) or COMPILER_FAILED in str(failure):
                 return f"{type(failure).__name__}: {str(failure).strip()[:200]}"
             raise
-        limit = fixed(TF32_TOLERANCE if self.precision == "tf32" else TOLERANCES[self._gradient.dtype])
+        limit = fixed_limits(TF32_TOLERANCE if self.precision == "tf32" else TOLERANCES[self._gradient.dtype])
         for name in names:
             expected = self._right.setdefault(name, self.results[name].clone())
             if why := error(self.results[name], expected.double()).why_wrong(limit):
@@ -124,43 +124,49 @@ class Problem:
         return ""
 
 
-def best(
-    problems: Sequence[Problem], kernels: Sequence[str], timer: Timer, tell: Tell, among: Sequence[Tiling] | None
+def fastest_tilings(
+    problems: Sequence[TuningProblem],
+    kernels: Sequence[str],
+    timer: Timer,
+    tell: Tell,
+    candidates: Sequence[Tiling] | None,
 ) -> Tilings:
     """Return the tilings with the least geometric mean of times over problems of one kind.
 
-    The present choice, which comes first and says what is right, stays if it is within GAIN.
+    The present choice runs first, so its results count as right. It stays if no other is faster by more than GAIN.
 
     Raises:
-        NothingRuns: no tiling of a kernel runs in all problems. One pass may fit nowhere: two do its work.
+        NoTilingRuns: no tiling of a kernel runs in all problems. "one_pass" may have none: two passes replace it.
     """
     chosen = problems[0].present()
 
-    def median_ms(problem: Problem, kernel: str, one: Tilings) -> float:
+    def median_ms(problem: TuningProblem, kernel: str, trial: Tilings) -> float:
         def work() -> None:
-            problem.run(kernel, one)
+            problem.run(kernel, trial)
 
-        return statistics.median(timer(kernel, one, work) for _ in range(SAMPLES))
+        return statistics.median(timer(kernel, trial, work) for _ in range(SAMPLES))
 
-    def mean_ms(kernel: str, one: Tilings) -> float:
-        return statistics.geometric_mean(median_ms(problem, kernel, one) for problem in problems)
+    def mean_ms(kernel: str, trial: Tilings) -> float:
+        return statistics.geometric_mean(median_ms(problem, kernel, trial) for problem in problems)
 
     for kernel in kernels:
         times: dict[Tiling, float] = {}
         why = ""
-        for tiling in dict.fromkeys([getattr(chosen, kernel), *(CANDIDATES[kernel] if among is None else among)]):
-            one = _with(chosen, kernel, tiling)
-            why = next(filter(None, (problem.why_not(kernel, one) for problem in problems)), "")
+        for tiling in dict.fromkeys(
+            [getattr(chosen, kernel), *(CANDIDATES[kernel] if candidates is None else candidates)]
+        ):
+            trial = _with(chosen, kernel, tiling)
+            why = next(filter(None, (problem.why_not(kernel, trial) for problem in problems)), "")
             if why:
-                tell(f"{_words(kernel)} {shown(tiling)} is left out: {why}")
+                tell(f"{_words(kernel)} {as_text(tiling)} is left out: {why}")
             else:
-                times[tiling] = mean_ms(kernel, one)
-        ranked = [f"{shown(tiling)}: {times[tiling]:.3g} ms" for tiling in sorted(times, key=lambda one: times[one])]
+                times[tiling] = mean_ms(kernel, trial)
+        ranked = [f"{as_text(tiling)}: {times[tiling]:.3g} ms" for tiling in sorted(times, key=times.__getitem__)]
         tell(f"{_words(kernel)}: {'    '.join(ranked) or 'none runs'}")
         if times:
             chosen = _with(chosen, kernel, _pick(times, getattr(chosen, kernel)))
         elif kernel != "one_pass":
-            raise NothingRuns(f"no tiling of the {kernel} kernel runs on this device: {why}")
+            raise NoTilingRuns(f"no tiling of the {kernel} kernel runs on this device: {why}")
         if kernel == "forward":
             for problem in problems:
                 problem.set_output()
@@ -173,55 +179,55 @@ def best(
 
 def tune(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, backward: bool = True, tf32: bool | None = None,
-    tell: Tell = lambda line: None, timer: Timer | None = None, among: Sequence[Tiling] | None = None,
+    tell: Tell = lambda line: None, timer: Timer | None = None, candidates: Sequence[Tiling] | None = None,
 ) -> str:  # fmt: skip
-    """Let this process's further calls take the fastest tilings for such inputs; return a line that names them.
+    """Find the fastest tilings for such inputs, which this process's further calls use; return a line that names them.
 
     Such inputs are those on the same device, of the same dtype, padded head dimension and precision, with any lengths
-    and masks. Calls take the tilings until another search for such inputs, or `tilings.forget`.
+    and masks. Calls use the tilings until the next search for such inputs, or `tilings.forget`.
 
     Args:
-        q: Queries; q, k, v, is_causal and tf32 are as `flash_attention` takes them.
+        q: Queries; q, k, v, is_causal and tf32 are `flash_attention`'s arguments.
         k: Keys.
         v: Values.
         is_causal: Query i sees keys 0 … i only.
-        backward: Also tune the backward pass; else its tilings stay as they are.
+        backward: Also tune the backward pass; otherwise its tilings do not change.
         tf32: True lets products round float32 inputs to tf32; None: as torch is set.
         tell: Called with a line of progress, every few seconds.
-        timer: Function that takes times; None: the device's time with a cold L2 cache.
+        timer: Measures a call's time; None: the device's time with a cold L2 cache.
         among: The candidates for every kernel, besides the present choice; None: CANDIDATES.
 
     Raises:
-        ValueError: `flash_attention` does not take the inputs, or they are empty.
-        NothingRuns: this device can run no tiling of a kernel.
+        ValueError: `flash_attention` refuses the inputs, or they are empty.
+        NoTilingRuns: this device can run no tiling of a kernel.
     """
     with torch.no_grad(), on_device(q.device):
-        problem = Problem(q, k, v, is_causal, tf32)
+        problem = TuningProblem(q, k, v, is_causal, tf32)
         chosen = present = problem.present()
         kernels = tuple(CANDIDATES) if backward else ("forward",)
         try:
-            chosen = best([problem], kernels, timer or default_timer(q.device), tell, among)
+            chosen = fastest_tilings([problem], kernels, timer or default_timer(q.device), tell, candidates)
         finally:
-            problem.take(chosen)
-    line = "; ".join(f"{_words(kernel)} {shown(getattr(chosen, kernel))}" for kernel in kernels)
+            problem.use(chosen)
+    line = "; ".join(f"{_words(kernel)} {as_text(getattr(chosen, kernel))}" for kernel in kernels)
     return f"{line}{f'; backward in {FORMS[chosen.prefer_one_pass]}' * backward}{' (as before)' * (chosen == present)}"
 
 
 def default_timer(device: torch.device) -> Timer:
-    """Return a timer of the device's time with a cold L2 cache; of the host's clock where the interpreter runs."""
+    """Return a timer of the device's time with a cold L2 cache; in the interpreter, one of the host's time."""
     if device.type != "cuda":
         return lambda kernel, chosen, work: host_lap_ms(work)
     clock = DeviceClock(device)
     return lambda kernel, chosen, work: clock.lap(work).device_ms
 
 
-def shown(tiling: Tiling) -> str:
+def as_text(tiling: Tiling) -> str:
     """Return a tiling as text: "held, queries × keys, warps, stages"."""
     return f"{'held, ' * tiling.hold}{tiling.queries} × {tiling.keys}, {tiling.warps}, {tiling.stages}"
 
 
 def _pick(times: dict[Any, float], present: Any) -> Any:
-    fastest = min(times, key=lambda one: times[one])
+    fastest = min(times, key=times.__getitem__)
     return present if present in times and times[present] <= times[fastest] * (1 + GAIN) else fastest
 
 
@@ -235,7 +241,7 @@ def _words(kernel: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Tune for the lengths that the command line names, and print what was found."""
+    """Tune for the lengths of the command line, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
@@ -244,24 +250,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tf32", action="store_true", help="products of float32 may round")
     parser.add_argument("--backward", action=argparse.BooleanOptionalAction, default=True)
-    given = parser.parse_args(arguments)
-    if min(given.head_dim, given.rows, *given.lengths) < 1:
+    options = parser.parse_args(arguments)
+    if min(options.head_dim, options.rows, *options.lengths) < 1:
         parser.error("sizes are positive numbers")
     if not torch.cuda.is_available():
         parser.exit(1, "There is no CUDA device here: tilings are tuned on the device that will run them.\n")
     problems = []
-    for length in given.lengths:
-        shape = 1, max(1, given.rows // length), length, given.head_dim
-        q, k, v = (torch.randn(shape, dtype=getattr(torch, given.dtype), device="cuda") for _ in range(3))
+    for length in options.lengths:
+        shape = 1, max(1, options.rows // length), length, options.head_dim
+        q, k, v = (torch.randn(shape, dtype=getattr(torch, options.dtype), device="cuda") for _ in range(3))
         try:
-            problems.append(Problem(q, k, v, given.causal, given.tf32))
+            problems.append(TuningProblem(q, k, v, options.causal, options.tf32))
         except ValueError as failure:
             parser.error(str(failure))
     print(f"{torch.cuda.get_device_name()}: queries × keys, warps, stages", flush=True)
-    kernels = tuple(CANDIDATES) if given.backward else ("forward",)
+    kernels = tuple(CANDIDATES) if options.backward else ("forward",)
     timer = default_timer(torch.device("cuda", torch.cuda.current_device()))
-    chosen = best(problems, kernels, timer, lambda line: print(line, flush=True), None)
-    print(f"{padded_width(given.head_dim)}: {chosen},")
+    chosen = fastest_tilings(problems, kernels, timer, lambda line: print(line, flush=True), None)
+    print(f"{padded_width(options.head_dim)}: {chosen},")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from app.api import events
 from app.api.bodies import JobBody, parse
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 from app.settings import Settings
 from tests.app.api.streams import STREAM, parse_stream, streamed
 
@@ -53,7 +53,7 @@ class TestDefaultTimeout:
     @pytest.mark.parametrize("setting", ["0", "-1", "soon", "nan", "1e9"])
     def test_a_setting_that_makes_no_sense(self, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
         monkeypatch.setenv("FLOPWATCH_DEFAULT_TIMEOUT_S", setting)
-        with pytest.raises(InvalidEnvironment, match="FLOPWATCH_DEFAULT_TIMEOUT_S"):
+        with pytest.raises(CannotRunHere, match="FLOPWATCH_DEFAULT_TIMEOUT_S"):
             Settings.from_environment()
 
 

@@ -958,7 +958,7 @@ class TestWrapped:
     def test_control_of_the_wrappers_words(
         self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(JobRun, "_blame", lambda _self, _wrapper, outcome, _ask: outcome)
+        monkeypatch.setattr(JobRun, "_after_wrapper", lambda _self, _wrapper, outcome, _ask: outcome)
 
         class Knowing(Collector):
             def wrapper_error(self, *_: Any, **__: Any) -> str | None:
@@ -1132,7 +1132,7 @@ class TestHugeArtifacts:
         assert told == (("cancelled", CANCELLED_WHILE) if state == "cancelled" else None)
 
     def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)
+        monkeypatch.setattr(JobRun, "_check_storing", lambda *_: None)
         site.settings = site.settings.model_copy(update={"grace_s": 0.01})
         self.time_out_while_it_is_taken(monkeypatch)
         began = time.monotonic()

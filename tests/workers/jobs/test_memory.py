@@ -31,7 +31,7 @@ from workers.jobs.memory import (
 )
 from workers.measure.allocations.categories import CATEGORIES
 from workers.measure.allocations.ledger import Allocation, Ledger
-from workers.measure.allocations.recording import Counters, Recorded
+from workers.measure.allocations.recording import Counters, RecordedStretch
 from workers.measure.environment import device_key
 from workers.outcome import Unsupported
 
@@ -368,7 +368,8 @@ def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None
     ]
     below = Counters(100, 100, 0, 200, 200)
     step = [
-        Recorded(stretch, count, None, 1_000, True) for stretch, count in zip(stretches, (below, counters), strict=True)
+        RecordedStretch(stretch, count, None, 1_000, True)
+        for stretch, count in zip(stretches, (below, counters), strict=True)
     ]
     session = Session(spec, step[0], [step], parameters=1, files={"backward": 5})
     values, checks = results(session)
@@ -389,9 +390,9 @@ def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None
 @pytest.mark.parametrize(("counted", "ok"), [(1000, True), (1100, False)])
 def test_a_history_unlike_the_allocators_is_suspect(counted: int, ok: bool) -> None:
     stretch = Ledger([Allocation(0, 1000, None)]).follow("forward", [], {})
-    (check,) = check_accounted([Recorded(stretch, Counters(0, 0, counted, 0, 0))])
+    (check,) = check_accounted([RecordedStretch(stretch, Counters(0, 0, counted, 0, 0))])
     assert (check.ok, check.severity) == (ok, "suspect")
-    assert check_accounted([Recorded(stretch)]) == []
+    assert check_accounted([RecordedStretch(stretch)]) == []
 
 
 def test_much_of_unknown_use_is_told_with_its_place() -> None:

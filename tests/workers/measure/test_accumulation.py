@@ -17,7 +17,7 @@ HUNDREDTHS = {
     "fp16_into_fp32": ("10.0021", Fraction(35, 2**14)),
     "fp16_cast_to_fp32": ("10.0021", Fraction(35, 2**14)),
 }
-"""The sums of a thousand 0.01s, as CS336 prints them, and how far they are off."""
+"""The sums of 1000 times 0.01, as CS336 prints them, and their errors."""
 
 
 def test_every_accumulation_is_tested() -> None:
@@ -28,22 +28,22 @@ def test_every_accumulation_is_tested() -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_thousand_hundredths(name: str, device: str) -> None:
     shown, error = HUNDREDTHS[name]
-    found = accumulate(ACCUMULATIONS[name], 0.01, 1000, torch.device(device))
-    assert f"{found.value:.4f}" == shown
-    assert found.right == 10
-    assert found.error is not None
-    assert found.rounding_error is not None
-    assert found.adding_error is not None
-    assert Fraction(found.error) == error == Fraction(found.value) - 10, "against the decimal 0.01, not its float"
-    assert found.error == found.rounding_error + found.adding_error
+    total = accumulate(ACCUMULATIONS[name], 0.01, 1000, torch.device(device))
+    assert f"{total.value:.4f}" == shown
+    assert total.right == 10
+    assert total.error is not None
+    assert total.rounding_error is not None
+    assert total.adding_error is not None
+    assert Fraction(total.error) == error == Fraction(total.value) - 10, "against the decimal 0.01, not its float"
+    assert total.error == total.rounding_error + total.adding_error
 
 
 def test_errors_of_rounding_and_of_adding() -> None:
     half = Fraction(0.01000213623046875)  # the float16 nearest to 0.01
     wide = accumulate(ACCUMULATIONS["fp16_into_fp32"], 0.01, 1000, CPU)
     narrow = accumulate(ACCUMULATIONS["fp16"], 0.01, 1000, CPU)
-    for found in (wide, narrow):
-        assert Fraction(found.rounding_error or 0) == 1000 * (half - Fraction(1, 100))
+    for total in (wide, narrow):
+        assert Fraction(total.rounding_error or 0) == 1000 * (half - Fraction(1, 100))
     assert wide.adding_error == 0, "a float32 holds every multiple on the way"
     assert Fraction(narrow.adding_error or 0) == Fraction(narrow.value) - 1000 * half
 
@@ -54,20 +54,20 @@ def test_casting_first_is_what_promotion_does() -> None:
 
 
 def test_a_sum_that_stops_growing() -> None:
-    found = accumulate(Accumulation(torch.bfloat16, torch.bfloat16), 0.01, 1000, CPU)
-    assert found.value == 4.0
+    total = accumulate(Accumulation(torch.bfloat16, torch.bfloat16), 0.01, 1000, CPU)
+    assert total.value == 4.0
 
 
 def test_a_sum_that_overflows_has_no_error() -> None:
-    found = accumulate(ACCUMULATIONS["fp16"], 60_000.0, 2, CPU)
-    assert found.value == float("inf")
-    assert found.right == 120_000
-    assert (found.error, found.rounding_error, found.adding_error) == (None, None, None)
+    total = accumulate(ACCUMULATIONS["fp16"], 60_000.0, 2, CPU)
+    assert total.value == float("inf")
+    assert total.right == 120_000
+    assert (total.error, total.rounding_error, total.adding_error) == (None, None, None)
 
 
 @pytest.mark.parametrize("addend", [5e-324, 1e-30, 0.1234567890123456, 65_504.0])
 def test_errors_are_exact_whatever_the_number(addend: float) -> None:
     for how in ACCUMULATIONS.values():
-        found = accumulate(how, addend, 3, CPU)
-        if found.error is not None:
-            assert Fraction(found.error) == Fraction(found.value) - 3 * Fraction(repr(addend))
+        total = accumulate(how, addend, 3, CPU)
+        if total.error is not None:
+            assert Fraction(total.error) == Fraction(total.value) - 3 * Fraction(repr(addend))

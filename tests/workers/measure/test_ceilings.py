@@ -25,11 +25,15 @@ def test_what_is_measured_later_replaces_only_itself(tmp_path: Path) -> None:
     ceilings = Ceilings(tmp_path)
     ceilings.record(CPU, {"fp32": 0.5, "bf16": 1.0}, 12.5, THEN)
     ceilings.record(CPU, {"fp32": 0.75}, None)
-    found = ceilings.read(CPU)
-    assert found is not None
-    assert found.copy_gb_per_s is not None
-    assert (found.tflops["fp32"].value, found.tflops["bf16"].value, found.copy_gb_per_s.value) == (0.75, 1.0, 12.5)
-    assert found.tflops["fp32"].measured_at > found.tflops["bf16"].measured_at
+    ceiling = ceilings.read(CPU)
+    assert ceiling is not None
+    assert ceiling.copy_gb_per_s is not None
+    assert (ceiling.tflops["fp32"].value, ceiling.tflops["bf16"].value, ceiling.copy_gb_per_s.value) == (
+        0.75,
+        1.0,
+        12.5,
+    )
+    assert ceiling.tflops["fp32"].measured_at > ceiling.tflops["bf16"].measured_at
 
 
 def test_a_processors_ceiling_depends_on_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,25 +53,27 @@ def types(tensors: list[TypedTensor], role: str) -> list[tuple[str, str, torch.d
 
 def test_everything_is_listed_with_its_type() -> None:
     model = Mixed()
-    found = audited(model)
+    tensors = audited(model)
     full, half = torch.float32, torch.bfloat16
-    assert types(found, "parameter")[:3] == [
+    assert types(tensors, "parameter")[:3] == [
         ("wide.weight", "Linear", full),
         ("wide.bias", "Linear", full),
         ("narrow.weight", "Linear", half),
     ]
-    assert len(types(found, "parameter")) == len(types(found, "gradient")) == 8, "what is there twice is listed once"
-    assert types(found, "module_output") == [
+    assert len(types(tensors, "parameter")) == len(types(tensors, "gradient")) == 8, (
+        "what is there twice is listed once"
+    )
+    assert types(tensors, "module_output") == [
         ("wide", "Linear", full),
         ("narrow", "Linear", half),
         ("frozen", "LayerNorm", full),
         ("any_type", "Identity", full),
         ("any_type", "Identity", half),
     ]
-    assert types(found, "logits") == [("", "Mixed", full), ("", "Mixed", half)]
-    assert types(found, "loss") == [("", "", torch.float64)]
-    assert types(found, "scaled_loss") == [("", "", torch.float16)]
-    assert [tensor.name for tensor in kept_in_float32(found)] == ["wide", "frozen", "any_type"]
+    assert types(tensors, "logits") == [("", "Mixed", full), ("", "Mixed", half)]
+    assert types(tensors, "loss") == [("", "", torch.float64)]
+    assert types(tensors, "scaled_loss") == [("", "", torch.float16)]
+    assert [tensor.name for tensor in kept_in_float32(tensors)] == ["wide", "frozen", "any_type"]
     assert not any(module._forward_hooks for module in model.modules()), "no hook stays behind"
 
 
@@ -87,12 +89,12 @@ def test_a_step_that_fails_keeps_what_was_seen() -> None:
         raise RuntimeError('"log" not implemented for "Half"')
 
     model = Mixed()
-    found = audited(model, broken=broken)
-    assert types(found, "module_output")[0] == ("wide", "Linear", torch.float32)
-    missing = [tensor for tensor in found if tensor.dtype is None]
+    tensors = audited(model, broken=broken)
+    assert types(tensors, "module_output")[0] == ("wide", "Linear", torch.float32)
+    missing = [tensor for tensor in tensors if tensor.dtype is None]
     assert {tensor.role for tensor in missing} == {"loss", "scaled_loss", "gradient"}
-    told = {tensor.reason for tensor in missing if not tensor.name.startswith("frozen")}
-    assert told == {'"log" not implemented for "Half"'}
+    reasons = {tensor.reason for tensor in missing if not tensor.name.startswith("frozen")}
+    assert reasons == {'"log" not implemented for "Half"'}
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -101,9 +103,9 @@ def test_a_forward_pass_that_fails_has_no_logits() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("no")
 
-    found = audited(nn.Sequential(nn.Linear(4, 4), Broken()))
-    assert types(found, "logits") == [("", "Sequential", None)]
-    assert types(found, "module_output") == [("0", "Linear", torch.float32)]
+    tensors = audited(nn.Sequential(nn.Linear(4, 4), Broken()))
+    assert types(tensors, "logits") == [("", "Sequential", None)]
+    assert types(tensors, "module_output") == [("0", "Linear", torch.float32)]
 
 
 @pytest.mark.parametrize("output", [None, 3, "text", [], {"a": None}])

@@ -18,20 +18,20 @@ CPU = torch.device("cpu")
 
 
 def test_the_fingerprint_names_host_software_and_device() -> None:
-    found = json.loads(json.dumps(environment.fingerprint(CPU)))
-    assert found["host"]["hostname"] == socket.gethostname()
-    assert found["host"]["threads"] == os.cpu_count()
-    assert found["host"]["cpu"] == found["device"]["name"] == environment.device_name(CPU)
-    assert found["software"]["torch"] == torch.__version__
-    assert found["software"]["python"].count(".") == 2
-    assert found["threads"]["intra_op"] == torch.get_num_threads()
-    assert found["settings"]["float32_matmul_precision"] == torch.get_float32_matmul_precision()
+    facts = json.loads(json.dumps(environment.fingerprint(CPU)))
+    assert facts["host"]["hostname"] == socket.gethostname()
+    assert facts["host"]["threads"] == os.cpu_count()
+    assert facts["host"]["cpu"] == facts["device"]["name"] == environment.device_name(CPU)
+    assert facts["software"]["torch"] == torch.__version__
+    assert facts["software"]["python"].count(".") == 2
+    assert facts["threads"]["intra_op"] == torch.get_num_threads()
+    assert facts["settings"]["float32_matmul_precision"] == torch.get_float32_matmul_precision()
 
 
 def test_further_devices_of_a_unit_are_listed() -> None:
     assert environment.fingerprint(CPU)["other_devices"] == []
-    found = environment.fingerprint(CPU, CPU)
-    assert found["other_devices"] == [found["device"]]
+    facts = environment.fingerprint(CPU, CPU)
+    assert facts["other_devices"] == [facts["device"]]
 
 
 @pytest.mark.skipif(not (environment.CHECKOUT / ".git").exists(), reason="no git checkout")
@@ -192,7 +192,7 @@ class MigNvml(FakeNvml):
 
 
 @pytest.mark.parametrize(
-    ("uuid", "visible", "found"),
+    ("uuid", "visible", "expected"),
     [
         ("10", None, "MIG-10"),
         ("10", "MIG-10", "MIG-10"),
@@ -204,9 +204,11 @@ class MigNvml(FakeNvml):
         ("12", None, None),
     ],
 )
-def test_a_mig_instance_is_found_whichever_uuid_cuda_gives(uuid: str, visible: str | None, found: str | None) -> None:
+def test_a_mig_instance_is_found_whichever_uuid_cuda_gives(
+    uuid: str, visible: str | None, expected: str | None
+) -> None:
     gpu = nvml.find_gpu(uuid, visible, MigNvml)
-    assert (None if gpu is None else gpu.uuid) == found
+    assert (None if gpu is None else gpu.uuid) == expected
 
 
 def test_what_a_mig_instance_does_not_know_its_board_tells() -> None:
@@ -233,12 +235,12 @@ def test_nvml_may_be_absent_or_not_know_the_device() -> None:
 @pytest.mark.gpu
 def test_the_fingerprint_of_a_gpu() -> None:
     device = torch.device("cuda", 0)
-    found = json.loads(json.dumps(environment.fingerprint(device)))
-    assert found["device"]["name"] == torch.cuda.get_device_name() == environment.device_name(device)
-    assert found["device"]["memory_mib"] > 1000
-    assert found["device"]["driver"]
-    assert found["software"]["nccl"]
+    facts = json.loads(json.dumps(environment.fingerprint(device)))
+    assert facts["device"]["name"] == torch.cuda.get_device_name() == environment.device_name(device)
+    assert facts["device"]["memory_mib"] > 1000
+    assert facts["device"]["driver"]
+    assert facts["software"]["nccl"]
     gpu = environment.gpu_by_nvml(device)
     if gpu is not None:
-        assert found["device"]["power_limit_w"] > 0
+        assert facts["device"]["power_limit_w"] > 0
         assert gpu.read().sm_clock_mhz

@@ -104,13 +104,13 @@ def test_pages_of_files_do_not_count(tmp_path: Path) -> None:
         lines = {"VmHWM": peak, "VmRSS": now, "RssAnon": now - files, "RssFile": files - 1024, "RssShmem": 1024}
         (tmp_path / "status").write_text("".join(f"{name}:\t {value} kB\n" for name, value in lines.items()))
 
-    found = []
+    peaks = []
     for before, after in ((2048, 8192), (8192, 8192)):
         say(10_240 + before, 10_240 + before, before)
         meter = HostMemory(tmp_path)
         say(20_480 + after, 15_360 + after, after)
-        found.append(meter.peak_mib())
-    assert found == [(10.0, "growth of the process's anonymous memory")] * 2
+        peaks.append(meter.peak_mib())
+    assert peaks == [(10.0, "growth of the process's anonymous memory")] * 2
 
 
 @pytest.mark.gpu

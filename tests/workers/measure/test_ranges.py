@@ -61,8 +61,8 @@ def test_steps_are_counted_after_the_warm_up() -> None:
             run_step({"forward": lambda: None, "backward": lambda: None}, [ranges])
 
     with named_layers(nn.Identity()):
-        found = names(steps)
-    assert found == [word for step in ("warmup", "step_1", "step_2") for word in (step, "forward", "backward")]
+        seen = names(steps)
+    assert seen == [word for step in ("warmup", "step_1", "step_2") for word in (step, "forward", "backward")]
 
 
 def test_a_layer_that_fails_leaves_no_range_open() -> None:
@@ -89,8 +89,8 @@ def test_a_compiled_layer_is_named_from_outside() -> None:
     model(x)
     compiled = len(graphs)
     with named_layers(model):
-        found = [name for name in names(lambda: model(x)) if name.startswith(("layers", "norm"))]
-    assert found == ["layers.0", "layers.1", "norm"]
+        ranges = [name for name in names(lambda: model(x)) if name.startswith(("layers", "norm"))]
+    assert ranges == ["layers.0", "layers.1", "norm"]
     model(x)
     assert len(graphs) == compiled, "nothing was compiled anew"
     torch._dynamo.reset()

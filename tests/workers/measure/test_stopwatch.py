@@ -38,7 +38,7 @@ def test_the_host_times_the_work_and_not_its_preparation() -> None:
 
 
 class Ticking:
-    """A clock that moves only while work is done."""
+    """A clock that advances only while the work runs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -81,7 +81,7 @@ def test_slow_work_is_judged() -> None:
 
 
 class Simulated(DeviceClock):
-    """A device and its host that exist on paper: calls take the host and the device as long as the test says."""
+    """A simulated host and device: the test sets how long calls take each of them."""
 
     def __init__(self, host_s: list[float], device_ms: float) -> None:
         self._device, self._buffer, self.overhead_ms = torch.device("cpu"), torch.empty(1), 0.0
@@ -102,7 +102,7 @@ class Simulated(DeviceClock):
 
 
 def simulated(host_s: list[float], monkeypatch: pytest.MonkeyPatch, *, calls: int) -> tuple[Timing, Simulated]:
-    """What the GPU's stopwatch finds without any warm-up, where the device takes 5 µs."""
+    """The GPU stopwatch's timing without any warm-up, where the device takes 5 µs."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     watch = CudaStopwatch.__new__(CudaStopwatch)
     clock = Simulated(host_s, device_ms=0.005)
@@ -119,7 +119,7 @@ def test_the_very_first_call_is_hidden_from_the_host_too(monkeypatch: pytest.Mon
 
 
 def test_one_long_first_call_does_not_speak_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles for 3 s: it is the first sample, as 0 calls to warm up ask for, and it alone is exposed."""
+    """It compiles for 3 s. Without a warm-up it is the first sample, and only it is exposed."""
     timing, _ = simulated([3.0] + [0.001] * 9, monkeypatch, calls=10)
     assert timing.samples[0] > 2000
     assert list(timing.samples[1:]) == [0.005] * 9
@@ -133,7 +133,7 @@ def test_calls_that_mostly_wait_inside_are_exposed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_call_of_several_processes_is_never_repeated() -> None:
-    """Also if the host was late for it: the others would wait for a call that none of them makes."""
+    """Even if the host was late: the other processes would wait for a repetition that they do not make."""
     clock = Simulated([0.001, 0.001, 0.5, 0.001, 0.001], device_ms=0.005)
     events: list[str] = []
     laps = [
@@ -197,7 +197,7 @@ def test_a_slow_host_is_kept_out_of_calls_of_several(clock: DeviceClock, small: 
 def test_without_the_delay_the_time_would_be_the_hosts(
     clock: DeviceClock, small: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: with the delay taken out, what the test above sees cannot be seen."""
+    """The control: without the delay, the device's time cannot be separated from the host's."""
     monkeypatch.setattr(DeviceClock, "_delay", lambda self, seconds: None)
     monkeypatch.setattr(clock, "_buffer", clock._buffer[:1])
     laps = [clock.lap(slowly(lambda: small.add_(1))) for _ in range(10)]
@@ -262,7 +262,7 @@ def test_many_calls_that_allocate_run_in_the_memory_of_one() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("cycles", [20_000, 200_000])
 def test_device_time_agrees_with_the_profilers(clock: DeviceClock, cycles: int) -> None:
-    """Of a kernel alone: what CUPTI gives for it, from 10 µs on within 5 %."""
+    """A single kernel's time agrees with CUPTI's, within 5 % from 10 µs on."""
 
     def work() -> None:
         torch.cuda._sleep(cycles)

@@ -13,7 +13,7 @@ from workers.measure.warmup import WarmUp
 
 
 class CountingClock:
-    """A step takes 100 ms times its number; a phase 10 ms times the phase's; the host 7 µs a step."""
+    """Step n takes 100·n ms, phase n takes 10·n ms, and the host needs 7 µs per step."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -34,23 +34,23 @@ class CountingClock:
 
 
 class Listener:
-    """An observer that notes what it is told."""
+    """An observer that records its calls."""
 
-    def __init__(self, name: str, heard: list[str]) -> None:
+    def __init__(self, name: str, calls: list[str]) -> None:
         self.name = name
-        self.heard = heard
+        self.calls = calls
 
     def step_begins(self) -> None:
-        self.heard.append(f"{self.name}(")
+        self.calls.append(f"{self.name}(")
 
     def phase_begins(self, name: str) -> None:
-        self.heard.append(f"{self.name}{name}<")
+        self.calls.append(f"{self.name}{name}<")
 
     def phase_ends(self, name: str) -> None:
-        self.heard.append(f"{self.name}{name}>")
+        self.calls.append(f"{self.name}{name}>")
 
     def step_ends(self) -> None:
-        self.heard.append(f"{self.name})")
+        self.calls.append(f"{self.name})")
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
@@ -92,20 +92,20 @@ def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
 
 
 def test_the_clock_is_the_innermost_observer() -> None:
-    heard: list[str] = []
+    calls: list[str] = []
 
     class Clock(Listener):
         last = StepTime(1.0, None, {"f": 1.0, "b": 1.0})
 
     time_steps(
-        {"f": lambda: heard.append("F"), "b": lambda: heard.append("B")},
-        Clock("c", heard),
-        observers=[Listener("1", heard), Listener("2", heard)],
-        prepare=lambda: heard.append("P"),
+        {"f": lambda: calls.append("F"), "b": lambda: calls.append("B")},
+        Clock("c", calls),
+        observers=[Listener("1", calls), Listener("2", calls)],
+        prepare=lambda: calls.append("P"),
         warmup_steps=0,
         measure_steps=1,
     )
-    assert "".join(heard) == "P1(2(c(1f<2f<cf<Fcf>2f>1f>1b<2b<cb<Bcb>2b>1b>c)2)1)"
+    assert "".join(calls) == "P1(2(c(1f<2f<cf<Fcf>2f>1f>1b<2b<cb<Bcb>2b>1b>c)2)1)"
 
 
 def test_phases_inside_a_phase_are_samples_too() -> None:

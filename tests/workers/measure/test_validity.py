@@ -46,9 +46,9 @@ def test_a_gpus_variation_is_judged_more_strictly() -> None:
     assert outcome(check_stability(shaky_ms, on_gpu=False))["variation"]
     assert not outcome(check_stability(shaky_ms, on_gpu=True))["variation"]
     short_ms = [0.0070, 0.0080, 0.0070, 0.0080]
-    found = check_stability(short_ms, on_gpu=True)[0]
-    assert (found.name, found.ok) == ("variation", True)
-    assert "as events jitter" in found.detail
+    check = check_stability(short_ms, on_gpu=True)[0]
+    assert (check.name, check.ok) == ("variation", True)
+    assert "as events jitter" in check.detail
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:
@@ -108,7 +108,7 @@ def test_a_call_issued_slowly_is_host_bound() -> None:
 
 
 def test_a_step_in_which_the_device_waits_is_host_bound() -> None:
-    """Steps of xl on an H200: eager with our attention, the same as a graph, and one whose queue is always full."""
+    """Steps of xl on an H200: eager with our attention, the same as a CUDA graph, and one whose queue stays full."""
     waiting = check_waiting(163.6, 149_000, Busy(73.3, 2943))
     assert not waiting.ok
     assert "waits for 87.36 ms at most" in waiting.detail
@@ -258,7 +258,7 @@ def test_the_family_is_all_descendants(tmp_path: Path) -> None:
 
 
 def test_a_descendants_work_is_not_taken_for_others() -> None:
-    """While it runs: the kernel credits a parent only with what it has waited for."""
+    """Even while it runs: the kernel adds a child's time to its parent's only after the parent has waited for it."""
     code = "import time\nwhile time.process_time() < 0.4: pass\nprint('worked', flush=True)\ninput()"
     before = read_host_load()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
@@ -296,7 +296,7 @@ def test_a_gpu_without_readings_says_why(monkeypatch: pytest.MonkeyPatch, availa
 
 
 class FakeGpu:
-    """A GPU by NVML, of which only the number of readings matters."""
+    """A fake of NVML's GPU that counts its readings."""
 
     def __init__(self, uuid: str = "GPU-1", others: list[FakeGpu] | None = None) -> None:
         self.uuid = uuid

@@ -1,4 +1,4 @@
-"""When a warm-up is over, by a clock of the test's own."""
+"""When a warm-up is over, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from workers.measure.warmup import LEAST_CALLS, LIMIT_WINDOWS, WINDOW_CALLS, WINDOW_S, WarmUp, agree
+from workers.measure.warmup import LIMIT_WINDOWS, MIN_CALLS, WINDOW_CALLS, WINDOW_S, WarmUp, agree
 
 
 class Calls:
-    """Calls whose times a function of the seconds since the start tells; each takes as long as it says, and no more."""
+    """Simulated calls; a function of the seconds since the start gives the duration of each."""
 
-    def __init__(self, asked: int | None = None, window_s: float = WINDOW_S) -> None:
+    def __init__(self, fixed_calls: int | None = None, window_s: float = WINDOW_S) -> None:
         self.now = 1000.0
-        self.warming = WarmUp(asked, window_s=window_s, clock=lambda: self.now)
+        self.warming = WarmUp(fixed_calls, window_s=window_s, clock=lambda: self.now)
 
     def run(self, milliseconds, first_s: float = 0.0) -> WarmUp:
         start = self.now
@@ -27,10 +27,10 @@ class Calls:
         return self.warming
 
 
-@pytest.mark.parametrize("asked", [0, 1, 7])
-def test_a_number_is_exactly_that_and_nobody_judges(asked: int) -> None:
-    warming = Calls(asked).run(lambda second: 10 + 10 * second)
-    assert (warming.calls, warming.steady) == (asked, None)
+@pytest.mark.parametrize("fixed_calls", [0, 1, 7])
+def test_a_number_is_exactly_that_and_nobody_judges(fixed_calls: int) -> None:
+    warming = Calls(fixed_calls).run(lambda second: 10 + 10 * second)
+    assert (warming.calls, warming.steady) == (fixed_calls, None)
 
 
 def test_even_times_are_steady_after_two_windows() -> None:
@@ -55,14 +55,14 @@ def test_slow_calls_that_drift_are_not_steady() -> None:
     assert warming.calls == 1 + 2 * WINDOW_CALLS
 
 
-@pytest.mark.parametrize(("milliseconds", "calls"), [(4000.0, 6), (8000.0, LEAST_CALLS), (60_000.0, LEAST_CALLS)])
+@pytest.mark.parametrize(("milliseconds", "calls"), [(4000.0, 6), (8000.0, MIN_CALLS), (60_000.0, MIN_CALLS)])
 def test_calls_of_many_seconds_are_not_judged(milliseconds: float, calls: int) -> None:
     warming = Calls().run(lambda second: milliseconds)
     assert (warming.calls, warming.steady, warming.too_slow) == (calls, None, True)
 
 
 def test_a_drift_of_eight_percent_in_a_second_is_waited_out() -> None:
-    """What a GPU does that heats up: 4.35 ms at first, 4.7 ms after a second."""
+    """As on a GPU that heats up: 4.35 ms at first, 4.7 ms after a second."""
     calls = Calls()
     warming = calls.run(lambda second: 4.35 + 0.35 * min(second, 1.0))
     assert warming.steady is True
@@ -77,7 +77,7 @@ def test_an_endless_drift_ends_at_the_limit() -> None:
 
 
 def test_longer_windows_see_a_slower_drift_and_take_longer() -> None:
-    """Steps of xl on an H200 that comes to its power limit: 72.5 ms at first, 74.2 ms after a second and a half."""
+    """Steps of xl on an H200 that reaches its power limit: 72.5 ms at first, 74.2 ms after 1.5 s."""
 
     def settling(second: float) -> float:
         return 72.5 + 1.7 * min(second / 1.5, 1.0)
@@ -100,7 +100,7 @@ def test_a_compiling_first_call_does_not_count() -> None:
 
 
 def test_steadiness_is_of_the_last_windows() -> None:
-    """Times that were even, and drift again before enough calls were made, are not steady."""
+    """Times are not steady if they stop drifting but drift again before MIN_CALLS calls."""
     warming = WarmUp(None, clock=iter(0.1 * tick for tick in range(1000)).__next__)
     for _ in range(7):
         warming.add(10.0)

@@ -33,7 +33,7 @@ def build(shape: accounting.Shape, context_length: int, **options) -> Transforme
 
 
 def masked_half(shape: accounting.Shape, batch: int, context: int) -> int:
-    """What eager attention computes and the formulas leave out: half of scores and values, forward."""
+    """Forward FLOPs that eager attention computes but the formulas do not count: half of scores and values."""
     return 2 * batch * context**2 * shape.d_model * shape.num_layers
 
 
@@ -180,7 +180,7 @@ class SavedTensors:
 
 
 def saved_in_forward(shape: accounting.Shape, step: StepMemory, attention: str, device: str = "cpu") -> int:
-    """Bytes that the real model and loss save; parameters and tables of angles are there anyhow."""
+    """Bytes that the real model and loss save, without parameters and tables of angles."""
     with torch.device(device):
         model = build(
             shape,
@@ -220,16 +220,16 @@ def test_activations_are_what_autograd_saves(
 
 @pytest.mark.parametrize(("precision", "parameter_dtype"), DTYPES)
 def test_checkpointing_saves_the_inputs_of_blocks(precision: Any, parameter_dtype: Any) -> None:
-    """Before the backward pass: its recomputed block is what a model without checkpointing saves for one more block."""
+    """Before the backward pass; the block that it recomputes adds what a block saves without checkpointing."""
     shape, step = SHAPES[0], StepMemory(2, 24, precision, parameter_dtype, on_gpu=False)
     checkpointed = StepMemory(2, 24, precision, parameter_dtype, activation_checkpointing=True, on_gpu=False)
     symbols = {**shape.symbols, **step.symbols}
     (inputs, _, inputs_bytes), (_, _, larger) = accounting.saved_for_backward(shape, checkpointed)
     assert inputs == "inputs of the blocks"
-    ends = sum(saved.size(symbols) for saved in accounting.saved_by_ends(shape, step))
+    ends = sum(saved.size(symbols) for saved in accounting.saved_outside_blocks(shape, step))
     head_copy = step.compute_bytes * shape.vocab_size * shape.d_model if step.casts_weights else 0
-    found = saved_in_forward(shape, checkpointed, "eager")
-    assert found == pytest.approx(inputs_bytes + ends + head_copy, rel=0.01)
+    saved_bytes = saved_in_forward(shape, checkpointed, "eager")
+    assert saved_bytes == pytest.approx(inputs_bytes + ends + head_copy, rel=0.01)
     one_more = accounting.Shape(shape.vocab_size, shape.d_model, shape.num_layers + 1, shape.num_heads, shape.d_ff)
     copies = step.compute_bytes * accounting.block_weights(shape) if step.casts_weights else 0
     block = saved_in_forward(one_more, step, "eager") - saved_in_forward(shape, step, "eager") - copies
@@ -282,7 +282,7 @@ def test_activations_are_what_autograd_saves_on_a_gpu(precision: Any, parameter_
 
 
 def take_workspaces(precision: str) -> None:
-    """Let the libraries take the workspaces that they keep, in the threads of both passes."""
+    """Make the libraries allocate the workspaces that they keep, in the threads of both passes."""
     shape = accounting.Shape(vocab_size=500, d_model=128, num_layers=1, num_heads=4, d_ff=256)
     with torch.device("cuda"):
         model = build(shape, 16)
@@ -303,7 +303,7 @@ def test_memory_of_presets_on_a_gpu(name: str, precision: Any) -> None:
 
     def allocated() -> int:
         torch.cuda.synchronize()
-        # Of what is allocated, up to 1 MiB of a block may be rest: it depends on what earlier tests have freed.
+        # Up to 1 MiB of a block may be unused, depending on the memory that earlier tests have freed.
         return torch.cuda.memory_stats()["requested_bytes.all.current"]
 
     before = allocated()

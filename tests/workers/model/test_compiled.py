@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 
 @pytest.fixture
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """With the compiler's first half only: the whole takes too long for every run of the tests."""
+    """Use only the first half of the compiler: all of it would take too long in every run of the tests."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -39,9 +39,9 @@ def ids(length: int = 12) -> Tensor:
 def gradients(call: object, module: nn.Module) -> list[Tensor]:
     assert callable(call)
     cross_entropy(call(ids()), ids()).backward()
-    found = [parameter.grad for parameter in module.parameters()]
-    assert None not in found
-    return found  # type: ignore[return-value]
+    collected = [parameter.grad for parameter in module.parameters()]
+    assert None not in collected
+    return collected  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: they compute what the eager step computes, whatever its parts."""
+"""Steps as CUDA graphs give the same results as eager steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def losses_as_a_graph(step: ForwardStep) -> list[float]:
 
 
 def losses_one_by_one(step: ForwardStep, warmup_steps: int = 0) -> list[float]:
-    """With the first batch `warmup_steps` times more, as before a capture."""
+    """Losses of eager steps. The first batch runs `warmup_steps` times more, as before a capture."""
     losses = []
     for index in range(STEPS):
         step.prepare()

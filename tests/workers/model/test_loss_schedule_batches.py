@@ -28,7 +28,7 @@ def test_the_loss_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch, ro
     assert loss.chunks(7, 61, 8) == [(0, 2), (2, 4), (4, 6), (6, 7)]
     generator = torch.Generator().manual_seed(0)
     targets = torch.randint(61, (2, rows), generator=generator)
-    found = []
+    results = []
     for of in (lambda x, w: cross_entropy(x @ w.T, targets), lambda x, w: linear_cross_entropy(x, w, targets)):
         generator.manual_seed(1)
         hidden, weight = (
@@ -37,14 +37,14 @@ def test_the_loss_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch, ro
         )
         value = of(hidden, weight)
         (3 * value).backward()
-        found.append((value.detach(), hidden.grad, weight.grad))
-    for one, other in zip(*found, strict=True):
+        results.append((value.detach(), hidden.grad, weight.grad))
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_loss_in_chunks_under_autocast(dtype: torch.dtype) -> None:
-    """A float16 gradient of one of 2¹⁶ rows' mean would vanish; the sum over many rows must not lose the small ones."""
+    """In float16, one of 2¹⁶ rows' share of a mean's gradient would vanish; the sum must include such small terms."""
     rows, chunk = 2**12, 2**7
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(rows, 8, generator=generator).requires_grad_()
@@ -62,8 +62,8 @@ def test_the_loss_in_chunks_under_autocast(dtype: torch.dtype) -> None:
         value = linear_cross_entropy(hidden, weight, targets, spy)
     assert dtypes == [dtype] * (rows // chunk)
     assert value.dtype == torch.float32
-    found = torch.autograd.grad(value, (hidden, weight))
-    for mine, theirs in zip(found, expected, strict=True):
+    computed = torch.autograd.grad(value, (hidden, weight))
+    for mine, theirs in zip(computed, expected, strict=True):
         assert mine.dtype == torch.float32
         assert (mine - theirs).norm() < 0.02 * theirs.norm()
 

@@ -110,7 +110,7 @@ def test_attention_is_what_was_chosen() -> None:
 
 @pytest.mark.parametrize(("layers", "in_feed_forward"), [(0, 0), (2, 2), (None, 3)])
 def test_selective_checkpointing_recomputes_chosen_products(layers: int | None, in_feed_forward: int) -> None:
-    """And keeps less: what autograd saves, without what the checkpoints themselves keep, which are products."""
+    """It also saves less, apart from the products that the checkpoints keep."""
     options = {"activation_checkpointing": True, "checkpoint_scope": "selective", "checkpoint_layers": layers}
     plain, checkpointed = small_model(), small_model(**options)
     flops, kept = [], []
@@ -209,7 +209,7 @@ def test_every_attention_gives_nearly_the_same_logits_on_a_gpu(name: str) -> Non
 
 
 def test_checkpointing_under_gradients_still_fills_the_cache() -> None:
-    """It was advanced without being filled once: later tokens then saw keys that nobody had written."""
+    """A regression: the cache's length advanced without new keys, so later tokens read unwritten ones."""
     model, ids = small_model(activation_checkpointing=True), tokens(2, 7)
     expected = model(ids)
     cache = model.new_cache(2, 7)

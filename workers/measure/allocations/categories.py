@@ -2,18 +2,18 @@
 
 The rule by which `ledger` gives every allocation one category:
 
-1. Owned. At each end of a phase it is known which storages belong to parameters (`parameter`), to their `.grad`
-   (`gradient`), to the optimizer's state and a gradient scaler's (`optimizer_state`), and to the batch or the model's
-   buffers, such as tables of angles (`input`). An allocation that one of them occupies then has that category, over its
-   whole life. The loss that the step keeps is an `activation`.
+1. Owned. At the end of each phase, storages that belong to parameters (`parameter`), to their `.grad` (`gradient`), to
+   the state of the optimizer or a gradient scaler (`optimizer_state`), and to the batch or the model's buffers, such as
+   tables of angles (`input`), are known. The allocation of such a storage has that category during its whole life. The
+   loss that the step keeps is an `activation`.
 2. `temporary`: allocated and released within one phase: results that only the phase needs, such as scores in inference,
    gradients of activations, an optimizer's intermediate results.
-3. `activation`: allocated in the forward pass and alive at its end. That is what the backward pass needs, bfloat16
-   copies of weights included, which autocast makes and a product's backward pass keeps.
-4. `unknown`: everything else, such as the workspaces that cuBLAS took during the warm-up and keeps, which are named
-   where they can be told for certain.
+3. `activation`: allocated in the forward pass and alive at its end, because the backward pass needs it. This includes
+   autocast's bfloat16 copies of weights, which a product saves for its backward pass.
+4. `unknown`: everything else, such as the workspaces that cuBLAS allocated during the warm-up and keeps. They have a
+   name where they can be identified.
 
-So a category may be certain only at the end of a phase. Activations that activation checkpointing recomputes in the
+So a category may be known only at the end of a phase. Activations that activation checkpointing recomputes in the
 backward pass are `temporary` there.
 """
 
@@ -31,16 +31,16 @@ UNKNOWN = CATEGORIES.index("unknown")
 TEMPORARY = CATEGORIES.index("temporary")
 ACTIVATION = CATEGORIES.index("activation")
 FORWARD = "forward"
-"""The phase whose leftovers are activations."""
+"""The phase after which unowned living allocations are activations."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a storage, which gives its purpose.
+    """The owner of a storage.
 
     Attributes:
         category: Index into CATEGORIES.
-        name: The tensor's name: that of its parameter, for gradients and optimizer state, too.
+        name: The tensor's name; of gradients and optimizer state, the parameter's name.
         size: Bytes of the storage.
     """
 
@@ -61,7 +61,7 @@ def owners_of(
     inputs: Iterable[Tensor] = (),
     losses: Iterable[Tensor] = (),
 ) -> Owners:
-    """Return the present owners of the storages on `device`. The first tensor that uses a storage owns it."""
+    """Return the present owners of the storages on `device`. The first of several tensors with one storage owns it."""
     owners: Owners = {}
     named = list(model.named_parameters())
     add(owners, device, "parameter", named)

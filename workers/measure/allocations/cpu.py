@@ -1,8 +1,7 @@
 """Records the allocations on a CPU, through the events of torch's profiler.
 
-A CPU's allocator knows no blocks and keeps no cache, and torch tells the release of an allocation only if a profiler
-ran when it was made. So record from the beginning of the process, before the model is made; what is older is known by
-its owner only.
+A CPU's allocator has neither blocks nor a cache, and torch reports the release of an allocation only if a profiler ran
+when it was made. So begin to record before the model is made; older allocations are known only by their owners.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from workers.measure.allocations.categories import Owners
 from workers.measure.allocations.ledger import Allocation, Entry, Ledger
-from workers.measure.allocations.recording import MOST_POINTS, Recorded
+from workers.measure.allocations.recording import MAX_POINTS, RecordedStretch
 from workers.measure.allocations.snapshot import annotated, from_history
 
 MARK = "flopwatch::mark::"
-"""Beginning of the names of the events that stand for marks; their number follows."""
+"""Prefix of the names of events that represent marks; the mark's number follows."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +33,30 @@ class Mark:
 class CpuRecording:
     """See `workers.measure.allocations.recording.Recording`."""
 
-    def __init__(self, most_entries: int) -> None:
-        self.most_entries = most_entries
+    def __init__(self, max_entries: int) -> None:
+        self.max_entries = max_entries
         self._alive: dict[int, Allocation] = {}
         self._profile: Any = None
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         self._marks: list[Mark] = []
-        self._before = owned(owners, self._alive)
+        self._before = allocations_of(owners, self._alive)
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=stacks)
         self._profile.start()
 
-    def learn_workspaces(self) -> None:
-        """Do nothing: a CPU's libraries take theirs past torch's allocator."""
+    def measure_workspaces(self) -> None:
+        """Do nothing: on a CPU, libraries do not allocate workspaces by torch's allocator."""
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         with record_function(f"{MARK}{len(self._marks)}"):
             self._marks.append(Mark(phase, owners, keep))
 
-    def end(self) -> list[Recorded]:
+    def end(self) -> list[RecordedStretch]:
         profiler = self._profile
         self.abandon()
         events = profiler.profiler.kineto_results.experimental_event_tree()
-        ledger = Ledger(self._before, MOST_POINTS)
-        recorded = stretches(history(events), self._marks, ledger, self.most_entries)
+        ledger = Ledger(self._before, MAX_POINTS)
+        recorded = stretches(history(events), self._marks, ledger, self.max_entries)
         self._alive = ledger.alive
         return recorded
 
@@ -67,26 +66,28 @@ class CpuRecording:
             stopped.stop()
 
 
-def owned(owners: Owners, known: Mapping[int, Allocation]) -> list[Allocation]:
-    """Return the allocations that have an owner, those of an earlier history with what it knew of them."""
-    found = []
+def allocations_of(owners: Owners, known: Mapping[int, Allocation]) -> list[Allocation]:
+    """Return the owners' allocations, with phase and stack if an earlier history knows them."""
+    allocations = []
     for address, owner in owners.items():
-        one, former = Allocation(address, owner.size, None), known.get(address)
+        allocation, former = Allocation(address, owner.size, None), known.get(address)
         if former is not None and former.size == owner.size:
-            one.made_in, one.frames = former.made_in, former.frames
-        one.category, one.name = owner.category, owner.name
-        found.append(one)
-    return found
+            allocation.made_in, allocation.frames = former.made_in, former.frames
+        allocation.category, allocation.name = owner.category, owner.name
+        allocations.append(allocation)
+    return allocations
 
 
-def stretches(parts: Iterable[list[Entry]], marks: Iterable[Mark], ledger: Ledger, most_entries: int) -> list[Recorded]:
-    """Follow the histories between marks, and make the snapshots that the marks ask for."""
+def stretches(
+    parts: Iterable[list[Entry]], marks: Iterable[Mark], ledger: Ledger, max_entries: int
+) -> list[RecordedStretch]:
+    """Follow the histories between marks, and make snapshots at the marks with `keep`."""
     trace: list[Entry] = []
     recorded = []
     for entries, mark in zip(parts, marks, strict=True):
         stretch = ledger.follow(mark.phase, entries, mark.owners)
         trace += entries
-        kept = trace[-most_entries:]
+        kept = trace[-max_entries:]
         lost = len(kept) < len(trace)
         snapshot = None
         if mark.keep:
@@ -98,7 +99,7 @@ def stretches(parts: Iterable[list[Entry]], marks: Iterable[Mark], ledger: Ledge
                 alive=ledger.alive,
                 about={"phase": mark.phase, "history_lost": lost},
             )
-        recorded.append(Recorded(stretch, None, snapshot, len(kept), lost))
+        recorded.append(RecordedStretch(stretch, None, snapshot, len(kept), lost))
     return recorded
 
 
@@ -122,11 +123,11 @@ def history(events: Iterable[Any]) -> list[list[Entry]]:
 
 
 def _all(events: Iterable[Any]) -> Iterator[Any]:
-    waiting = list(events)
-    while waiting:
-        event = waiting.pop()
+    pending = list(events)
+    while pending:
+        event = pending.pop()
         yield event
-        waiting += event.children
+        pending += event.children
 
 
 def _entries(event: Any, frames: list[dict[str, Any]]) -> list[Entry]:
@@ -147,7 +148,7 @@ def _entries(event: Any, frames: list[dict[str, Any]]) -> list[Entry]:
 
 
 def _marked(time_us: int) -> Entry:
-    """Return the entry that torch's allocator writes when a snapshot is taken."""
+    """Return a history entry like that of torch's allocator for taking a snapshot."""
     return {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": time_us, "frames": []}
 
 
@@ -164,6 +165,6 @@ def _stack(event: Any, known: dict[Any, list[dict[str, Any]]]) -> list[dict[str,
         caller = event.extra_fields.caller
         frame = {"filename": caller.file_name, "line": caller.line_number, "name": caller.function_name}
         outer = _stack(event.parent, known)
-        # A built-in function that calls another has no line of its own.
+        # A built-in function that calls another one has its caller's line.
         known[key] = outer if outer and outer[0] == frame else [frame, *outer]
     return known[key]

@@ -10,11 +10,11 @@ import torch
 
 from workers.measure.allocations.categories import UNKNOWN, Owners
 from workers.measure.allocations.ledger import Allocation, Entry, Ledger
-from workers.measure.allocations.recording import MOST_POINTS, Counters, Recorded
+from workers.measure.allocations.recording import MAX_POINTS, Counters, RecordedStretch
 from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, blocks_of, reserved_in
 
-_listening: list[CudaRecording] = []
-"""The recording whose `at_oom` is set when memory runs out: at most one. An observer of torch cannot be removed."""
+_active: list[CudaRecording] = []
+"""The active recording, if any: torch's observer, which cannot be removed, sets its `at_oom` when memory runs out."""
 _attached = False
 WORKSPACE = "cuBLAS workspace"
 
@@ -22,22 +22,22 @@ WORKSPACE = "cuBLAS workspace"
 class CudaRecording:
     """See `workers.measure.allocations.recording.Recording`."""
 
-    def __init__(self, device: torch.device, most_entries: int) -> None:
+    def __init__(self, device: torch.device, max_entries: int) -> None:
         self.device = torch.cuda.current_device() if device.index is None else device.index
-        self.most_entries = most_entries
+        self.max_entries = max_entries
         self.at_oom: Snapshot | None = None
-        """The allocator's state when memory ran out, if it did since the last mark."""
+        """The allocator's state when memory ran out; None if it did not since the last mark."""
         self._ledger = Ledger()
         self._workspaces: Counter[int] = Counter()
-        """Sizes of the workspaces of cuBLAS, with the number of each."""
+        """Number of cuBLAS workspaces by their size."""
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
-        # Without this there may be no allocator yet that could record.
+        # Makes sure that there is an allocator to record.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _attach(self)
-        torch.cuda.memory._record_memory_history(None)  # forgets what there was
-        torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=self.most_entries)
-        self._recorded: list[Recorded] = []
+        torch.cuda.memory._record_memory_history(None)  # drops the former history
+        torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=self.max_entries)
+        self._recorded: list[RecordedStretch] = []
         self._last: list[Entry] = []
         snapshot = _take()
         blocks = blocks_of(snapshot, self.device)
@@ -48,14 +48,14 @@ class CudaRecording:
             if owner is not None:
                 one.category, one.name = owner.category, owner.name
         name_workspaces(blocks.values(), self._workspaces)
-        self._ledger = Ledger(blocks.values(), MOST_POINTS)
+        self._ledger = Ledger(blocks.values(), MAX_POINTS)
         # Taking the snapshot is in the history, too.
         entries, _ = self._new_entries(snapshot)
         self._ledger.categories, self._ledger.phases = [UNKNOWN] * len(entries), [BEFORE] * len(entries)
         torch.cuda.reset_peak_memory_stats(self.device)
 
-    def learn_workspaces(self) -> None:
-        # Torch keeps them to itself: they are what its own function for their release releases.
+    def measure_workspaces(self) -> None:
+        # Torch does not list its workspaces: find the blocks that its function for releasing them releases.
         before = blocks_of(_take(), self.device)
         torch._C._cuda_clearCublasWorkspaces()
         after = blocks_of(_take(), self.device)
@@ -63,7 +63,7 @@ class CudaRecording:
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         snapshot = self.at_oom if failed and self.at_oom is not None else _take()
-        self.at_oom = None  # what a library has survived is no failure
+        self.at_oom = None  # a library may have recovered from it
         counters = self._counters()
         entries, lost = self._new_entries(snapshot)
         stretch = self._ledger.follow(
@@ -75,12 +75,12 @@ class CudaRecording:
             reserved=reserved_in(snapshot, self.device),
         )
         history = len(self._last)
-        full = history >= self.most_entries
+        full = history >= self.max_entries
         kept = self._annotated(snapshot, phase, lost=full) if keep else None
-        self._recorded.append(Recorded(stretch, counters, kept, history, full))
+        self._recorded.append(RecordedStretch(stretch, counters, kept, history, full))
         torch.cuda.reset_peak_memory_stats(self.device)
 
-    def end(self) -> list[Recorded]:
+    def end(self) -> list[RecordedStretch]:
         self.abandon()
         recorded, self._recorded = self._recorded, []
         self._last = []
@@ -88,7 +88,7 @@ class CudaRecording:
 
     def abandon(self) -> None:
         torch.cuda.memory._record_memory_history(None)
-        _listening.clear()
+        _active.clear()
 
     def _annotated(self, snapshot: Snapshot, phase: str, *, lost: bool) -> Snapshot:
         return annotated(
@@ -104,13 +104,13 @@ class CudaRecording:
         """Return the history since the last call, and whether its beginning is lost."""
         trace: list[Entry] = snapshot["device_traces"][self.device]
         before, self._last = self._last, trace
-        if len(trace) < self.most_entries:
+        if len(trace) < self.max_entries:
             return trace[len(before) :], False
         if not before:
             return trace, True
-        last = _identity(before[-1])
+        last = _key(before[-1])
         for position in range(len(trace) - 1, -1, -1):
-            if _identity(trace[position]) == last:
+            if _key(trace[position]) == last:
                 return trace[position + 1 :], False
         return trace, True
 
@@ -126,12 +126,12 @@ class CudaRecording:
 
 
 def name_workspaces(blocks: Iterable[Allocation], sizes: Counter[int]) -> None:
-    """Give blocks without an owner the name of workspaces, as many of each size as there are."""
-    left = sizes.copy()
-    for one in blocks:
-        if one.category == UNKNOWN and left[one.size] > 0:
-            left[one.size] -= 1
-            one.name = WORKSPACE
+    """Name blocks without an owner as workspaces, at most as many as there are of each size."""
+    remaining = sizes.copy()
+    for block in blocks:
+        if block.category == UNKNOWN and remaining[block.size] > 0:
+            remaining[block.size] -= 1
+            block.name = WORKSPACE
 
 
 def _take() -> Snapshot:
@@ -139,20 +139,20 @@ def _take() -> Snapshot:
     return snapshot
 
 
-def _identity(entry: Entry) -> tuple[Any, ...]:
+def _key(entry: Entry) -> tuple[Any, ...]:
     return entry["action"], entry.get("addr"), entry.get("size"), entry.get("time_us")
 
 
 def _attach(recording: CudaRecording) -> None:
-    """Set the `at_oom` of this recording, and of no other, when memory runs out."""
+    """Make this recording the one whose `at_oom` is set when memory runs out."""
     global _attached
-    _listening[:] = [recording]
+    _active[:] = [recording]
     if not _attached:
         torch._C._cuda_attach_out_of_memory_observer(_on_out_of_memory)  # type: ignore[attr-defined]
         _attached = True
 
 
 def _on_out_of_memory(_device: int, _requested: int, _total: int, _free: int) -> None:
-    """Keep the allocator's state, before the error releases anything."""
-    for recording in _listening:
+    """Store the allocator's state, before the error's handlers release memory."""
+    for recording in _active:
         recording.at_oom = _take()

@@ -1,4 +1,4 @@
-"""Follows the history of an allocator, phase by phase: the living allocations, their purpose, and the use of memory
+"""Follows the history of an allocator, phase by phase: the living allocations, their categories, and the use of memory
 over time.
 
 It reads history entries as torch's snapshots have them: dictionaries with `action` ("alloc", "free_requested",
@@ -47,7 +47,7 @@ class Point:
     usage: tuple[int, ...]
     """Bytes of each category."""
     touched: Allocation | None = field(default=None, compare=False)
-    """The allocation that the entry makes or releases; None at the beginning and at the end of a stretch."""
+    """The allocation that the entry makes or releases; None at the stretch's beginning and end."""
     change: int = field(default=0, compare=False)
     """Bytes by which the entry changes the use."""
 
@@ -87,14 +87,14 @@ class Ledger:
         most_points: Points of the use over time that each stretch keeps.
     """
 
-    def __init__(self, alive: Iterable[Allocation] = (), most_points: int = 1000) -> None:
+    def __init__(self, alive: Iterable[Allocation] = (), max_points: int = 1000) -> None:
         self.alive: dict[int, Allocation] = {one.address: one for one in alive}
         """By address."""
         self.categories: list[int] = []
         """The category of each entry of the history so far: that of the allocation it makes or releases."""
         self.phases: list[str] = []
         """The phase of each of these entries."""
-        self._most_points = most_points
+        self._max_points = max_points
 
     def follow(
         self,
@@ -106,7 +106,7 @@ class Ledger:
         lost: bool = False,
         reserved: int | None = None,
     ) -> Stretch:
-        """Take the history of a phase that has just ended.
+        """Process the history of a phase that has just ended.
 
         Args:
             phase: Its name; the same phase of different steps has the same name.
@@ -159,7 +159,7 @@ class Ledger:
     def _replay(
         self, phase: str, entries: Sequence[Entry]
     ) -> tuple[list[Allocation | None], list[Allocation], list[Allocation]]:
-        """Return the allocation of each entry, those made here, and released ones whose beginning is not in the
+        """Return the allocation of each entry, the allocations made here, and released ones that are older than the
         history."""
         touched: list[Allocation | None] = []
         made, missed = [], []
@@ -183,7 +183,7 @@ class Ledger:
         return touched, made, missed
 
     def _categorise(self, phase: str, made: Sequence[Allocation], owners: Owners) -> None:
-        """Apply the rule of `categories` at the end of a phase, to its allocations and to those with an owner."""
+        """Set the categories of a phase's allocations and of owned ones, by the rule of `categories`."""
         for one in made:
             if self.alive.get(one.address) is not one:
                 one.category = TEMPORARY
@@ -203,7 +203,7 @@ class Ledger:
             usage[one.category] += one.size
         start = peak = Point(-1, tuple(usage))
         total = peak_total = sum(usage)
-        curve = _Curve(start, len(entries), self._most_points)
+        curve = _Curve(start, len(entries), self._max_points)
         for number, (entry, touch) in enumerate(zip(entries, touched, strict=True)):
             if touch is None or entry["action"] == "free_completed":
                 continue
@@ -230,7 +230,7 @@ class _Curve:
         self._last: Point | None = None
 
     def add(self, point: Point, total: int) -> None:
-        """Add the use after an entry; `total` is that of the point."""
+        """Add the use after an entry; `total` is the point's total."""
         if point.entry // self._part != self._number:
             self._close()
             self._number = point.entry // self._part
@@ -246,7 +246,7 @@ class _Curve:
         self._highest = self._last = None
 
     def points(self, end: Point) -> list[Point]:
-        """Return the points that are kept, with the end."""
+        """Return the kept points and the end."""
         self._close()
         return self._kept if self._kept[-1].entry == end.entry else [*self._kept, end]
 

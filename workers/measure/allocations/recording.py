@@ -10,7 +10,7 @@ from workers.measure.allocations.categories import Owners
 from workers.measure.allocations.ledger import Stretch
 from workers.measure.allocations.snapshot import Snapshot
 
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 """Most points of the timeline of a stretch."""
 PREPARATION = "preparation"
 """The stretch between two steps, in which the batch is made and gradients may be dropped."""
@@ -28,7 +28,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedStretch:
     """A stretch with its counters and its snapshot."""
 
     stretch: Stretch
@@ -43,46 +43,46 @@ class Recorded:
 
 
 class Recording(Protocol):
-    """Listens to an allocator. Begin it, mark the ends of phases, end it; then it may begin again."""
+    """Records an allocator: call `begin`, `mark` at the end of each phase, and `end`; then it may begin again."""
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         """Begin a history.
 
         Args:
-            owners: Who owns what now.
-            stacks: False to do without stacks where they would be too many: while a compiler runs, on a CPU.
+            owners: The present owners of storages.
+            stacks: False records no stacks on a CPU, where they are too many while a compiler runs.
         """
 
-    def learn_workspaces(self) -> None:
+    def measure_workspaces(self) -> None:
         """Release the workspaces that libraries keep for matrix products, to learn their sizes.
 
-        Call it between two steps before a history begins; the step in between takes them anew, and `begin` names them.
+        Call it before a warm-up step: the step allocates them again, and the following `begin` names them.
         """
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         """End a stretch, in which `phase` ran, and begin the next one.
 
         Args:
-            phase: What has ended.
-            owners: Who owns what now.
+            phase: The phase that has ended.
+            owners: The present owners of storages.
             keep: Make a snapshot of the history from the beginning up to here.
-            failed: It ended for a lack of memory. The snapshot is of that moment, if the allocator told of it.
+            failed: The phase ran out of memory. The snapshot is of that moment if the allocator reported it.
         """
 
-    def end(self) -> list[Recorded]:
+    def end(self) -> list[RecordedStretch]:
         """End the history, and return its stretches in order."""
         ...
 
     def abandon(self) -> None:
-        """Stop listening, and forget the history."""
+        """Stop recording, and drop the history."""
 
 
 class PhaseMarks:
     """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording.
 
     Args:
-        recording: Gets the marks.
-        owners: Returns who owns what now.
+        recording: The recording to mark.
+        owners: Returns the present owners of storages.
         keep: Whether the snapshots of the phases are kept; may be set later.
     """
 

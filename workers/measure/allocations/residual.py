@@ -1,4 +1,4 @@
-"""Looks at the residual stream: the outputs of a model's blocks, as tensors of a running forward pass."""
+"""Records the residual stream: the outputs of a model's blocks in a forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.measure.allocations.ledger import Allocation
 
 
 class ResidualStream:
-    """Notes the storages of the blocks' outputs in the forward pass, as an observer of steps."""
+    """An observer of steps that records the storages of the blocks' outputs in the forward pass."""
 
     def __init__(self) -> None:
         self.storages: list[tuple[int, int]] = []
@@ -30,11 +30,11 @@ class ResidualStream:
         self._forward = False
 
     def step_ends(self) -> None:
-        """Do nothing: the storages are those of this step until the next one."""
+        """Do nothing: the storages stay until the next step."""
 
     @contextmanager
     def of(self, model: nn.Module, attribute: str = "layers") -> Iterator[None]:
-        """Look at a model's blocks inside the context."""
+        """Record the outputs of a model's blocks inside the context."""
 
         def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if self._forward and isinstance(output, Tensor):

@@ -1,10 +1,9 @@
 """Snapshots in torch's format (torch.cuda.memory._snapshot), with a category on each allocation, as files.
 
 pytorch.org/memory_viz colours by the `category` of history entries (torch/utils/viz/MemoryViz.js). It has three
-requirements that torch does not document: pickle protocol 4 at most, and of that only plain data; the category
-"unknown" on at least one entry, if any has a category, or it fails; and an entry for every allocation to be coloured,
-also for those that are older than the history. So blocks that were alive before the history appear at its beginning as
-allocations.
+requirements that torch does not document: pickle protocol 4 or older with plain data only; the category "unknown" on at
+least one entry if any entry has a category; and an entry for every allocation to be coloured, even one older than the
+history. So blocks that are older than the history appear at its beginning as allocations.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ def annotated(
     """Return a snapshot with categories and phases on its entries and blocks.
 
     Args:
-        snapshot: Of torch's format. It is left as it is.
-        device_index: Whose history is annotated; those of other devices are left out.
-        categories: Category of each entry of the history, or of a longer one that ends with it.
-        phases: Phase of each of these.
-        alive: What is alive at its end.
-        about: What else stands in the snapshot, under the key `flopwatch`.
+        snapshot: A snapshot in torch's format. It is not changed.
+        device_index: The device whose history is annotated; other devices' histories are left out.
+        categories: Category of each entry of the history, or of a longer history that ends with it.
+        phases: Phase of each of these entries.
+        alive: The allocations alive at the history's end.
+        about: Further content of the snapshot, under the key `flopwatch`.
     """
     trace: list[Entry] = snapshot["device_traces"][device_index]
     kinds, stages = categories[len(categories) - len(trace) :], phases[len(phases) - len(trace) :]
@@ -88,7 +87,7 @@ def annotated(
 
 
 def _closing_entry(time_us: int, phase: str) -> Entry:
-    """Return an entry without effect for the end of a history, for the viewer's sake."""
+    """Return an entry without effect, which gives the viewer the category "unknown" that it requires."""
     what = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": time_us, "frames": []}
     return {**what, "category": UNKNOWN_NAME, "user_metadata": phase}
 
@@ -98,7 +97,7 @@ def _older_allocations(
 ) -> list[Entry]:
     """Return an allocation for each block that is older than the history, the lowest address first."""
     category = {address: one.category for address, one in alive.items()}
-    # Backwards, so that the first release of an address, which ends the older block, is the last to be seen.
+    # Backwards, so that the first release of an address, which is the older block's, sets the category last.
     for entry, kind in zip(reversed(trace), reversed(kinds), strict=True):
         if entry["action"] == "free_requested":
             category[entry["addr"]] = kind
@@ -130,7 +129,7 @@ def _categorised(segment: Mapping[str, Any], alive: Mapping[int, Allocation]) ->
 
 
 def _phase_marks(entries: Sequence[Entry], device_index: int) -> list[dict[str, Any]]:
-    """Return the beginning and the end of each phase, as torch's snapshots have those of a `record_function`."""
+    """Return the beginning and the end of each phase, in the format of a `record_function` in torch's snapshots."""
     marks = []
     for number, entry in enumerate(entries):
         name, time_us = entry["user_metadata"], entry.get("time_us", 0)
@@ -248,11 +247,11 @@ class Interned:
         return known
 
     def _frame(self, frame: Mapping[str, Any]) -> dict[str, Any]:
-        # Torch gives equal frames as one object. The second value keeps it alive, so that no other gets its identity.
+        # Torch gives equal frames as one object. The second value keeps it alive, so that its `id` is not used again.
         known = self._by_identity.get(id(frame))
         if known is None:
             key = (frame["filename"], frame["line"], frame["name"])
             shared = self._known.setdefault(key, self._value(dict(frame)))
             known = self._by_identity[id(frame)] = (shared, frame)
-        found: dict[str, Any] = known[0]
-        return found
+        interned: dict[str, Any] = known[0]
+        return interned

@@ -26,12 +26,12 @@ def outside_torch(frames: Sequence[Frame]) -> list[Frame]:
 
 def _inside(filename: str) -> bool:
     if not filename.endswith(".py") or filename.startswith((TORCH, "torch/")) or "/torch/" in filename:
-        return True  # code without a file is C++, or compiled by torch
+        return True  # C++, or code that torch compiled
     return filename.startswith(LIBRARY) and PACKAGES not in filename
 
 
 def place(frame: Frame) -> str:
-    """Return a frame as people read it: "model/transformer.py:68 forward"."""
+    """Return a frame as text: "model/transformer.py:68 forward"."""
     path = "/".join(Path(frame["filename"]).parts[-SHOWN_PARTS:])
     return f"{path}:{frame['line']} {frame['name']}"
 

@@ -18,7 +18,7 @@ WIDTH = 1200.0
 ROW = 17.0
 HEAD = 44.0
 MARGIN = 10.0
-LEAST_WIDTH = 0.4
+MIN_WIDTH = 0.4
 """Frames that are narrower, in pixels, are not drawn."""
 CHARACTER = 6.6
 """Width of a character in pixels."""
@@ -86,7 +86,7 @@ def _boxes(root: Frame) -> Iterator[_Box]:
         left = box.left
         for callee in sorted(box.frame.callees.values(), key=lambda frame: frame.name):
             width = callee.time_ns * scale
-            if width >= LEAST_WIDTH:
+            if width >= MIN_WIDTH:
                 pending.append(_Box(callee, left, width, box.depth + 1))
             left += width
 

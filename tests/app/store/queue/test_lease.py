@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import Conflict, DatabaseBusy, InvalidEnvironment, LeaseLost
+from app.errors import CannotRunHere, Conflict, DatabaseBusy, LeaseLost
 from app.settings import Settings
 from app.states import LivingState
 from app.store.database.engine import Database
@@ -256,13 +256,13 @@ class TestTheDatabasesLease:
 
     def test_the_default_is_as_good_as_any(self, database: Database) -> None:
         assert self.agreed(database) == 30
-        with pytest.raises(InvalidEnvironment, match=r"FLOPWATCH_LEASE_S is 3, .* is 30 seconds.*`flopwatch lease 3`"):
+        with pytest.raises(CannotRunHere, match=r"FLOPWATCH_LEASE_S is 3, .* is 30 seconds.*`flopwatch lease 3`"):
             self.agreed(database, lease_s=3)
 
     def test_a_variable_counts_as_said(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         self.agreed(database)
         monkeypatch.setenv("FLOPWATCH_LEASE_S", "31")
-        with pytest.raises(InvalidEnvironment, match="31"):
+        with pytest.raises(CannotRunHere, match="31"):
             with_agreed_lease(database, Settings.from_environment())
 
     def test_two_leases_would_lose_a_healthy_job(

@@ -1,4 +1,4 @@
-"""The rule that gives allocations their categories, on made histories."""
+"""The categories of allocations, in histories written by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARAMETER, STATE, BATCH, SAVED, SCRATCH, GRADIENT, WORKSPACE = (KIB * number for
 
 
 def training_step() -> tuple[Ledger, list[Stretch]]:
-    """A step: 40 of parameters, 80 of state, and a workspace of 5 that nobody owns."""
+    """A step: 40 bytes of parameters, 80 of state, and a workspace of 5 without an owner."""
     known = [Allocation(PARAMETER, 40, None), Allocation(STATE, 80, None), Allocation(WORKSPACE, 5, None)]
     ledger = Ledger(known)
     owners = {PARAMETER: owner("parameter", 40), STATE: owner("optimizer_state", 80)}
@@ -146,7 +146,7 @@ def test_what_was_made_in_a_gap_was_made_in_the_phase() -> None:
 
 
 def test_an_owner_overrides_what_a_gap_has_mistaken() -> None:
-    """The gradient has the place and the size of an activation that was released in the gap."""
+    """The gradient has the address and the size of an activation that was released in the gap."""
     ledger = Ledger()
     ledger.follow("forward", made(("+", SAVED, 16)), {})
     stretch = ledger.follow(
@@ -171,7 +171,7 @@ def test_a_thinned_timeline_keeps_ends_and_peaks(rng: Any, most: int) -> None:
         else:
             living.append((number, rng.randrange(1, 1000)))
             events.append(("+", *living[-1]))
-    stretch = Ledger(most_points=most).follow("forward", made(*events), {})
+    stretch = Ledger(max_points=most).follow("forward", made(*events), {})
     assert len(stretch.points) <= most
     assert stretch.points[0] == stretch.start
     assert stretch.points[-1] == stretch.end

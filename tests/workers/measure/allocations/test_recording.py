@@ -1,4 +1,4 @@
-"""Recordings of a model whose sizes are known: on the CPU, on a GPU, and of a made allocator with a short history."""
+"""Recordings of a model whose sizes are known: on the CPU, on a GPU, and of a fake allocator with a short history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.measure.allocations import cuda, make_recording
 from workers.measure.allocations.categories import CATEGORIES, Owner, owners_of
 from workers.measure.allocations.cuda import CudaRecording
 from workers.measure.allocations.ledger import Entry, Point
-from workers.measure.allocations.recording import PhaseMarks, Recorded
+from workers.measure.allocations.recording import PhaseMarks, RecordedStretch
 from workers.measure.allocations.residual import ResidualStream
 from workers.measure.allocations.snapshot import write
 from workers.measure.allocations.stacks import site
@@ -86,10 +86,10 @@ class Work:
 
 
 def recorded(
-    device: str, optimizer: Callable[..., torch.optim.Optimizer] | None, *, warmup: int = 1, most_entries: int = 100_000
-) -> dict[str, Recorded]:
-    """The stretches of a step by their phases, with snapshots. As jobs do, it records from the very beginning."""
-    recording = make_recording(torch.device(device), most_entries)
+    device: str, optimizer: Callable[..., torch.optim.Optimizer] | None, *, warmup: int = 1, max_entries: int = 100_000
+) -> dict[str, RecordedStretch]:
+    """The stretches of a step by phase, with snapshots. As in jobs, recording starts before the model is made."""
+    recording = make_recording(torch.device(device), max_entries)
     recording.begin({})
     work = Work(device, optimizer)
     for _ in range(warmup):
@@ -146,8 +146,8 @@ def test_snapshots_hold_the_history_up_to_their_phase(device: str, tmp_path: Pat
         snapshot = phases[name].snapshot
         assert snapshot is not None
         write(snapshot, tmp_path / f"{name}.pickle")
-        found = check_that_the_viewer_reads(tmp_path / f"{name}.pickle")
-        trace = found["device_traces"][0]
+        read_back = check_that_the_viewer_reads(tmp_path / f"{name}.pickle")
+        trace = read_back["device_traces"][0]
         stages = list(dict.fromkeys(one["user_metadata"] for one in trace))
         assert stages == ["before the history", *list(phases)[: list(phases).index(name) + 1]]
         lengths.append(len(trace))
@@ -208,7 +208,7 @@ def test_the_next_recording_knows_the_model_too(device: str) -> None:
     recording.mark("initialisation", work.owners())
     (initialisation,) = recording.end()
     made = usage(initialisation.stretch.end)
-    made.pop("unknown", None)  # what other tests have left on a GPU
+    made.pop("unknown", None)  # allocations of other tests, on a GPU
     assert made == {"parameter": WEIGHTS + BIASES, "input": SCALE}
     recording.begin(work.owners())
     recording.mark("forward", work.owners())
@@ -219,27 +219,27 @@ def test_the_next_recording_knows_the_model_too(device: str) -> None:
 
 
 def test_an_overflow_on_a_cpu_shortens_the_snapshot_only(tmp_path: Path) -> None:
-    whole, cut = (recorded("cpu", torch.optim.AdamW, most_entries=most) for most in (100_000, 20))
+    whole, cut = (recorded("cpu", torch.optim.AdamW, max_entries=most) for most in (100_000, 20))
     for phase, one in cut.items():
         assert one.stretch.peak.usage == whole[phase].stretch.peak.usage
     last = cut["optimizer"]
     assert (last.history, last.history_lost, last.stretch.lost) == (20, True, False)
     assert last.snapshot is not None
     write(last.snapshot, tmp_path / "snapshot.pickle")
-    found = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
-    assert found["flopwatch"]["history_lost"]
-    assert len(found["device_traces"][0]) == 20 + found["flopwatch"]["entries_before_the_history"]
+    snapshot = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
+    assert snapshot["flopwatch"]["history_lost"]
+    assert len(snapshot["device_traces"][0]) == 20 + snapshot["flopwatch"]["entries_before_the_history"]
 
 
 class MadeAllocator:
-    """Stands for the allocator of a GPU in tests without one: blocks in one segment, a history of limited length."""
+    """A fake of a GPU's allocator, for tests without a GPU: blocks in one segment, a history of limited length."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most_entries: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_entries: int) -> None:
         self.blocks: dict[int, int] = {}
         self.history: list[Entry] = []
         self.peak = 0
         self.clock = 0
-        self._most = most_entries
+        self._most = max_entries
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: self.history.clear())
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.total))
@@ -274,8 +274,8 @@ class MadeAllocator:
 
     def stats(self) -> dict[str, int]:
         kinds = {"allocated_bytes": self.total, "requested_bytes": self.total, "reserved_bytes": 1 << 20}
-        found = {f"{kind}.all.current": value for kind, value in kinds.items()}
-        return found | {f"{kind}.all.peak": max(value, self.peak) for kind, value in kinds.items()}
+        stats = {f"{kind}.all.current": value for kind, value in kinds.items()}
+        return stats | {f"{kind}.all.peak": max(value, self.peak) for kind, value in kinds.items()}
 
     def snapshot(self) -> dict[str, Any]:
         blocks, at = [], 0
@@ -293,13 +293,13 @@ class MadeAllocator:
 PARAMETER = {4096: Owner(0, "weight", 1000)}
 
 
-@pytest.mark.parametrize("most_entries", [1000, 12])
+@pytest.mark.parametrize("max_entries", [1000, 12])
 def test_an_overflowing_gpu_history_is_followed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most_entries: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_entries: int
 ) -> None:
-    """With 12 entries, the forward pass fits, and of the backward pass the beginning is lost."""
-    allocator = MadeAllocator(monkeypatch, most_entries)
-    recording = CudaRecording(torch.device("cuda", 0), most_entries)
+    """With 12 entries, the forward pass fits, and the beginning of the backward pass is lost."""
+    allocator = MadeAllocator(monkeypatch, max_entries)
+    recording = CudaRecording(torch.device("cuda", 0), max_entries)
     allocator.allocate(4096, 1000)
     recording.begin(PARAMETER)
     allocator.allocate(8192, 500)
@@ -313,7 +313,7 @@ def test_an_overflowing_gpu_history_is_followed(
     allocator.allocate(8192, 100)
     recording.mark("optimizer", {**PARAMETER, 8192: Owner(2, "weight", 100)}, keep=True)
     stretches = recording.end()
-    lost = most_entries == 12
+    lost = max_entries == 12
     assert [one.stretch.lost for one in stretches] == [False, lost, False]
     assert [one.history_lost for one in stretches] == [False, lost, lost]
     forward, backward, optimizer = (one.stretch for one in stretches)
@@ -329,8 +329,8 @@ def test_an_overflowing_gpu_history_is_followed(
     for one in stretches:
         assert one.snapshot is not None
         write(one.snapshot, tmp_path / "snapshot.pickle")
-        found = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
-        assert found["flopwatch"]["history_lost"] == one.history_lost
+        snapshot = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
+        assert snapshot["flopwatch"]["history_lost"] == one.history_lost
 
 
 def test_the_snapshot_of_a_lack_of_memory_is_of_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,12 +367,12 @@ def test_the_workspaces_of_matrix_products_have_a_name(monkeypatch: pytest.Monke
     allocator.allocate(8192, 500)
     allocator.allocate(12288, 500)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: allocator.release(8192), raising=False)
-    recording.learn_workspaces()
+    recording.measure_workspaces()
     allocator.allocate(16384, 500)
     recording.begin(PARAMETER)
     recording.mark("forward", PARAMETER)
     (forward,) = recording.end()
-    # There was one, so one of two that look alike is one.
+    # One workspace was released, so one of the two blocks of its size gets the name.
     assert usage(forward.stretch.end) == {"parameter": 1000, "unknown": 1000}
     assert sorted(str(one.name) for one in forward.stretch.at_peak) == ["None", "cuBLAS workspace", "weight"]
 
@@ -386,7 +386,7 @@ def test_workspaces_of_products_have_a_name_on_a_gpu() -> None:
     work = Work("cuda", None)
     for number in range(2):
         if number:
-            recording.learn_workspaces()
+            recording.measure_workspaces()
         work.prepare()
         run_step(work.phases, [])
         work.model.zero_grad()
@@ -411,7 +411,7 @@ def test_a_gpus_history_agrees_with_the_allocator() -> None:
 
 @pytest.mark.gpu
 def test_a_gpus_history_that_overflows(tmp_path: Path) -> None:
-    phases = recorded("cuda", torch.optim.AdamW, most_entries=20)
+    phases = recorded("cuda", torch.optim.AdamW, max_entries=20)
     assert phases["optimizer"].history_lost
     assert phases["optimizer"].history == 20
     assert usage(phases["optimizer"].stretch.end)["parameter"] == WEIGHTS + BIASES

@@ -1,4 +1,4 @@
-"""Snapshots are of the form that torch's own tools and pytorch.org/memory_viz read."""
+"""Snapshots have the format that torch's own tools and pytorch.org/memory_viz read."""
 
 from __future__ import annotations
 
@@ -72,23 +72,23 @@ def as_cuda_gives_it() -> dict[str, Any]:
     }
 
 
-def as_we_write_it(given: dict[str, Any]) -> dict[str, Any]:
+def as_we_write_it(original: dict[str, Any]) -> dict[str, Any]:
     ledger = Ledger([Allocation(MODEL, 0x1000, None), Allocation(WORKSPACE, 512, None)])
     owners = {MODEL: Owner(CATEGORIES.index("parameter"), "weight", 0x1000)}
-    ledger.follow("forward", given["device_traces"][0], owners)
+    ledger.follow("forward", original["device_traces"][0], owners)
     return annotated(
-        given, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={"phase": "forward"}
+        original, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={"phase": "forward"}
     )
 
 
 def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
-    given = as_cuda_gives_it()
-    before = copy.deepcopy(given)
-    write(as_we_write_it(given), tmp_path / "snapshot.pickle")
-    assert given == before, "the snapshot given is left as it is"
-    found = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
-    assert found["allocator_settings"] == given["allocator_settings"]
-    colours = [(one["action"], one["category"]) for one in found["device_traces"][0]]
+    original = as_cuda_gives_it()
+    before = copy.deepcopy(original)
+    write(as_we_write_it(original), tmp_path / "snapshot.pickle")
+    assert original == before, "the snapshot given is left as it is"
+    snapshot = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
+    assert snapshot["allocator_settings"] == original["allocator_settings"]
+    colours = [(one["action"], one["category"]) for one in snapshot["device_traces"][0]]
     assert colours == [
         ("alloc", "parameter"),
         ("alloc", "unknown"),
@@ -99,14 +99,14 @@ def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
         ("free_completed", "temporary"),
         ("snapshot", "unknown"),
     ]
-    head = found["device_traces"][0][0]
+    head = snapshot["device_traces"][0][0]
     assert (head["size"], head["user_metadata"]) == (0x1000, "before the history")
     assert head["frames"] == [frame("block")]
-    assert found["device_traces"][1] == []
-    coloured = {one.get("category") for segment in found["segments"] for one in segment["blocks"]}
+    assert snapshot["device_traces"][1] == []
+    coloured = {one.get("category") for segment in snapshot["segments"] for one in segment["blocks"]}
     assert coloured == {"parameter", "activation", "unknown", None}
-    assert found["flopwatch"]["entries_before_the_history"] == 2
-    assert [(one["name"], one["stage"], one["time_us"]) for one in found["external_annotations"]] == [
+    assert snapshot["flopwatch"]["entries_before_the_history"] == 2
+    assert [(one["name"], one["stage"], one["time_us"]) for one in snapshot["external_annotations"]] == [
         ("forward", "START", 1),
         ("forward", "END", 5),
     ]
@@ -115,11 +115,11 @@ def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
 def test_a_known_snapshot_names_the_unknown_too(tmp_path: Path) -> None:
     """A snapshot that is taken when recording has stopped has no entry of its own."""
     alive = {KEPT: Allocation(KEPT, 1024, "forward", category=CATEGORIES.index("activation"))}
-    given = {**as_cuda_gives_it(), "device_traces": [HISTORY[1:2]]}
-    given["segments"] = given["segments"][1:2]
+    original = {**as_cuda_gives_it(), "device_traces": [HISTORY[1:2]]}
+    original["segments"] = original["segments"][1:2]
     activation = [CATEGORIES.index("activation")]
-    found = annotated(given, 0, categories=activation, phases=["forward"], alive=alive, about={})
-    write(found, tmp_path / "snapshot.pickle")
+    snapshot = annotated(original, 0, categories=activation, phases=["forward"], alive=alive, about={})
+    write(snapshot, tmp_path / "snapshot.pickle")
     trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
     assert [(one["action"], one["category"]) for one in trace] == [("alloc", "activation"), ("snapshot", "unknown")]
 
@@ -127,36 +127,36 @@ def test_a_known_snapshot_names_the_unknown_too(tmp_path: Path) -> None:
 def test_the_history_of_an_h200_is_followed_exactly(tmp_path: Path) -> None:
     """Of two training steps of a model of two layers, recorded with torch 2.11; stacks are left out."""
     with gzip.open(Path(__file__).with_name("h200_snapshot.json.gz"), "rt") as file:
-        given: dict[str, Any] = json.load(file)
-    trace, blocks = given["device_traces"][0], blocks_of(given, 0)
+        original: dict[str, Any] = json.load(file)
+    trace, blocks = original["device_traces"][0], blocks_of(original, 0)
     older = rewind(blocks, trace)
     ledger = Ledger(older.values())
-    stretch = ledger.follow("forward", trace, {}, reserved=reserved_in(given, 0))
+    stretch = ledger.follow("forward", trace, {}, reserved=reserved_in(original, 0))
     assert (len(trace), len(older), len(blocks)) == (2259, 110, 68)
     assert {at: one.size for at, one in ledger.alive.items()} == {at: one.size for at, one in blocks.items()}
-    allocated = sum(one["allocated_size"] for one in given["segments"])
+    allocated = sum(one["allocated_size"] for one in original["segments"])
     rounding = allocated - stretch.end.total
     assert 0 <= rounding < 0.01 * allocated, "what was asked for, less what the allocator's blocks have"
     assert stretch.reserved_at_peak is not None
-    assert stretch.peak.total <= stretch.reserved_at_peak <= reserved_in(given, 0)
+    assert stretch.peak.total <= stretch.reserved_at_peak <= reserved_in(original, 0)
     assert sum(one.size for one in stretch.at_peak) == stretch.peak.total
-    found = annotated(given, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={})
-    write(found, tmp_path / "snapshot.pickle")
+    snapshot = annotated(original, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={})
+    write(snapshot, tmp_path / "snapshot.pickle")
     check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
 
 
 def test_an_overflowed_history_keeps_its_categories(tmp_path: Path) -> None:
-    """The allocator has kept the last two entries only: the ends of the categories match them."""
-    given = as_cuda_gives_it()
-    ledger_of_all = as_we_write_it(given)["device_traces"][0]
-    cut = {**given, "device_traces": [given["device_traces"][0][-3:], []]}
+    """The allocator has kept only the last two entries; the last categories belong to them."""
+    original = as_cuda_gives_it()
+    ledger_of_all = as_we_write_it(original)["device_traces"][0]
+    cut = {**original, "device_traces": [original["device_traces"][0][-3:], []]}
     ledger = Ledger([Allocation(MODEL, 0x1000, None), Allocation(WORKSPACE, 512, None)])
     ledger.follow("forward", HISTORY, {})
-    found = annotated(cut, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={})
-    write(found, tmp_path / "snapshot.pickle")
+    snapshot = annotated(cut, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={})
+    write(snapshot, tmp_path / "snapshot.pickle")
     trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
     assert [one["category"] for one in trace[-3:]] == [one["category"] for one in ledger_of_all[-3:]]
-    # What was released later stands at the head as what it was.
+    # The blocks that were released later are at the beginning, with their categories.
     head = {one["addr"]: one["category"] for one in trace[:-3]}
     assert head == {MODEL: "unknown", KEPT: "activation", BRIEF: "temporary", WORKSPACE: "unknown"}
 
@@ -169,13 +169,13 @@ def test_a_snapshot_of_an_allocator_without_segments(tmp_path: Path) -> None:
     assert [one["address"] for one in made["segments"]] == [far, MODEL], "what is far away has a segment of its own"
     assert reserved_in(made, 0) == 64 + (BRIEF + 2048 - MODEL)
     assert {at: one.size for at, one in blocks_of(made, 0).items()} == {at: one.size for at, one in alive.items()}
-    # The viewer also draws blocks of the past, and fails for one that lies in no segment.
+    # The viewer also draws released blocks, and fails for one that lies in no segment.
     for one in trace:
         if one["action"] == "alloc":
             ends = [(segment["address"], segment["address"] + segment["total_size"]) for segment in made["segments"]]
             assert any(begin <= one["addr"] and one["addr"] + one["size"] <= end for begin, end in ends)
-    found = annotated(made, 0, categories=[6] * len(trace), phases=["forward"] * len(trace), alive=alive, about={})
-    write(found, tmp_path / "snapshot.pickle")
+    snapshot = annotated(made, 0, categories=[6] * len(trace), phases=["forward"] * len(trace), alive=alive, about={})
+    write(snapshot, tmp_path / "snapshot.pickle")
     check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
 
 
@@ -216,12 +216,14 @@ def contextmanager_file() -> str:
 
 @pytest.mark.parametrize("kind", ["memory", "stats"])
 def test_the_check_itself_sees_what_the_viewer_would_refuse(tmp_path: Path, kind: str) -> None:
-    given = as_we_write_it(as_cuda_gives_it())
+    annotated_snapshot = as_we_write_it(as_cuda_gives_it())
     path = tmp_path / "snapshot.pickle"
     if kind == "memory":
-        given["device_traces"][0] = [one for one in given["device_traces"][0] if one["category"] != "unknown"]
-        write(given, path)
+        annotated_snapshot["device_traces"][0] = [
+            one for one in annotated_snapshot["device_traces"][0] if one["category"] != "unknown"
+        ]
+        write(annotated_snapshot, path)
     else:
-        path.write_bytes(pickle.dumps(given, protocol=5))
+        path.write_bytes(pickle.dumps(annotated_snapshot, protocol=5))
     with pytest.raises(AssertionError):
         check_that_the_viewer_reads(path)

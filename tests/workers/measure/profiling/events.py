@@ -1,4 +1,4 @@
-"""Events as the profiler gives them, made by hand."""
+"""Makes events like the profiler's."""
 
 from __future__ import annotations
 

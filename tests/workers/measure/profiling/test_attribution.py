@@ -1,4 +1,4 @@
-"""Made events, and small models whose work is known."""
+"""Attribution of hand-written events, and of small models whose work is known."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_calls_hold_their_own_time_and_that_of_their_launches() -> None:
 def test_the_launch_tells_where_work_belongs() -> None:
     made = gpu_step()
     work = [kernel("sgemm", 500, 600, launch=900)]
-    (found,) = Attribution(recording(made.host, work), PHASES, on_gpu=True).work
-    assert (found.operator, found.ranges) == ("aten::bmm", ("layers.0", "scores"))
+    (matmul,) = Attribution(recording(made.host, work), PHASES, on_gpu=True).work
+    assert (matmul.operator, matmul.ranges) == ("aten::bmm", ("layers.0", "scores"))
 
 
 def test_the_kernels_of_a_graph_share_one_launch() -> None:
@@ -98,15 +98,15 @@ def test_the_kernels_of_a_graph_share_one_launch() -> None:
         host("cudaGraphLaunch", "launch", 20, 30, id=5),
     ]
     work = [kernel("a", 40, 50, launch=5), kernel("b", 50, 80, launch=5)]
-    found = Attribution(recording(events, work), ("graph",), on_gpu=True).work
-    assert [(one.name, one.phase, one.launch_to_start_us) for one in found] == [
+    kernels = Attribution(recording(events, work), ("graph",), on_gpu=True).work
+    assert [(one.name, one.phase, one.launch_to_start_us) for one in kernels] == [
         ("a", "graph", None),
         ("b", "graph", None),
     ]
 
 
 def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
-    """An operator that makes no node tells the number of the next node, which another one makes elsewhere."""
+    """An operator that makes no node has the number of the next node, which another operator makes."""
     events = [
         host("step_1", "range", 0, 1000),
         host("forward", "range", 0, 400),
@@ -118,8 +118,8 @@ def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
         host(NODE + "BmmBackward0", "backward", 500, 600, id=3, sequence=3, forward_thread=1),
         host("aten::bmm", "operator", 510, 590, id=4),
     ]
-    found = {(one.name, one.phase): one for one in Attribution(recording(events), PHASES, on_gpu=False).work}
-    assert found["aten::bmm", "backward"].ranges == ("values",)
+    operators = {(one.name, one.phase): one for one in Attribution(recording(events), PHASES, on_gpu=False).work}
+    assert operators["aten::bmm", "backward"].ranges == ("values",)
 
 
 def test_a_range_in_the_backward_pass_comes_first() -> None:
@@ -135,8 +135,8 @@ def test_a_range_in_the_backward_pass_comes_first() -> None:
         host("aten::mm", "operator", 520, 530, id=3, sequence=9),
         host("aten::add", "operator", 700, 710, id=4),
     ]
-    found = Attribution(recording(events), PHASES, on_gpu=False).work
-    assert {(one.name, one.ranges) for one in found if one.phase == "backward" and one.name.startswith("aten")} == {
+    operators = Attribution(recording(events), PHASES, on_gpu=False).work
+    assert {(one.name, one.ranges) for one in operators if one.phase == "backward" and one.name.startswith("aten")} == {
         ("aten::mm", ("layers.0",)),
         ("aten::add", ("layers.1",)),
     }
@@ -150,13 +150,13 @@ def test_ranges_of_torch_are_no_names_of_ours() -> None:
         host("norm", "range", 12, 40),
         host("aten::mul_", "operator", 20, 30, id=1),
     ]
-    found = Attribution(recording(events), PHASES, on_gpu=False)
-    assert [one.ranges for one in found.work] == [("norm",)]
-    assert found.count_ranges() == {("forward", "norm"): 1}
+    attribution = Attribution(recording(events), PHASES, on_gpu=False)
+    assert [one.ranges for one in attribution.work] == [("norm",)]
+    assert attribution.count_ranges() == {("forward", "norm"): 1}
 
 
 class Chain(nn.Module):
-    """Products of matrices, one a layer, each followed by an operation that needs it again in the backward pass."""
+    """One matrix product per layer, each followed by an operation that needs its result in the backward pass."""
 
     def __init__(self, depth: int, *, recompute: bool = False) -> None:
         super().__init__()
@@ -191,12 +191,12 @@ def profiled(model: nn.Module, device: str, steps: int = 2) -> Attribution:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_products_of_a_known_chain(device: str, recompute: bool) -> None:
-    """Backward has two products for each layer, but one for the first, whose input needs no gradient."""
-    found = profiled(Chain(3, recompute=recompute), device)
-    assert [step.name for step in found.steps] == ["step_1", "step_2"]
+    """Backward has two products for each layer, except one for the first, whose input needs no gradient."""
+    attribution = profiled(Chain(3, recompute=recompute), device)
+    assert [step.name for step in attribution.steps] == ["step_1", "step_2"]
     products = Counter(
         (one.phase, one.ranges, one.step)
-        for one in found.work
+        for one in attribution.work
         if one.operator == "aten::mm" and classify(one) == MATMUL and "reduce" not in one.name.lower()
     )
     # The sigmoid saves its output, so every layer is recomputed whole.
@@ -210,13 +210,13 @@ def test_products_of_a_known_chain(device: str, recompute: bool) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_work_and_calls_are_of_the_steps_phases_only(device: str) -> None:
-    found = profiled(Chain(1), device, steps=1)
-    assert {one.step for one in found.work} == {1}
-    assert {one.phase for one in found.work} == set(PHASES)
-    assert sum(call.name == "aten::mm" for call in found.calls) == 2
-    assert all(one.time_ns >= 0 for one in found.work)
+    attribution = profiled(Chain(1), device, steps=1)
+    assert {one.step for one in attribution.work} == {1}
+    assert {one.phase for one in attribution.work} == set(PHASES)
+    assert sum(call.name == "aten::mm" for call in attribution.calls) == 2
+    assert all(one.time_ns >= 0 for one in attribution.work)
     if device == "cuda":
-        assert all(one.launch_to_start_us is not None and one.launch_to_start_us > 0 for one in found.work)
+        assert all(one.launch_to_start_us is not None and one.launch_to_start_us > 0 for one in attribution.work)
 
 
 def test_self_times_add_up_to_outermost_operators() -> None:
@@ -227,5 +227,5 @@ def test_self_times_add_up_to_outermost_operators() -> None:
         host("norm", "range", 150, 390),
         host("aten::mm", "operator", 200, 350, id=2),
     ]
-    found = {one.name: one.time_ns for one in Attribution(recording(events), PHASES, on_gpu=False).work}
-    assert found == {"aten::linear": 150, "aten::mm": 150}
+    self_times = {one.name: one.time_ns for one in Attribution(recording(events), PHASES, on_gpu=False).work}
+    assert self_times == {"aten::linear": 150, "aten::mm": 150}

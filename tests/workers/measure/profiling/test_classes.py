@@ -1,4 +1,4 @@
-"""The rule over names of kernels: a list that was recorded on an H200, and shortened ones of other devices."""
+"""Classes of kernels, by names that were recorded on an H200, and by shortened ones of other devices."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ KERNELS = {
         "void triu_tril_kernel<bool, int, true, 2, false>(at::cuda::detail::TensorInfo<bool, int>)",
         NATIVE + "(anonymous namespace)::distribution_elementwise_grid_stride_kernel<float, 4>(long)",
         "triton_poi_fused_mul_silu_5",
-        # Named after the operators beside which they run.
+        # Named after adjacent operators.
         "triton_poi_fused__scaled_dot_product_flash_attention_clone_1",
         "triton_poi_fused__to_copy__unsafe_view_add_flash_attention_mul_slice_stack_sub_transpose_view_2",
         "triton_poi_fused__unsafe_view_add_7",
@@ -146,7 +146,7 @@ def test_kernels(name: str, expected: str) -> None:
 def test_kernels_that_an_h200_ran() -> None:
     """The whole names, of torch 2.11: eager and compiled steps in fp32 and bf16, with each attention, and in a graph.
 
-    Under `other` is the sorting for the embedding's gradient, which only the operator tells.
+    The sorting for the embedding's gradient is under `other`: only its operator determines its class.
     """
     recorded = json.loads((Path(__file__).parent / "h200_kernels.json").read_text())
     assert sum(map(len, recorded.values())) > 150

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.ranges import listening, named
+from kernels.ranges import named, record_ranges
 from workers.measure.profiling import overlap
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
 from workers.measure.profiling.overlap import (
@@ -48,10 +48,10 @@ def test_what_is_left_without_others(spans: Any, others: Any, left: Any) -> None
 
 def test_a_step_has_what_happened_in_it_from_its_beginning() -> None:
     spans = [((90, 120), False), ((130, 150), True), ((140, 160), False), ((190, 230), True), ((300, 310), True)]
-    found = overlap_of(spans, (100, 200))
-    assert found == StepOverlap(100, [(0, 20), (40, 60)], [(30, 50), (90, 100)])
-    assert found.exposed == [(30, 40), (90, 100)]
-    assert set(found.streams()) == {"compute", "communication", "exposed"}
+    overlap = overlap_of(spans, (100, 200))
+    assert overlap == StepOverlap(100, [(0, 20), (40, 60)], [(30, 50), (90, 100)])
+    assert overlap.exposed == [(30, 40), (90, 100)]
+    assert set(overlap.streams()) == {"compute", "communication", "exposed"}
     assert total_ms([(0, 10**6), (2 * 10**6, 3 * 10**6)]) == pytest.approx(2.0)
 
 
@@ -78,7 +78,7 @@ def test_kernels_of_nccl_are_communication(name: str) -> None:
 
 def test_steps_are_recorded_with_their_operators(tmp_path: Path) -> None:
     def work() -> None:
-        with listening():
+        with record_ranges():
             for number in range(2):
                 with named(f"step_{number + 1}"):
                     torch.ones(64, 64) @ torch.ones(64, 64)
@@ -96,7 +96,7 @@ def test_steps_are_recorded_with_their_operators(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_what_is_no_collective_is_computation() -> None:
     def work() -> None:
-        with listening(), named("step_1"):
+        with record_ranges(), named("step_1"):
             torch.ones(4096, 4096, device="cuda") @ torch.ones(4096, 4096, device="cuda")
             torch.cuda.synchronize()
 

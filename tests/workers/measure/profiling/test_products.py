@@ -1,4 +1,4 @@
-"""Products of matrices from the shapes and types that the profiler notes."""
+"""Matrix products, from the shapes and types that the profiler records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from workers.measure.profiling.recording import record
     ],
 )
 def test_a_product_has_its_size(name: str, shapes: list[list[int]], dtypes: list[str], size: str) -> None:
-    found = product_of(name, shapes, dtypes)
-    assert found is not None
-    assert found.size == size
+    product = product_of(name, shapes, dtypes)
+    assert product is not None
+    assert product.size == size
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_products_are_noted_without_python_functions() -> None:
     def work() -> None:
         torch.zeros(2, 3) @ torch.zeros(3, 5)
 
-    found = [event.product for event in record(work, on_gpu=False).recording.host if event.product is not None]
-    assert found == [Product(1, 2, 3, 5, "fp32", 4)]
+    products = [event.product for event in record(work, on_gpu=False).recording.host if event.product is not None]
+    assert products == [Product(1, 2, 3, 5, "fp32", 4)]
     stacks = record(work, on_gpu=False, python=True).recording.host
     assert [event for event in stacks if event.name == "aten::mm"]
     assert not any(event.product for event in stacks)

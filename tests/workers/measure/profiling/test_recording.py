@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from kernels.ranges import listening, named
+from kernels.ranges import named, record_ranges
 from workers.measure.profiling.recording import device_events, host_events, record
 
 
@@ -53,8 +53,8 @@ def test_kinds_of_host_events() -> None:
         event("Activity Buffer Request"),
         event("sgemm", DeviceType.CUDA),
     ]
-    found = [(one.name.partition(":")[0], one.kind) for one in host_events(events)]
-    assert found == [
+    kinds = [(one.name.partition(":")[0], one.kind) for one in host_events(events)]
+    assert kinds == [
         ("aten", "operator"),
         ("forward", "range"),
         ("autograd", "backward"),
@@ -80,7 +80,7 @@ def test_kinds_of_device_events() -> None:
 
 def work() -> torch.Tensor:
     x = torch.ones(4, 4, requires_grad=True)
-    with listening(), named("scores"):
+    with record_ranges(), named("scores"):
         y = x @ x
     y.sum().backward()
     return x
@@ -109,10 +109,10 @@ def test_the_trace_is_saved(tmp_path: Path) -> None:
 def test_a_gpu_recording_links_kernels_to_operators() -> None:
     x = torch.randn(512, 512, device="cuda")
     x @ x
-    found = record(lambda: void(x @ x), on_gpu=True).recording
-    launches = {one.id: one for one in found.host if one.kind == "launch"}
-    operators = {one.id: one.name for one in found.host if one.kind == "operator"}
-    kernels = [one for one in found.device if one.kind == "kernel"]
+    recording = record(lambda: void(x @ x), on_gpu=True).recording
+    launches = {one.id: one for one in recording.host if one.kind == "launch"}
+    operators = {one.id: one.name for one in recording.host if one.kind == "operator"}
+    kernels = [one for one in recording.device if one.kind == "kernel"]
     assert kernels
     for kernel in kernels:
         assert operators[kernel.operator] == "aten::mm"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.ranges import listening
+from kernels.ranges import record_ranges
 from tests.workers.measure.profiling.events import host, kernel, recording
 from workers.measure.profiling import stacks
 from workers.measure.profiling.recording import record
@@ -31,8 +31,8 @@ def made():
 
 
 def test_the_hosts_time_is_spent_at_the_top_of_a_stack() -> None:
-    found = fold(made(), ("forward", "backward"), on_gpu=False)
-    assert found == {
+    times = fold(made(), ("forward", "backward"), on_gpu=False)
+    assert times == {
         ("forward",): 20,
         ("forward", "model.py(3): forward"): 20 + 50,  # the function that names ranges shows as its caller
         ("forward", "model.py(3): forward", "aten::mm"): 200,
@@ -42,8 +42,8 @@ def test_the_hosts_time_is_spent_at_the_top_of_a_stack() -> None:
 
 
 def test_device_time_belongs_to_the_launching_stack() -> None:
-    found = fold(made(), ("forward", "backward"), on_gpu=True)
-    assert found == {
+    times = fold(made(), ("forward", "backward"), on_gpu=True)
+    assert times == {
         ("forward", "model.py(3): forward", "aten::mm", "sgemm"): 1000,
         ("backward", "MmBackward0", "sgemm_b"): 300,
     }
@@ -69,9 +69,9 @@ def test_python_functions_of_a_real_step(device: str) -> None:
 
     ranges = Ranges()
     ranges.counting = True
-    with listening():
+    with record_ranges():
         profile = record(lambda: run_step({"forward": multiply_twice}, [ranges]), on_gpu=device == "cuda", python=True)
     times = fold(profile.recording, ("forward",), on_gpu=device == "cuda")
-    found = [frames for frames in times if any("multiply_twice" in frame for frame in frames)]
-    assert any("aten::mm" in frames for frames in found)
+    stacks = [frames for frames in times if any("multiply_twice" in frame for frame in frames)]
+    assert any("aten::mm" in frames for frames in stacks)
     assert all(frames[0] == "forward" for frames in times)

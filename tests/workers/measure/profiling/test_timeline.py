@@ -22,8 +22,8 @@ def test_overlapping_streams_count_once() -> None:
 
 
 def test_a_step_ends_when_the_device_has_finished() -> None:
-    (found,) = step_uses([work(5, 2_000_000)], [Interval("step_1", 1, 0, 10)])
-    assert found.idle_ms == pytest.approx(5e-6)
+    (use,) = step_uses([work(5, 2_000_000)], [Interval("step_1", 1, 0, 10)])
+    assert use.idle_ms == pytest.approx(5e-6)
 
 
 def test_a_step_without_work_is_one_gap() -> None:

@@ -49,9 +49,9 @@ def test_the_shares_of_the_classes_add_up() -> None:
         work("Memset (Device)", 10),
         work("x", 5, "optimizer"),
     ]
-    found = {one.class_name: one for one in usage.classes(usage.in_phases(items, ["forward"]), 1)}
-    assert tuple(found) == CLASSES
-    shares = {name: one.share_percent for name, one in found.items() if one.calls}
+    by_class = {one.class_name: one for one in usage.classes(usage.in_phases(items, ["forward"]), 1)}
+    assert tuple(by_class) == CLASSES
+    shares = {name: one.share_percent for name, one in by_class.items() if one.calls}
     assert shares == {"matmul": 60, "softmax": 30, "copy": 10}
     whole = {one.class_name: one.share_percent for one in usage.classes(items, 1)}
     assert whole["matmul"] == pytest.approx(100 * 60 / 105)
@@ -74,13 +74,13 @@ def test_parts_are_summed_over_layers() -> None:
         work("a", 4_000_000, "backward", ranges=("layers.2",)),
         work("a", 8_000_000),
     ]
-    found = usage.by_range(items, ("forward", "backward"), steps=1)
-    assert [name for name, _ in found] == [
+    ranges = usage.by_range(items, ("forward", "backward"), steps=1)
+    assert [name for name, _ in ranges] == [
         *("layers.2", "layers.2/scores", "layers.10", "layers.10/scores", "scores", "outside"),
     ]
-    assert dict(found)["layers.2"] == {"forward": 2.0, "backward": 4.0}
-    assert dict(found)["scores"] == {"forward": 3.0, "backward": 0.0}
-    assert dict(found)["outside"] == {"forward": 8.0, "backward": 0.0}
+    assert dict(ranges)["layers.2"] == {"forward": 2.0, "backward": 4.0}
+    assert dict(ranges)["scores"] == {"forward": 3.0, "backward": 0.0}
+    assert dict(ranges)["outside"] == {"forward": 8.0, "backward": 0.0}
     scores = usage.work_in(items, "scores", "forward")
     assert (usage.time_of(scores), usage.time_of(scores, "matmul")) == (3_000_000, 0)
     assert usage.time_of([work("sgemm", 5), work("add", 7)], "matmul") == 5
