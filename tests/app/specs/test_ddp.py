@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.case_text import case_text
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
+from app.text.cases import case_text
 
 FSDP = {"strategy": "fsdp"}
 COMPILED = {"strategy": "torch_fsdp", "compile": True}
@@ -53,7 +53,7 @@ def spec(**fields: Any) -> DdpSpec:
         ({"strategy": "zero"}, "strategy", "Input should be 'none', 'naive'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, Any], field: str, words: str) -> None:
+def test_invalid_fields_are_refused_with_their_path(fields: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         spec(**fields)
     (error,) = caught.value.errors()
