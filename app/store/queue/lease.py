@@ -1,8 +1,8 @@
 """Leases: takes jobs from silent workers, by the watcher's own monotonic clock, so that no jump of a wall clock counts.
 
-A worker renews its claims several times a lease with Queue.renew (transitions.py), which raises counters in the
-database. The server and each worker have a watcher, which sees counters, never times. A counter that has stood still
-for a whole lease, while the watcher looked, belongs to a lost worker.
+A worker renews its claims several times a lease with Queue.renew (transitions.py, fence.py), which raises counters in
+the database. The server and each worker have a watcher, which sees counters, never times. A counter that has stood
+still for a whole lease, while the watcher looked, belongs to a lost worker.
 
 A worker that cannot commit is not lost. So each look begins with a commit of the watcher's own. If that commit fails,
 the time since the previous look says nothing about the workers; if it has to wait, the waiting time does not count.

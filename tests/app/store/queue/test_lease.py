@@ -15,6 +15,7 @@ from app.settings import Settings
 from app.states import LivingState
 from app.store.database.engine import Database
 from app.store.database.locking import WriteLock
+from app.store.queue import fence
 from app.store.queue import registration as registration_module
 from app.store.queue import transitions as queue_module
 from app.store.queue.lease import Watcher, change_lease, with_agreed_lease
@@ -229,7 +230,7 @@ def test_a_workers_beat_and_its_renewals_are_one_transaction(
     def fail(*_: object) -> bool:
         raise DatabaseBusy("now")
 
-    monkeypatch.setattr(queue_module, "_beat", fail)
+    monkeypatch.setattr(fence, "renew", fail)
     with pytest.raises(DatabaseBusy):
         queue.renew([claim], ("worker", "active"))
     assert (registration.worker_beats(), queue.running()) == before
