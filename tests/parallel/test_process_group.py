@@ -80,13 +80,13 @@ def hold_time(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Any], bool])
 
 def wait_for_last_words(monkeypatch: pytest.MonkeyPatch, log: Path, words: str) -> None:
     """Let no rank be killed before its stack is in its log: on a busy host it may be slow to write that."""
-    ask = process_group._Ranks._last_words
+    ask = process_group._Ranks._log_stacks
 
     def asked(self: Any) -> None:
         ask(self)
         wait_until(lambda: words in log.read_text(), repr(words), 30)
 
-    monkeypatch.setattr(process_group._Ranks, "_last_words", asked)
+    monkeypatch.setattr(process_group._Ranks, "_log_stacks", asked)
 
 
 class StepClock:
@@ -96,13 +96,13 @@ class StepClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
         self._offset_s = 0.0
-        take = process_group._Ranks._take
+        take = process_group._Ranks._handle
 
         def taken(ranks: Any, index: int, kind: str, at: float, content: Any) -> None:
             self._offset_s += step_s if kind == "step" else 0.0
             take(ranks, index, kind, at, content)
 
-        monkeypatch.setattr(process_group._Ranks, "_take", taken)
+        monkeypatch.setattr(process_group._Ranks, "_handle", taken)
         monkeypatch.setattr(process_group, "time", self)
 
     def monotonic(self) -> float:
@@ -249,14 +249,14 @@ def test_a_stopped_rank_is_looked_for(
 
 def test_the_cause_is_told_from_its_effects(light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = tmp_path / "heard"
-    take = process_group._Ranks._take
+    take = process_group._Ranks._handle
 
     def taken(self: Any, index: int, kind: str, at: float, content: Any) -> None:
         take(self, index, kind, at, content)
         if kind == "raised":
             heard.touch()
 
-    monkeypatch.setattr(process_group._Ranks, "_take", taken)
+    monkeypatch.setattr(process_group._Ranks, "_handle", taken)
     monkeypatch.setattr(process_group, "CAUSE_S", 10.0)
     with pytest.raises(RanksFailed, match="rank 1 died after step 0"):
         run(ranks.fail_of_anothers_failure, str(heard), folder=tmp_path)
