@@ -395,7 +395,8 @@ class _Ranks:
         return all(self._steps[index] or index in self.results for index in self._steps)
 
     def _deadline(self, index: int) -> float:
-        """Return the latest time of a rank's next message. Until all ranks make steps, some may have to wait for others."""
+        """Return the latest time of a rank's next message. Ranks may have to wait until all others make steps."""
+        return self._deadlines[index] if self._all_stepping() else self._start_deadline
 
     def _receive(self, timeout_s: float) -> None:
         """Receive a message from each rank that has sent one."""

@@ -38,7 +38,7 @@ rank_main()""",
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that start in a tenth of a second, without torch and a process group."""
+    """Make ranks start in 0.1 s, without torch and a process group."""
     monkeypatch.setattr(process_group, "_RANK_PROGRAM", WITHOUT_TORCH)
 
 
@@ -58,7 +58,7 @@ def run(function: Any, *arguments: Any, folder: Path, pids: list[int] | None = N
 
 
 def hold_time(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Any], bool]) -> None:
-    """Let no time of the ranks be over before this is true of them: on a busy host a rank may be slow to get there."""
+    """Let no deadline pass before this is true of the ranks, since ranks may be slow on a busy host."""
 
     class Held(process_group._Ranks):
         def _held(self, deadline: float) -> float:
@@ -79,7 +79,7 @@ def hold_time(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Any], bool])
 
 
 def wait_for_last_words(monkeypatch: pytest.MonkeyPatch, log: Path, words: str) -> None:
-    """Let no rank be killed before its stack is in its log: on a busy host it may be slow to write that."""
+    """Kill no rank before its stack is in its log, since writing it may be slow on a busy host."""
     ask = process_group._Ranks._log_stacks
 
     def asked(self: Any) -> None:
@@ -90,7 +90,7 @@ def wait_for_last_words(monkeypatch: pytest.MonkeyPatch, log: Path, words: str) 
 
 
 class StepClock:
-    """The launcher's time, which also moves on by some seconds whenever it hears of a step."""
+    """The launcher's clock, which also advances by some seconds at each step that a rank reports."""
 
     sleep = staticmethod(time.sleep)
 
