@@ -74,10 +74,10 @@ def test_keys_that_no_query_sees_do_not_loosen_the_limits(queries: int, rng: ran
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     q, grad_out = (torch.randn(1, 2, queries, 64, generator=generator).bfloat16() for _ in range(2))
     k, v = (torch.randn(1, 2, 1377, 64, generator=generator).bfloat16() for _ in range(2))
-    loosened = oracle(q, k, v, grad_out, is_causal=True)
+    with_unseen = oracle(q, k, v, grad_out, is_causal=True)
     seen = oracle(q, k[:, :, :queries], v[:, :, :queries], grad_out, is_causal=True)
     for right, limit, part, expected in zip(
-        loosened.gradients, loosened.limits[1:], seen.gradients, seen.limits[1:], strict=True
+        with_unseen.gradients, with_unseen.limits[1:], seen.gradients, seen.limits[1:], strict=True
     ):
         # Those to as many keys as queries; but for the rows of zeros nothing differs.
         assert limit.relative == pytest.approx(expected.relative, rel=1e-3)
