@@ -18,7 +18,7 @@
     ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
     ├── DatabaseGone               503  the database's file was removed or replaced under this process
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
-    └── InvalidEnvironment         500  this host, database or folder cannot be used; raised at start
+    └── CannotRunHere              500  this host, database or folder cannot be used; raised at start
         ├── DatabaseNewer               written by a newer Flopwatch
         └── NetworkFileSystem           SQLite's locks do not hold there
 
@@ -230,17 +230,17 @@ class DatabaseFailed(FlopwatchError):
     title = "The database failed"
 
 
-class InvalidEnvironment(FlopwatchError):
+class CannotRunHere(FlopwatchError):
     code = "invalid_environment"
     title = "Flopwatch cannot run here"
 
 
-class DatabaseNewer(InvalidEnvironment):
+class DatabaseNewer(CannotRunHere):
     code = "database_newer"
     title = "The database was written by a newer Flopwatch"
 
 
-class NetworkFileSystem(InvalidEnvironment):
+class NetworkFileSystem(CannotRunHere):
     code = "network_file_system"
     title = "SQLite cannot be used on a network file system"
 

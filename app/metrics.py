@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Direction = Literal["less", "more"]
-"""Which values of a metric are better."""
+"""Tells whether lower or higher values of a metric are better."""
 
 _TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
@@ -169,9 +169,9 @@ def readable(name: str, unit: str | None = None) -> str:
     for ending in ("_speedup", "_gain", "_ratio"):
         if name.endswith(ending):
             return f"{readable(name.removesuffix(ending)).partition(' (')[0]} {_WORDS.get(ending[1:], ending[1:])}"
-    for suffix, told in _UNIT_SUFFIXES.items():
+    for suffix, own_unit in _UNIT_SUFFIXES.items():
         if name.endswith(suffix):
-            name, unit = name.removesuffix(suffix), told
+            name, unit = name.removesuffix(suffix), own_unit
             break
     words = [_WORDS.get(word, word) for word in name.replace(".", " ").split("_")]
     text = " ".join(words)

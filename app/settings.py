@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app import defaults
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -127,14 +127,14 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls, **given: Any) -> Self:
-        """Read the settings from the environment, except those given. Raises InvalidEnvironment, which names invalid
+        """Read the settings from the environment, except those given. Raises CannotRunHere, which names invalid
         ones."""
         try:
             return cls(**given)
         except ValidationError as error:
             wrong = error.errors(include_url=False)
             detail = "; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong)
-        raise InvalidEnvironment(detail)  # the error as its cause would show values, such as the token
+        raise CannotRunHere(detail)  # the error as its cause would show values, such as the token
 
     @property
     def resolved_database_url(self) -> str | URL:
@@ -158,11 +158,11 @@ class Settings(BaseSettings):
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that look like settings but are not, each with a sentence that says so."""
     known = [*(name.upper() for name in Settings.model_fields), *(name[len(PREFIX) :] for name in READ_ELSEWHERE)]
-    told = {}
+    warnings = {}
     for name in sorted(environment):
         own = name.upper().removeprefix(PREFIX)
         if name.upper().startswith(PREFIX) and own not in known:
             near = difflib.get_close_matches(own, known, n=1)
             cure = f": did you mean {PREFIX}{near[0]}?" if near else ""
-            told[name] = f"{name} is no setting, and nothing reads it{cure}"
-    return told
+            warnings[name] = f"{name} is no setting, and nothing reads it{cure}"
+    return warnings

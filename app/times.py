@@ -38,9 +38,9 @@ def moment_of(text: str, now: datetime | None = None) -> datetime:
     Raises:
         ValueError: the text is none of these, or the time is before the year 1.
     """
-    if found := re.fullmatch(r"(\d{1,9})(min|m|h|d|w)", text.strip(), re.ASCII):
+    if span := re.fullmatch(r"(\d{1,9})(min|m|h|d|w)", text.strip(), re.ASCII):
         try:
-            return (now or datetime.now(UTC)) - timedelta(seconds=int(found[1]) * _SPANS[found[2]])
+            return (now or datetime.now(UTC)) - timedelta(seconds=int(span[1]) * _SPANS[span[2]])
         except OverflowError:
             raise ValueError("is before the year 1") from None
     try:

@@ -17,24 +17,24 @@ FILE = "server.json"
 def leave(folder: Path, url: str) -> None:
     """Record that this process's server listens at `url`; a later server replaces the record."""
     partial = folder / f"{FILE}.{os.getpid()}"
-    said = {"url": url, "pid": os.getpid(), "started": _start_of(os.getpid())}
-    partial.write_text(json.dumps(said), encoding="utf-8")
+    record = {"url": url, "pid": os.getpid(), "started": _start_of(os.getpid())}
+    partial.write_text(json.dumps(record), encoding="utf-8")
     partial.replace(folder / FILE)
 
 
-def found(folder: Path) -> str | None:
+def read(folder: Path) -> str | None:
     """Return the address that the last server of this folder left; None if there is none, or it cannot be read."""
-    said = _said(folder).get("url")
-    return said if isinstance(said, str) and said.startswith("http") else None
+    url = _record(folder).get("url")
+    return url if isinstance(url, str) and url.startswith("http") else None
 
 
-def left_by_the_dead(folder: Path) -> bool:
+def is_stale(folder: Path) -> bool:
     """Return True if the server that left its address was killed: its process is gone, but its address is still there.
 
     A process of another container or host is not visible here; its address may still be right.
     """
-    said = _said(folder)
-    pid, start = said.get("pid"), said.get("started")
+    record = _record(folder)
+    pid, start = record.get("pid"), record.get("started")
     if not isinstance(pid, int):
         return False
     now = _start_of(pid)
@@ -43,17 +43,17 @@ def left_by_the_dead(folder: Path) -> bool:
 
 def remove(folder: Path) -> None:
     """Remove the address if it is this process's; another server may have left its own meanwhile."""
-    if _said(folder).get("pid") == os.getpid():
+    if _record(folder).get("pid") == os.getpid():
         with contextlib.suppress(FileNotFoundError):
             (folder / FILE).unlink()
 
 
-def _said(folder: Path) -> dict[str, object]:
+def _record(folder: Path) -> dict[str, object]:
     try:
-        said = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        record = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _start_of(pid: int) -> str | None:

@@ -103,7 +103,7 @@ class JobFailed(ClientError):
 
 
 class JobFilter(TypedDict, total=False):
-    """What chooses jobs: those that match everything given."""
+    """A filter of jobs: a job matches if it has everything that is given."""
 
     state: str | None
     kind: str | None
@@ -292,8 +292,8 @@ class Flopwatch(Connection):
     def _name_of(self, job: Answer) -> str | None:
         """Return the name for a new job like this one: its own, or the name of its sweep."""
         named = job if job["sweep_id"] is None else self.sweep_state(job["sweep_id"])
-        found: str | None = named["name"]
-        return found
+        name: str | None = named["name"]
+        return name
 
     def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`.
@@ -320,8 +320,8 @@ class Flopwatch(Connection):
             >>> "benchmark" in [spec["kind"] for spec in flopwatch.specs()]
             True
         """
-        found: list[Answer] = self.get("/specs")["data"]
-        return found
+        specs: list[Answer] = self.get("/specs")["data"]
+        return specs
 
     def preset(self, kind: str, name: str) -> Answer:
         """Return the fields of one of a kind's presets. Raises ClientError, which names the known ones.
@@ -394,12 +394,14 @@ class Flopwatch(Connection):
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             while True:
-                found = self.sweep_state(sweep_id)
-                counts = found["counts"]
-                total, done = sum(counts.values()), sum(counts[state] for state in FINISHED)
-                display(done, total, f"{counts['running']} running, {counts['failed']} failed{_found(found)}")
+                current = self.sweep_state(sweep_id)
+                counts = current["counts"]
+                total, done = sum(counts.values()), sum(counts[current] for current in FINISHED)
+                display(
+                    done, total, f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
+                )
                 if done >= total:
-                    return found
+                    return current
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(f"Sweep {sweep_id} was not done after {timeout_s:g} s; it goes on.")
                 time.sleep(POLL_S)
@@ -421,8 +423,8 @@ class Flopwatch(Connection):
             >>> flopwatch.job(job["id"])["kind"]
             'benchmark'
         """
-        found: Answer = self.get(f"/jobs/{_id(job)}")
-        return found
+        answer: Answer = self.get(f"/jobs/{_id(job)}")
+        return answer
 
     def list_jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> list[Answer]:
         """Return the jobs that match everything given, newest first, over as many pages as it takes.
@@ -445,7 +447,7 @@ class Flopwatch(Connection):
         """
         import pandas as pd
 
-        found = self.list_jobs(limit=limit, **filters)
+        jobs = self.list_jobs(limit=limit, **filters)
         times = ("created_at", "started_at", "finished_at")
         kept = (
             "id",
@@ -466,7 +468,7 @@ class Flopwatch(Connection):
                 "case": case_text(job["summary"]),
                 "verdict": (job["validity"] or {}).get("verdict"),
             }
-            for job in found
+            for job in jobs
         ]
         frame = pd.DataFrame(rows, columns=[*kept, "case", "verdict"])
         for name in times:
@@ -483,11 +485,11 @@ class Flopwatch(Connection):
             True
         """
         queued = [job["id"] for job in jobs if job["state"] == "queued"]
-        found: dict[int, int] = {}
+        places: dict[int, int] = {}
         for start in range(0, len(queued), PAGE):
             page = self.get("/queue/places", job=queued[start : start + PAGE])
-            found |= {one["id"]: one["place"] for one in page["data"]}
-        return found
+            places |= {one["id"]: one["place"] for one in page["data"]}
+        return places
 
     def sweep_state(self, sweep: Thing) -> Answer:
         """Return a sweep as it is now, with the `counts` of its jobs by state, and its `searches`."""
@@ -521,15 +523,15 @@ class Flopwatch(Connection):
 
         Returns:
             A frame with the case's coordinates, `phase`, `metric`, `unit`, `outcome`, `validity`, `n`, `mean`, `median`
-            and the other statistics as columns. What was not measured is NaN; `outcome` and `reason` say why.
+            and the other statistics as columns. Values that were not measured are NaN; `outcome` and `reason` say why.
 
         Example:
             >>> found = flopwatch.measurements(job)
             >>> found.loc[found["metric"] == "forward_ms", ["median", "unit"]].values.tolist()
             [[1.25, 'ms']]
         """
-        asked = {"samples": True if samples else None, "attempt": attempt}
-        return _frame(self.all_rows(f"/jobs/{_id(job)}/measurements", asked))
+        params = {"samples": True if samples else None, "attempt": attempt}
+        return _frame(self.all_rows(f"/jobs/{_id(job)}/measurements", params))
 
     def table(self, **options: Unpack[TableOptions]) -> pd.DataFrame:
         """Return the measurements of jobs as a table: one row per case, one column per metric.
@@ -598,8 +600,8 @@ class Flopwatch(Connection):
 
     def list_tables(self, job: Thing) -> list[Answer]:
         """Return the names, columns and numbers of rows of the tables that a job's units reported."""
-        found: list[Answer] = self.get(f"/jobs/{_id(job)}/tables")["data"]
-        return found
+        tables: list[Answer] = self.get(f"/jobs/{_id(job)}/tables")["data"]
+        return tables
 
     def job_table(
         self, job: Thing, name: str, *, sort: str | None = None, limit: int | None = None, unit: int | None = None
@@ -631,9 +633,9 @@ class Flopwatch(Connection):
         Args:
             columns: by default the most important ones in Markdown, LaTeX and HTML, all in JSON and CSV; ["all"]: all.
         """
-        asked = {"columns": columns, "sort": sort, "limit": limit, "unit": unit}
+        params = {"columns": columns, "sort": sort, "limit": limit, "unit": unit}
         style = {"caption": caption, "latex_label": latex_label}
-        return self.text(_job_table_path(job, name), format=format, **asked, **style)
+        return self.text(_job_table_path(job, name), format=format, **params, **style)
 
     def compare(
         self,
@@ -658,8 +660,8 @@ class Flopwatch(Connection):
             `attrs` have what the server says of the whole: `sentence` and `conclusion`, `alternated` (False: the jobs
             ran at different times), `baseline`, `candidate`, `differences`, `environment_differences`, and `notes`.
         """
-        asked = _compared(baseline, candidate, metrics, fail_above_percent)
-        return _frame(self.get("/compare", **asked, limit=limit, format="json"))
+        params = _compared(baseline, candidate, metrics, fail_above_percent)
+        return _frame(self.get("/compare", **params, limit=limit, format="json"))
 
     def compare_text(
         self,
@@ -672,8 +674,8 @@ class Flopwatch(Connection):
         limit: int | None = None,
     ) -> ComparisonText:
         """Return the same comparison as `compare`, written as "markdown", "latex", "csv", "html" or "json"."""
-        asked = {**_compared(baseline, candidate, metrics, fail_above_percent), "limit": limit, "format": format}
-        answer = self.send("GET", "/compare", params=asked)
+        params = {**_compared(baseline, candidate, metrics, fail_above_percent), "limit": limit, "format": format}
+        answer = self.send("GET", "/compare", params=params)
         gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
         return ComparisonText(answer.text, gate, unquote(sentence))
 
@@ -769,11 +771,11 @@ class Flopwatch(Connection):
         """
         if jobs is None:
             mine = {"check": baseline, **(labels or {})}
-            asked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
-            self._wait_for_all(asked, timeout_s, show)
+            checked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
+            self._wait_for_all(checked, timeout_s, show)
         else:
-            asked = [self.job(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
-        return self._checked(baseline, asked, metrics, fail_above_percent)
+            checked = [self.job(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+        return self._checked(baseline, checked, metrics, fail_above_percent)
 
     def _checked(
         self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float
@@ -827,8 +829,8 @@ class Flopwatch(Connection):
 
     def list_files(self, job: Thing) -> list[Answer]:
         """Return a job's files: name, kind, size in bytes, SHA-256."""
-        found: list[Answer] = self.get(f"/jobs/{_id(job)}/artifacts")["data"]
-        return found
+        files: list[Answer] = self.get(f"/jobs/{_id(job)}/artifacts")["data"]
+        return files
 
     def download(self, job: Thing, name: str | None = None, *, to: str | os.PathLike[str] | None = None) -> list[Path]:
         """Download a job's files, or one of them, each checked against its SHA-256. No file is ever overwritten.
@@ -848,10 +850,10 @@ class Flopwatch(Connection):
             >>> [path.name for path in flopwatch.download(job, to=folder)]
             ['trace.json.gz']
         """
-        job_id, found = _id(job), self.list_files(job)
-        chosen = [one for one in found if name in (None, one["name"])]
+        job_id, files = _id(job), self.list_files(job)
+        chosen = [one for one in files if name in (None, one["name"])]
         if name is not None and not chosen:
-            names = ", ".join(one["name"] for one in found) or "none"
+            names = ", ".join(one["name"] for one in files) or "none"
             raise ClientError(f"Job {job_id} has no file {name!r}; it has: {names}.")
         folder = Path(f"job-{job_id}" if to is None else to)
         targets = [(one, folder / Path(one["name"]).name) for one in chosen]
@@ -969,8 +971,8 @@ def _left(seconds: Sequence[float], cells: int) -> str:
     return f"; about {duration(left_s)} left" if left_s >= 1 else ""
 
 
-def _found(sweep: Mapping[str, Any]) -> str:
-    """Return what the one search of a sweep has found so far."""
+def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
+    """Return the largest value that fits, as far as a sweep with one search has found it."""
     searches = sweep.get("searches") or []
     if len(searches) != 1 or searches[0]["largest"] is None:
         return ""
@@ -1052,19 +1054,19 @@ def _compared(
     def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
         return [_id(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
 
-    asked: Answer
+    sides: Answer
     if candidate is None:
         if isinstance(baseline, str):
             raise ClientError(f"Say which job is compared with the baseline {baseline!r}.")
         jobs = ids(baseline)
         if len(jobs) != 1:
             raise ClientError("Say which jobs are compared with these; or pass one job of kind compare.")
-        asked = {"job": jobs[0]}
+        sides = {"job": jobs[0]}
     elif isinstance(baseline, str):
-        asked = {"baseline_name": baseline, "candidate": ids(candidate)}
+        sides = {"baseline_name": baseline, "candidate": ids(candidate)}
     else:
-        asked = {"baseline": ids(baseline), "candidate": ids(candidate)}
-    return {**asked, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
+        sides = {"baseline": ids(baseline), "candidate": ids(candidate)}
+    return {**sides, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
 
 
 def _baseline_path(name: str) -> str:
@@ -1091,19 +1093,19 @@ def _set(spec: Answer, path: str, value: Any) -> None:
     spec[last] = value
 
 
-def _frame(found: Mapping[str, Any]) -> pd.DataFrame:
+def _frame(answer: Mapping[str, Any]) -> pd.DataFrame:
     """Make a frame of columns with types, and rows keyed by column; what is null is missing in every type.
 
     Its `attrs` have the columns' units, and what else the server says of the whole table.
     """
     import pandas as pd
 
-    columns = found["columns"]
-    frame = pd.DataFrame.from_records(found["rows"], columns=[column["name"] for column in columns])
+    columns = answer["columns"]
+    frame = pd.DataFrame.from_records(answer["rows"], columns=[column["name"] for column in columns])
     types: dict[str, Any] = {"number": "float64", "integer": "Int64", "boolean": "boolean"}
     frame = frame.astype({one["name"]: types[one["type"]] for one in columns if one["type"] in types})
     frame.attrs["units"] = {column["name"]: column["unit"] for column in columns if column["unit"] is not None}
-    frame.attrs |= {name: value for name, value in found.items() if name not in ("columns", "rows", "next")}
+    frame.attrs |= {name: value for name, value in answer.items() if name not in ("columns", "rows", "next")}
     return frame
 
 

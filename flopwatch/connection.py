@@ -168,15 +168,15 @@ class Connection:
 
     def pages(self, path: str, limit: int, **params: Any) -> list[Answer]:
         """Get up to `limit` entries of a list, over as many pages as it takes."""
-        found: list[Answer] = []
+        entries: list[Answer] = []
         after = None
-        while len(found) < limit:
-            page = self.get(path, limit=min(limit - len(found), PAGE), after=after, **params)
-            found += page["data"]
+        while len(entries) < limit:
+            page = self.get(path, limit=min(limit - len(entries), PAGE), after=after, **params)
+            entries += page["data"]
             after = page["next"]
             if after is None:
                 break
-        return found
+        return entries
 
     def post_once(
         self, path: str, body: Mapping[str, Any], idempotency_key: str | None = None, *, wait_s: int = 0
@@ -255,14 +255,14 @@ class Connection:
                     raise Unreachable(f"Lost {self.url}: {_sentence(error)}.") from error
                 time.sleep(RECONNECT_S)
 
-    def all_rows(self, path: str, asked: Mapping[str, Any], limit: int | None = None) -> Answer:
+    def all_rows(self, path: str, params: Mapping[str, Any], limit: int | None = None) -> Answer:
         """Get all pages of a list of rows, or `limit` rows; a column may have another type on each page."""
         rows: list[Answer] = []
         columns: dict[str, Answer] = {}
         after = None
         while True:
             left = None if limit is None else limit - len(rows)
-            page = self.get(path, **asked, limit=left, after=after)
+            page = self.get(path, **params, limit=left, after=after)
             for column in page["columns"]:
                 former = columns.setdefault(column["name"], column)
                 if former["type"] != column["type"]:
@@ -328,8 +328,8 @@ def checked(response: httpx.Response) -> httpx.Response:
 def problem_text(problem: Mapping[str, Any]) -> str:
     """Write a problem (RFC 9457) for people: its title, then each field with its cure."""
     fields = [": ".join(filter(None, (one["pointer"], one["detail"]))) for one in problem.get("errors", ())]
-    told = fields or [text for text in [problem.get("detail", "")] if text]
-    return "\n".join([str(problem.get("title", "Error")), *(f"  {line}" for line in told)])
+    details = fields or [text for text in [problem.get("detail", "")] if text]
+    return "\n".join([str(problem.get("title", "Error")), *(f"  {line}" for line in details)])
 
 
 def _token_in_environment() -> str | None:
@@ -344,9 +344,9 @@ def _server_url(data_dir: str | os.PathLike[str] | None) -> tuple[str, str]:
     if data_dir is None and (url := os.environ.get("FLOPWATCH_URL")):
         return url.rstrip("/"), ""
     folder = Path(data_dir or os.environ.get("FLOPWATCH_DATA_DIR") or defaults.data_dir())
-    if url := address.found(folder):
+    if url := address.read(folder):
         # It is used all the same: the process of a server in another container is not visible here.
-        gone = ", left by a server whose process is gone" if address.left_by_the_dead(folder) else ""
+        gone = ", left by a server whose process is gone" if address.is_stale(folder) else ""
         return url.rstrip("/"), f" (from {folder / address.FILE}{gone})"
     host, port = os.environ.get("FLOPWATCH_HOST", defaults.HOST), os.environ.get("FLOPWATCH_PORT", str(defaults.PORT))
     if not port.isdecimal():

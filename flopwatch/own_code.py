@@ -39,8 +39,8 @@ class OwnCode:
             compile(content, file, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            told = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise ValueError(f"{file}{line}: this is not Python: {told}") from error
+            reason = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise ValueError(f"{file}{line}: this is not Python: {reason}") from error
         return cls(Path(file), content, function)
 
     @property

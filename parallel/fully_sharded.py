@@ -104,7 +104,7 @@ class UnitParameter:
             self.part.grad.add_(gradient.view(self.part.shape))
 
 
-class Unit:
+class ShardedUnit:
     """Parameters that are gathered, reduced and freed together, and the state of these operations."""
 
     def __init__(self, name: str, module: nn.Module, held: list[UnitParameter]) -> None:
@@ -179,9 +179,9 @@ class FullyShardedDataParallel(nn.Module):
         held = {id(one.part) for unit in self.units for one in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
-        self._order: list[Unit] = []
+        self._order: list[ShardedUnit] = []
         """The units in the order in which they ran in the last forward pass."""
-        self._former_order: list[Unit] = []
+        self._previous_order: list[ShardedUnit] = []
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
@@ -203,11 +203,11 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self.units:
             self._free(unit)
             unit.in_backward = False
-        self._former_order, self._order = self._order or self._former_order, []
+        self._previous_order, self._order = self._order or self._previous_order, []
 
     # Construction
 
-    def _make_units(self) -> list[Unit]:
+    def _make_units(self) -> list[ShardedUnit]:
         modules = dict(_unit_modules(self.module, ""))
         owners: dict[int, list[Owner]] = {}
         users: dict[int, set[str]] = {}
@@ -226,9 +226,9 @@ class FullyShardedDataParallel(nn.Module):
                 unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
                 one = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype)
                 held.setdefault(unit_name, []).append(one)
-        units = [Unit(name, modules[name], held[name]) for name in modules if name in held]
+        units = [ShardedUnit(name, modules[name], held[name]) for name in modules if name in held]
         if "\0root" in held:
-            root = Unit("", self.module, held["\0root"])
+            root = ShardedUnit("", self.module, held["\0root"])
             root.stays_whole = True
             units.insert(0, root)
         return units
@@ -265,7 +265,7 @@ class FullyShardedDataParallel(nn.Module):
 
     # Gathering and freeing
 
-    def _start_gathering(self, unit: Unit) -> None:
+    def _start_gathering(self, unit: ShardedUnit) -> None:
         if unit.is_whole or unit.gathering is not None:
             return
         starts: list[Callable[[], Any]] = []
@@ -281,14 +281,14 @@ class FullyShardedDataParallel(nn.Module):
                     one.memory.copy_(one.part.detach().reshape(-1))
         unit.gathering = start_together(starts, self.group, self._device, keep=parts)
 
-    def _make_whole(self, unit: Unit) -> None:
+    def _make_whole(self, unit: ShardedUnit) -> None:
         self._start_gathering(unit)
         if unit.gathering is not None:
             unit.gathering.wait()
             unit.gathering = None
         unit.is_whole = True
 
-    def _free(self, unit: Unit) -> None:
+    def _free(self, unit: ShardedUnit) -> None:
         if unit.gathering is not None:
             unit.gathering.wait()
             unit.gathering = None
@@ -299,7 +299,7 @@ class FullyShardedDataParallel(nn.Module):
             for one in unit.held:
                 one.free()
 
-    def before_forward(self, unit: Unit, inputs: Any) -> None:
+    def before_forward(self, unit: ShardedUnit, inputs: Any) -> None:
         """Make a unit whole, start gathering the one that ran after it last time, and watch for its backward pass."""
         if unit.in_backward or _in_backward():
             # Activation checkpointing runs the unit again.
@@ -312,8 +312,8 @@ class FullyShardedDataParallel(nn.Module):
             self._order.append(unit)
             self._make_whole(unit)
             unit.show_whole()
-            if place + 1 < len(self._former_order) and self._former_order[place] is unit:
-                self._start_gathering(self._former_order[place + 1])
+            if place + 1 < len(self._previous_order) and self._previous_order[place] is unit:
+                self._start_gathering(self._previous_order[place + 1])
         if unit.stays_whole or not torch.is_grad_enabled():
             return
         differentiable = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -321,7 +321,7 @@ class FullyShardedDataParallel(nn.Module):
             after = _backward_hook(weakref.ref(self), unit, FullyShardedDataParallel.after_backward)
             self._watches.append(torch.autograd.graph.register_multi_grad_hook(differentiable, after))
 
-    def after_forward(self, unit: Unit, outputs: Any) -> None:
+    def after_forward(self, unit: ShardedUnit, outputs: Any) -> None:
         """Free a unit, unless its backward pass comes next."""
         differentiable = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if torch.is_grad_enabled() and not unit.in_backward:
@@ -331,11 +331,11 @@ class FullyShardedDataParallel(nn.Module):
         if unit.in_backward or _in_backward():
             return
         unit.show_parts()
-        is_last = len(self._order) == len(self._former_order) and self._former_order[-1:] == [unit]
+        is_last = len(self._order) == len(self._previous_order) and self._previous_order[-1:] == [unit]
         if not (torch.is_grad_enabled() and differentiable and (unit.stays_whole or is_last)):
             self._free(unit)
 
-    def before_backward(self, unit: Unit) -> None:
+    def before_backward(self, unit: ShardedUnit) -> None:
         """Make a unit whole, and start gathering the one that ran before it."""
         if unit.in_backward:
             return
@@ -348,7 +348,7 @@ class FullyShardedDataParallel(nn.Module):
             if place > 0:
                 self._start_gathering(self._order[place - 1])
 
-    def after_backward(self, unit: Unit) -> None:
+    def after_backward(self, unit: ShardedUnit) -> None:
         """Reduce the gradients of a unit whose inputs' gradients are known, and free it."""
         with torch.no_grad():
             self._reduce(unit)
@@ -361,7 +361,7 @@ class FullyShardedDataParallel(nn.Module):
     def _averaging(self) -> Averaging:
         return averaging(self.group, self._device)
 
-    def _reduce(self, unit: Unit) -> None:
+    def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
         unit.reduced = True
         starts: list[Callable[[], Any]] = []
@@ -522,7 +522,7 @@ def _in_backward() -> bool:
 
 
 def _forward_hooks(
-    this: weakref.ReferenceType[FullyShardedDataParallel], unit: Unit
+    this: weakref.ReferenceType[FullyShardedDataParallel], unit: ShardedUnit
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     def before(module: nn.Module, inputs: Any, named_inputs: Any) -> None:
         wrapper = this()
@@ -539,8 +539,8 @@ def _forward_hooks(
 
 def _backward_hook(
     this: weakref.ReferenceType[FullyShardedDataParallel],
-    unit: Unit,
-    method: Callable[[FullyShardedDataParallel, Unit], None],
+    unit: ShardedUnit,
+    method: Callable[[FullyShardedDataParallel, ShardedUnit], None],
 ) -> Callable[[Any], None]:
     def hook(gradients: Any) -> None:
         wrapper = this()

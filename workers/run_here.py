@@ -47,7 +47,7 @@ from workers.messages import (
 )
 from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
 from workers.reporter import Reporter
-from workers.torch_host import give_free_memory_back, start_afresh
+from workers.torch_host import reset_process, trim_free_memory
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
@@ -180,8 +180,8 @@ def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
 def _forget_the_unit_before() -> None:
     """Free what a unit has left, so that the next one finds this process as the first one did."""
     gc.unfreeze()  # measuring has hidden what lived then, such as the unit's model, from the collector
-    start_afresh()
-    give_free_memory_back()
+    reset_process()
+    trim_free_memory()
 
 
 @contextmanager

@@ -61,8 +61,8 @@ def _answer(path: str) -> str | None:
 
 
 def _version(answer: str) -> str | None:
-    told = VERSION.search(answer)
-    return None if told is None else told[1]
+    version = VERSION.search(answer)
+    return None if version is None else version[1]
 
 
 def _candidates(name: str) -> list[str]:

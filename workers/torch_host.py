@@ -133,7 +133,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def start_afresh() -> None:
+def reset_process() -> None:
     """Free the memory and code that measuring left in this process, so that it does not affect what comes next.
 
     It frees garbage and cached memory, and compiled code with its guards: the compiler keeps only a few of these before
@@ -149,7 +149,7 @@ def start_afresh() -> None:
     torch.cuda.empty_cache()
 
 
-def give_free_memory_back() -> None:
+def trim_free_memory() -> None:
     """Give the memory that the C library keeps for later allocations back to the system, if it can: glibc does.
 
     Otherwise a unit allocates from what the unit before it freed, and that does not count as growth of the process

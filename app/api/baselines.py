@@ -81,8 +81,8 @@ NewName = Annotated[str, Depends(_new_name)]
 
 @router.get("", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name")
 def list_baselines(services: CurrentServices, query: Annotated[BaselinesQuery, Query()]) -> Response:
-    found, following = services.baselines.page(query.limit, query.after)
-    return Json({"data": found, "next": following})
+    entries, following = services.baselines.page(query.limit, query.after)
+    return Json({"data": entries, "next": following})
 
 
 @router.get("/{name}", responses={200: {"model": BaselineOfCases}}, dependencies=[NO_QUERY], summary="Show a baseline")
@@ -106,8 +106,8 @@ async def put(
     409 unless the job has succeeded, with results that are not invalid, or the sweep is finished. `left_out` lists jobs
     without complete results or with invalid ones; `suspect` lists jobs with suspect results, which are in the baseline.
     """
-    asked = body.model
-    kept = await services.writes.run_long(lambda: services.baselines.put(name, job=asked.job, sweep=asked.sweep))
+    job, sweep = body.model.job, body.model.sweep
+    kept = await services.writes.run_long(lambda: services.baselines.put(name, job=job, sweep=sweep))
     headers = {"Location": kept.baseline["links"]["self"]} if kept.is_new else None
     answer = {**kept.baseline, "left_out": kept.left_out, "suspect": kept.suspect}
     return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)

@@ -157,8 +157,8 @@ def parse(raw: bytes, model: type[Model], *, union_at: Location | None = None) -
         if invalid[0]["type"] == "json_invalid":
             raise _not_json(str(invalid[0]["ctx"]["error"])) from None
     sent = json.loads(raw, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
-    if rb"\u0000" in raw and (found := _find_nul(sent)) is not None:
-        raise _wrong_at(found, "Text must not contain NUL characters: no database keeps them all")
+    if rb"\u0000" in raw and (location := _find_nul(sent)) is not None:
+        raise _wrong_at(location, "Text must not contain NUL characters: no database keeps them all")
     if valid is None:
         errors = field_errors(invalid or [], sent, model, union_at=union_at)
         raise InvalidRequest(summary(errors), errors=errors)

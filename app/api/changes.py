@@ -63,13 +63,13 @@ class Followed:
             self._readings[key] = asyncio.create_task(run_sync(read))
             self._readings[key].add_done_callback(functools.partial(self._forget, key))
         # A follower that disconnects must not cancel the answer for the others.
-        found: Found = await asyncio.shield(self._readings[key])
-        return found
+        result: Found = await asyncio.shield(self._readings[key])
+        return result
 
     def _forget(self, key: tuple[int, int], reading: asyncio.Task[Any]) -> None:
         del self._readings[key]
         if not reading.cancelled():
-            reading.exception()  # asked for, since asyncio logs an error that nobody who waits is left to hear of
+            reading.exception()  # without this, asyncio would log the error if no follower waits for it any more
 
     def advance(self) -> None:
         self.generation += 1

@@ -52,10 +52,10 @@ async def events(
     """
     after = int(last_event_id or query.after or 0)
     if EVENT_STREAM not in request.headers.get("accept", ""):
-        _state, found, following = await run_sync(services.reading.events_page, job_id, after, query.limit)
-        return Json({"data": found, "next": None if following is None else str(following)})
-    state, found, _ = await run_sync(services.reading.events_page, job_id, after, 1)
-    if state in FINISHED_STATES and not found:
+        _state, events, following = await run_sync(services.reading.events_page, job_id, after, query.limit)
+        return Json({"data": events, "next": None if following is None else str(following)})
+    state, events, _ = await run_sync(services.reading.events_page, job_id, after, 1)
+    if state in FINISHED_STATES and not events:
         return Response(status_code=204)
     return ClosingStream(
         stream(services, job_id, after),
@@ -101,10 +101,10 @@ def _look(services: Services, job_id: int, after: int) -> tuple[JobState, list[t
 
     The frame of a `done` that other events follow is empty: the job ran again.
     """
-    state, found, following = services.reading.events_page(job_id, after, BATCH)
-    last = found[-1]["id"] if found and following is None else None
+    state, events, following = services.reading.events_page(job_id, after, BATCH)
+    last = events[-1]["id"] if events and following is None else None
     frames = [
-        (event["id"], b"" if event["type"] == "done" and event["id"] != last else frame(event)) for event in found
+        (event["id"], b"" if event["type"] == "done" and event["id"] != last else frame(event)) for event in events
     ]
     return state, frames, following
 

@@ -36,9 +36,9 @@ async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Re
     Only workers started with --allow-code run it. A file that no job names is removed after a day.
     """
     content = await read_limited(request, services.settings.max_body_bytes)
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise _wrong(f"The body's SHA-256 is {found}, not that of the path: it was damaged, or is another file.")
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != sha256:
+        raise _wrong(f"The body's SHA-256 is {actual}, not that of the path: it was damaged, or is another file.")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -36,8 +36,8 @@ class AllowedHosts:
         """
         if self._any:
             return
-        found = _HOST.fullmatch((host or "").lower())
-        name = _plain(found["name"]) if found is not None else ""
+        match = _HOST.fullmatch((host or "").lower())
+        name = _plain(match["name"]) if match is not None else ""
         if name in self._names or is_loopback(name) or (self._suffixes and name.endswith(self._suffixes)):
             return
         if self._bound_to_all and arrived_at is not None and name == _plain(arrived_at):

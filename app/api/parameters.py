@@ -166,13 +166,13 @@ async def no_repeats(request: Request) -> None:
 def _taking_several(route: Any) -> frozenset[str]:
     """Return the names of a route's query parameters that take a list."""
     parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
-    found = set()
+    names = set()
     for parameter in parameters:
         model: Any = parameter.field_info.annotation
         is_model = isinstance(model, type) and issubclass(model, BaseModel)
         fields = model.model_fields if is_model else {parameter.alias: parameter.field_info}
-        found |= {field.alias or name for name, field in fields.items() if _is_list(field.annotation)}
-    return frozenset(found)
+        names |= {field.alias or name for name, field in fields.items() if _is_list(field.annotation)}
+    return frozenset(names)
 
 
 def _is_list(annotation: Any) -> bool:
@@ -182,9 +182,9 @@ def _is_list(annotation: Any) -> bool:
 def wait_seconds(headers: Mapping[str, str]) -> int | None:
     """Return N of `Prefer: wait=N` (RFC 7240), at most 60 s; a malformed preference is ignored, as the RFC asks."""
     for preference in headers.get("prefer", "").split(","):
-        found = re.fullmatch(r"\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*(;.*)?", preference, re.ASCII | re.IGNORECASE)
-        if found:
-            return min(int(found[1]), MAX_WAIT_S)
+        match = re.fullmatch(r"\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*(;.*)?", preference, re.ASCII | re.IGNORECASE)
+        if match:
+            return min(int(match[1]), MAX_WAIT_S)
     return None
 
 

@@ -32,12 +32,12 @@ def field_errors(
     `union_at` is the location of the job spec in the body, if it has one: pydantic puts the union's tag after it, which
     the client never sent.
     """
-    found = {}
+    by_place = {}
     for error in errors[:MAX_ERRORS]:
         location = sent_location(error, body, union_at)
         field = FieldError(pointer(location), describe(error, model))
-        found[field.pointer, field.detail] = field
-    return tuple(found.values())
+        by_place[field.pointer, field.detail] = field
+    return tuple(by_place.values())
 
 
 def sent_location(error: ErrorDetails, body: Any, union_at: Location | None) -> Location:
@@ -118,7 +118,7 @@ def fields_at(model: type[BaseModel], location: Iterable[int | str]) -> list[str
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in typing.get_args(annotation) if (found := _model_in(part)) is not None), None)
+    return next((model for part in typing.get_args(annotation) if (model := _model_in(part)) is not None), None)
 
 
 def shown(value: Any) -> str:
@@ -130,7 +130,7 @@ def shown(value: Any) -> str:
 def parameter_errors(errors: Iterable[Any]) -> tuple[FieldError, ...]:
     """Return the errors of query parameters, headers and path parameters. They have no place in the body, so the
     pointer is empty."""
-    found = []
+    fields = []
     for error in errors:
         where, *rest = error["loc"]
         name = ".".join(str(part) for part in rest)
@@ -138,5 +138,5 @@ def parameter_errors(errors: Iterable[Any]) -> tuple[FieldError, ...]:
             detail = f"Unknown {where} parameter {name!r}: leave it out; /docs lists this route's parameters"
         else:
             detail = f"{where.capitalize()} parameter {name!r}: {error['msg']}; got {shown(error['input'])}"
-        found.append(FieldError("", detail))
-    return tuple(found)
+        fields.append(FieldError("", detail))
+    return tuple(fields)

@@ -75,10 +75,10 @@ def logs(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery
 def measurements(services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]) -> Response:
     """Returns measurements: one row is one metric of one case in one unit; the columns are those of this page's
     rows."""
-    found = services.reading.measurements(
+    page = services.reading.measurements(
         job_id, samples=query.samples, limit=query.limit, after=query.after, attempt=query.attempt
     )
-    return Json(found)
+    return Json(page)
 
 
 @router.get("/units", responses={200: {"model": Page[Unit]}}, summary="A job's units")
@@ -140,15 +140,15 @@ def artifact(
     request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[AttemptQuery, Query()]
 ) -> Response:
     """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256."""
-    found = services.reading.artifact(job_id, name, query.attempt)
-    tag = ETag(found["sha256"])
+    row = services.reading.artifact(job_id, name, query.attempt)
+    tag = ETag(row["sha256"])
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
-    path = services.files.open_path(found["sha256"])
-    check_range(request, found["size"])
+    path = services.files.open_path(row["sha256"])
+    check_range(request, row["size"])
     return FileResponse(
         path,
-        media_type=sendable_media_type(found["media_type"]),
+        media_type=sendable_media_type(row["media_type"]),
         filename=name,
         headers={"ETag": str(tag), "Cache-Control": "no-cache"},
     )

@@ -176,14 +176,14 @@ def valid_specs(services: Services, points: Sequence[Point]) -> list[SpecBase]:
         try:
             spec = spec_adapter.validate_json(to_json(point.spec))
         except ValidationError as invalid:
-            found = list(_misfits(point, invalid))
+            problems = list(_misfits(point, invalid))
         else:
-            found = [(point.origin(location), detail) for location, detail in unknown_names(spec, known)]
+            problems = [(point.origin(location), detail) for location, detail in unknown_names(spec, known)]
             specs.append(spec)
-        for location, detail in found:
+        for location, detail in problems:
             field = FieldError(pointer(location), detail)
             errors[field.pointer, field.detail] = field
-        wrong += bool(found)
+        wrong += bool(problems)
         if max(len(errors), wrong) >= MAX_ERRORS:
             break
     if errors:

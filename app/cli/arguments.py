@@ -192,9 +192,9 @@ def parse_changes(arguments: Iterable[str], lists: Collection[str] = ()) -> dict
 
 
 def _once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise typer.BadParameter(f"{key} is given twice.")
-        found[key] = value
-    return found
+        values[key] = value
+    return values

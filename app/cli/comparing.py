@@ -58,18 +58,18 @@ def compare(
     """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
     that is more than chance.
     """
-    found = server.compare_text(
+    comparison = server.compare_text(
         *_sides(baseline, candidate),
         format=format_of(output_format),
         metrics=metric,
         fail_above_percent=_percent(fail_above),
         limit=limit,
     )
-    print_table(found.text, output_format)
+    print_table(comparison.text, output_format)
     if fail_above is not None:
         if output_format.value != "markdown":  # the text of other formats does not have it
-            echo(found.gate_sentence, err=True)
-        raise typer.Exit(EXIT_CODES[found.gate])
+            echo(comparison.gate_sentence, err=True)
+        raise typer.Exit(EXIT_CODES[comparison.gate])
 
 
 def _sides(baseline: str, candidate: str | None) -> tuple[str | list[int], list[int] | None]:
@@ -96,10 +96,10 @@ def _percent(text: str | None) -> float | None:
     """Read "5%", "5 %" or "5" as percent."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,4}(\.\d{1,6})?)\s*%?", text.strip(), re.ASCII)
-    if found is None or not 0 < float(found[1]) <= 1000:
+    match = re.fullmatch(r"(\d{1,4}(\.\d{1,6})?)\s*%?", text.strip(), re.ASCII)
+    if match is None or not 0 < float(match[1]) <= 1000:
         raise typer.BadParameter(f"{text!r} is no percentage above 0, such as 5%", param_hint="--fail-above")
-    return float(found[1])
+    return float(match[1])
 
 
 @with_server
@@ -132,7 +132,7 @@ def check(
     assert limit is not None
     labels = arguments.parse_labels(label or [])
     with progress_display() as show:
-        found = server.check(
+        checked = server.check(
             baseline,
             job_ids or None,
             metrics=metric,
@@ -142,11 +142,11 @@ def check(
             show=show,
         )
     if as_json:
-        print_json(found)
+        print_json(checked)
     else:
-        for one in found["comparisons"]:
+        for one in checked["comparisons"]:
             echo(f"{_jobs(one['candidate']['jobs'])} against {baseline}: {one['gate']['sentence']}")
-    raise typer.Exit(EXIT_CODES[found["outcome"]])
+    raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 
 baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later ones are checked against.")
@@ -188,11 +188,11 @@ def list_(
     from app.cli.output import print_columns, print_json
     from app.times import age
 
-    found = server.list_baselines(limit)
+    baselines = server.list_baselines(limit)
     if as_json:
-        print_json(found)
+        print_json(baselines)
         return
-    rows = [(one["name"], one["number_of_cases"], _jobs(one["jobs"]), age(one["updated_at"])) for one in found]
+    rows = [(one["name"], one["number_of_cases"], _jobs(one["jobs"]), age(one["updated_at"])) for one in baselines]
     print_columns(("name", "cases", "jobs", "set"), rows)
 
 
@@ -202,9 +202,9 @@ def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
     """Show the cases of a baseline, each with its device, its verdict and its jobs."""
     from app.cli.output import print_columns, print_json
 
-    found = server.baseline(name)
+    baseline = server.baseline(name)
     if as_json:
-        print_json(found)
+        print_json(baseline)
         return
     rows = [
         (
@@ -215,7 +215,7 @@ def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
             ", ".join(map(str, one["jobs"])),
             one["case_key"],
         )
-        for one in found["cases"]
+        for one in baseline["cases"]
     ]
     print_columns(("kind", "case", "device", "verdict", "jobs", "case key"), rows)
 

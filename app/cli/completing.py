@@ -84,9 +84,9 @@ def job_states(incomplete: str) -> list[str]:
 
 
 def _ids(
-    found: Sequence[Mapping[str, Any]] | None, incomplete: str, describe: Callable[[Mapping[str, Any]], str]
+    entries: Sequence[Mapping[str, Any]] | None, incomplete: str, describe: Callable[[Mapping[str, Any]], str]
 ) -> list[tuple[str, str]]:
-    return [(str(one["id"]), describe(one)) for one in found or () if str(one["id"]).startswith(incomplete)]
+    return [(str(one["id"]), describe(one)) for one in entries or () if str(one["id"]).startswith(incomplete)]
 
 
 def _asked(ctx: typer.Context, ask: Callable[[Flopwatch], T]) -> T | None:
@@ -150,19 +150,19 @@ def _paths(schema: Mapping[str, Any]) -> list[str]:
 
 def _values(schema: Mapping[str, Any], key: str) -> list[str]:
     """Return the values that a field can have, as far as its schema lists them."""
-    found: list[Any] = []
+    values: list[Any] = []
 
     def gather(place: Mapping[str, Any]) -> None:
-        found.extend(place.get("enum", ()))
-        found.extend([place["const"]] if "const" in place else ())
-        found.extend([True, False] if place.get("type") == "boolean" else ())
+        values.extend(place.get("enum", ()))
+        values.extend([place["const"]] if "const" in place else ())
+        values.extend([True, False] if place.get("type") == "boolean" else ())
         for part in (*place.get("anyOf", ()), *([place["items"]] if isinstance(place.get("items"), Mapping) else ())):
             gather(part)
 
     for path, place in _places(schema):
         if path == key:
             gather(place)
-    return list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in found))
+    return list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in values))
 
 
 def _continued(text: str, values: Sequence[str]) -> list[str]:

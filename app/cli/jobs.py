@@ -262,13 +262,13 @@ def jobs(
     from app.cli.output import print_job_list, print_json
 
     labels = arguments.parse_labels(label or [])
-    found = server.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep_id, limit=limit)
-    if not found:
+    listed = server.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep_id, limit=limit)
+    if not listed:
         _check_kind(server, kind)
     if as_json:
-        print_json(found)
+        print_json(listed)
     else:
-        print_job_list(found, server.places(found))
+        print_job_list(listed, server.places(listed))
 
 
 @with_server

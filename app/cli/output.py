@@ -156,14 +156,14 @@ def print_searches(sweep: Mapping[str, Any]) -> None:
     """Print what each search of a sweep has found: the largest value that fits, and the first that does not."""
     for one in sweep["searches"] or ():
         point = ", ".join(f"{path}={value}" for path, value in one["point"].items())
-        told = "nothing fits yet" if one["state"] == "searching" else "nothing fits"
+        result = "nothing fits yet" if one["state"] == "searching" else "nothing fits"
         if one["largest"] is not None:
-            told = f"{one['axis']}={one['largest']} fits (job {one['largest_job']})"
+            result = f"{one['axis']}={one['largest']} fits (job {one['largest_job']})"
         if one["too_large"] is not None:
-            told += f", {one['too_large']} does not (job {one['too_large_job']})"
+            result += f", {one['too_large']} does not (job {one['too_large_job']})"
         state = "" if one["state"] == "done" else f" [{one['state']}]"
         reason = f". {one['reason']}" if one["reason"] else ""
-        echo(cell(f"{f'{point}: ' if point else ''}{told}{state}{reason}"))
+        echo(cell(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
 
 
 def print_missing(lines: Sequence[str]) -> None:

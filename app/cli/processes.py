@@ -184,10 +184,10 @@ def lease(
         with closing(open_existing(settings)) as database:
             if seconds is not None:
                 change_lease(database, seconds)
-            found = Queue(database).lease_s()
+            lease_s = Queue(database).lease_s()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
-    echo(f"{found:g} seconds" if found is not None else "none yet: the server or worker that starts first decides")
+    echo(f"{lease_s:g} seconds" if lease_s is not None else "none yet: the server or worker that starts first decides")
 
 
 def prune(
@@ -236,14 +236,14 @@ COMMANDS = (up, serve, worker, run, backup, lease, prune)
 
 def _settings(**changes: object) -> Settings:
     """Read the environment's settings; `changes` are written back to the environment, for this process's children."""
-    from app.errors import InvalidEnvironment
+    from app.errors import CannotRunHere
     from app.settings import Settings
 
     os.environ.update({name: str(value) for name, value in changes.items() if value is not None})
     warn_of_unknown_settings()
     try:
         return Settings.from_environment()
-    except InvalidEnvironment as error:
+    except CannotRunHere as error:
         fail(error.detail)
 
 
@@ -277,9 +277,9 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise InvalidEnvironment if no server can listen there, which the server itself would notice only after its
+    """Raise CannotRunHere if no server can listen there, which the server itself would notice only after its
     start."""
-    from app.errors import InvalidEnvironment
+    from app.errors import CannotRunHere
 
     free = "choose another with --port (FLOPWATCH_PORT); 0 takes a free one"
     cures = {
@@ -290,12 +290,12 @@ def _check_address(host: str, port: int) -> None:
         places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror:
         places = []
-    found = [_try(family, place) for family, *_, place in places]
+    errors = [_try(family, place) for family, *_, place in places]
     for number, cure in cures.items():
-        if number in found:
-            raise InvalidEnvironment(cure)
-    if None not in found:
-        raise InvalidEnvironment(f"{host!r} is no address of this host: choose one with --host (FLOPWATCH_HOST).")
+        if number in errors:
+            raise CannotRunHere(cure)
+    if None not in errors:
+        raise CannotRunHere(f"{host!r} is no address of this host: choose one with --host (FLOPWATCH_HOST).")
 
 
 def _try(family: int, place: Any) -> int | None:

@@ -227,25 +227,25 @@ def specs(
     from app.cli.output import print_columns, print_json
     from flopwatch import ClientError
 
-    found = server.specs()
+    listed = server.specs()
     if kind is not None:
-        found = [spec for spec in found if spec["kind"] == kind]
-        if not found:
+        listed = [spec for spec in listed if spec["kind"] == kind]
+        if not listed:
             raise ClientError(f"There is no kind {kind!r}; `flopwatch specs` lists them.")
     if as_json:
-        print_json(found)
+        print_json(listed)
     elif kind is None:
         print_columns(
-            ("kind", "description"), [(spec["kind"], spec["description"].partition("\n")[0]) for spec in found]
+            ("kind", "description"), [(spec["kind"], spec["description"].partition("\n")[0]) for spec in listed]
         )
     else:
-        print_columns(("field", "default", "description"), list(_fields(found[0]["schema"], found[0]["example"])))
-        if found[0]["presets"]:
+        print_columns(("field", "default", "description"), list(_fields(listed[0]["schema"], listed[0]["example"])))
+        if listed[0]["presets"]:
             echo()
-            shapes = _shapes(found[0]["schema"])
+            shapes = _shapes(listed[0]["schema"])
             presets = [
                 (name, " ".join(arguments(values)), _numbers(values, shapes))
-                for name, values in found[0]["presets"].items()
+                for name, values in listed[0]["presets"].items()
             ]
             head = ("--preset", "fields", "which is")
             print_columns(head if shapes else head[:2], presets if shapes else [preset[:2] for preset in presets])

@@ -36,8 +36,8 @@ def sweeps(
     from app.times import age
 
     if sweep_id is not None:
-        found = server.sweep_state(sweep_id)
-        print_json(found) if as_json else print_sweep(found)
+        one = server.sweep_state(sweep_id)
+        print_json(one) if as_json else print_sweep(one)
         return
     listed = server.list_sweeps(limit)
     if as_json:
@@ -68,8 +68,8 @@ def workers(
     from app.cli.output import print_columns, print_json
     from app.times import age
 
-    found = server.list_workers(limit=MAX_WORKERS)
-    chosen = [worker for worker in found if everyone or worker["state"] in CONNECTED]
+    listed = server.list_workers(limit=MAX_WORKERS)
+    chosen = [worker for worker in listed if everyone or worker["state"] in CONNECTED]
     if as_json:
         print_json(chosen)
         return
@@ -87,8 +87,8 @@ def workers(
     print_columns(("id", "state", "devices", "runs", "seen", "torch"), rows)
     if not rows:
         echo("no worker is connected: start one with `flopwatch worker`", err=True)
-    if len(found) > len(chosen):
-        echo(f"and {len(found) - len(chosen)} that stopped or were lost: --all", err=True)
+    if len(listed) > len(chosen):
+        echo(f"and {len(listed) - len(chosen)} that stopped or were lost: --all", err=True)
 
 
 COMMANDS = (sweeps, workers)

@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping
 
 from app.errors import NotFound
 from app.states import JOB_STATES
+from app.store import tables
 from app.store.column_types import broken
 
 MAX_ID = 2**63 - 1
@@ -18,24 +19,9 @@ MAX_ID = 2**63 - 1
 
 NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
 
-_JOB_FIELDS = (
-    "id",
-    "kind",
-    "name",
-    "labels",
-    "state",
-    "spec",
-    "summary",
-    "priority",
-    "attempt",
-    "max_attempts",
-    "timeout_s",
-    "progress",
-    "error",
-    "worker_id",
-    "sweep_id",
-    "unique_key",
-)
+_INTERNAL = ("device_type", "devices", "exclusive_host", "requirements", "point", "metrics", "version")
+"""Columns of the table `job` that clients do not see. They see all others under the columns' names."""
+_PUBLIC = tuple(column.name for column in tables.job.c if column.name not in _INTERNAL)
 
 
 def checked_id(number: int, what: str) -> int:
@@ -59,15 +45,9 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
     waiting.py).
     """
     return {
-        **{field: row[field] for field in _JOB_FIELDS},
+        **{name: rfc3339(row[name]) if isinstance(row[name], datetime) else row[name] for name in _PUBLIC},
         "progress": row["progress"] or NO_PROGRESS,
-        "created_at": rfc3339(row["created_at"]),
-        "started_at": rfc3339(row["started_at"]),
-        "finished_at": rfc3339(row["finished_at"]),
-        "cancel_requested_at": rfc3339(row["cancel_requested_at"]),
         "waiting": waiting,
-        "environment": row["environment"],
-        "validity": row["validity"],
         "broken": broken(row),
     }
 

@@ -12,7 +12,9 @@ from app.specs._base import SpecBase
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to submit; `timeout_s` is in seconds, None means no limit."""
+    """A job to submit; `timeout_s` is in seconds, None means no limit. The fields beside `spec` are columns of the
+    table `job`.
+    """
 
     spec: SpecBase
     name: str | None = None

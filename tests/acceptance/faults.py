@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from app.store.database.sqlite import driver
+from tests.disks import mounted
 from tools.service import Service
 from tools.waiting import wait_until
 
@@ -199,23 +198,9 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
     return results
 
 
-@contextmanager
-def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
+def small_disk(folder: Path, mebibytes: int) -> AbstractContextManager[Path]:
     """A file system of this size at `folder`; skips the test where mounting is not allowed."""
-    folder.mkdir(parents=True)
-    options = f"size={mebibytes}m,nr_inodes={MAX_FILES},mode=0700"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "flopwatch-test", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    return mounted(folder, "-t", "tmpfs", "-o", f"size={mebibytes}m,nr_inodes={MAX_FILES},mode=0700", "flopwatch-test")
 
 
 @contextmanager

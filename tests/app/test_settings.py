@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 from app.settings import Settings
 
 
@@ -20,6 +20,6 @@ def test_a_message_has_the_variable_and_our_words_only(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidEnvironment) as caught:
+    with pytest.raises(CannotRunHere) as caught:
         Settings.from_environment()
     assert caught.value.detail == f"{name}: {told}"

@@ -736,7 +736,7 @@ def gone(wrapper: str) -> int:
     left = weakref.WeakSet(model.parameters())
     assert left
     del module, model
-    # What the first pass frees may have held, from C++, what the second one finds.
+    # Memory that the first pass frees may hold data of C++, which the second one finds.
     gc.collect()
     gc.collect()
     return len(left)

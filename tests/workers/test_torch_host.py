@@ -25,11 +25,11 @@ def test_memory_that_is_free_goes_back_to_the_system() -> None:
     kept = blocks[::16]  # so the heap cannot shrink by itself
     del blocks
     before = held_mib()
-    torch_host.give_free_memory_back()
+    torch_host.trim_free_memory()
     assert before - held_mib() > 48
     assert len(kept) == 64
 
 
 def test_a_c_library_that_cannot_do_it_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    torch_host.give_free_memory_back()
+    torch_host.trim_free_memory()

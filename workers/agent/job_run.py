@@ -73,7 +73,7 @@ EXCERPT_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _ReceivedFile:
     """An artifact's file that the unit has handed over and that is not stored yet."""
 
     path: Path
@@ -102,7 +102,7 @@ class _Process:
         return self.index * total + done, self.count * total
 
 
-MAYBE_THE_WRAPPERS = {"failed", "crashed", "invalid_environment"}
+CODES_OF_WRAPPERS = {"failed", "crashed", "invalid_environment"}
 """Codes of failures that the command around a unit may have caused."""
 
 
@@ -156,7 +156,7 @@ class JobRun:
         self._storing_until = float("inf")
         self._events: list[NewEvent] = []
         self._cells = 0
-        self._taken: list[_Taken] = []
+        self._received: list[_ReceivedFile] = []
         self._held: list[str] = []
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._timeout = Timeout.after(claim.timeout_s)
@@ -272,7 +272,7 @@ class JobRun:
         """Run a unit to its end, in several processes if it resumes after a crash or leaves files to collect."""
         while True:
             outcome = self._run_process(process, runner, spec)
-            rest = self._rest_of(process, outcome, runner, spec)
+            rest = self._resumed_unit(process, outcome, runner, spec)
             if rest is None:
                 break
             shutil.rmtree(process.scratch, ignore_errors=True)
@@ -282,7 +282,7 @@ class JobRun:
         shutil.rmtree(process.scratch, ignore_errors=True)
         return outcome
 
-    def _rest_of(self, process: _Process, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
+    def _resumed_unit(self, process: _Process, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
         """Return the rest of a unit that crashed; None if its runner cannot resume after this outcome."""
         if not (isinstance(outcome, Failed) and outcome.code == "crashed" and isinstance(runner, Resumable)):
             return None
@@ -295,7 +295,9 @@ class JobRun:
             return None
         if rest is not None:
             logger.info("job %s: going on after a crash in step %s", self.claim.job_id, process.cursor)
-            self._spool.go_on(f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}")
+            self._spool.continue_after_crash(
+                f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}"
+            )
         return rest
 
     def _run_process(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
@@ -328,12 +330,14 @@ class JobRun:
         finally:
             started.close()
         if wrapper is not None and isinstance(runner, Wrapping):
-            outcome = self._blame(wrapper, outcome, partial(runner.wrapper_error, spec, process.unit, process.scratch))
-        return self._store_taken(outcome)
+            outcome = self._after_wrapper(
+                wrapper, outcome, partial(runner.wrapper_error, spec, process.unit, process.scratch)
+            )
+        return self._store_received(outcome)
 
-    def _blame(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
+    def _after_wrapper(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
         """Return the failure of a wrapper that reported an error of its own, or the unchanged outcome."""
-        failed = isinstance(outcome, Failed) and outcome.code in MAYBE_THE_WRAPPERS
+        failed = isinstance(outcome, Failed) and outcome.code in CODES_OF_WRAPPERS
         if not (failed or isinstance(outcome, Succeeded)):
             return outcome
         try:
@@ -407,8 +411,8 @@ class JobRun:
         self._artifact_bytes += size
         folder = self._scratch / "taken"
         folder.mkdir(exist_ok=True)
-        moved = file.rename(folder / str(len(self._taken)))
-        self._taken.append(_Taken(moved, public_name, size, artifact.kind, artifact.media_type))
+        moved = file.rename(folder / str(len(self._received)))
+        self._received.append(_ReceivedFile(moved, public_name, size, artifact.kind, artifact.media_type))
 
     def _check_size(self, public_name: str, size: int) -> None:
         """Raise TooLarge if the job may not store `size` further bytes."""
@@ -418,15 +422,15 @@ class JobRun:
                 f"artifacts: the worker keeps {self._max_artifact_bytes} of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)"
             )
 
-    def _store_taken(self, outcome: Outcome) -> Outcome:
+    def _store_received(self, outcome: Outcome) -> Outcome:
         """Store the files of a unit that has ended. Returns its outcome, or another one if storing fails."""
-        taken, self._taken = self._taken, []
+        received, self._received = self._received, []
         if isinstance(outcome, GivenBack | Abandoned):
             return outcome
         try:
-            for file in taken:
+            for file in received:
                 self._artifact_bytes -= file.size  # it may have grown since
-                sha256, size = self._artifacts.take(file.path, partial(self._go_on_storing, file.public_name))
+                sha256, size = self._artifacts.take(file.path, partial(self._check_storing, file.public_name))
                 self._artifact_bytes += size
                 self._held.append(sha256)
                 self._spool.add_artifact(file.public_name, file.kind, file.media_type, size, sha256)
@@ -438,7 +442,7 @@ class JobRun:
             logger.warning("job %s: an artifact could not be stored: %s", self.claim.job_id, error)
         return outcome
 
-    def _go_on_storing(self, public_name: str, size: int) -> None:
+    def _check_storing(self, public_name: str, size: int) -> None:
         """Check whether storing may continue; called for each chunk of an artifact, with the bytes so far.
 
         A job that is cancelled or has timed out gets its grace period to store its results; a shutdown has already
@@ -476,8 +480,8 @@ class JobRun:
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 
     def _flush(self) -> None:
-        """Write new events to the queue, soon: who waits here drains no pipe and ends no unit. When the store is not
-        available, they wait for the next call. When the lease is lost, the unit ends, as when a heartbeat tells so.
+        """Write new events to the queue, without waiting long: meanwhile no pipe is drained and no unit ended. The next
+        call writes events that cannot be written now. If the lease is lost, the unit ends.
         """
         try:
             with patience(RETRY_S):
@@ -505,7 +509,7 @@ class JobRun:
                     self._commit(outcome)
             except STORE_UNAVAILABLE as error:
                 if time.monotonic() >= self.stop.record_until:
-                    self._leave(outcome, error)
+                    self._end_unrecorded(outcome, error)
                     return
                 logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
                 time.sleep(RETRY_S)
@@ -521,15 +525,15 @@ class JobRun:
             self._report()
             self._queue.finish(self.claim, self._finish(outcome))
 
-    def _leave(self, outcome: Outcome, error: Exception) -> None:
-        """End without a record, since the worker must end. What is too large for a full disk may leave room for a word:
-        then the job need not wait for the end of its lease, and its attempt says why it ended.
+    def _end_unrecorded(self, outcome: Outcome, error: Exception) -> None:
+        """End without the results, since the worker must end. A full disk may still have room for the reason: then the
+        job need not wait for the end of its lease, and its attempt says why it ended.
         """
-        told = f"the worker had to end, and could not store how the job had ended: {in_words(error)}"
-        logger.error("job %s: %s", self.claim.job_id, told)
+        reason = f"the worker had to end, and could not store how the job had ended: {in_words(error)}"
+        logger.error("job %s: %s", self.claim.job_id, reason)
         if not isinstance(outcome, GivenBack):
             with suppress(*STORE_UNAVAILABLE), patience(RETRY_S):
-                self._queue.give_up(self.claim, told)
+                self._queue.give_up(self.claim, reason)
                 return
         logger.error("job %s: it runs again, if it has attempts left, when its lease is over", self.claim.job_id)
 
@@ -544,9 +548,11 @@ class JobRun:
         self._events.clear()
         self._spool.forget_results()
         self.host_unfit = is_exhausted(error)
-        told = in_words(error)
+        reason = in_words(error)
         outcome = (
-            GivenBack(told) if self.host_unfit else Failed("failed", f"the worker could not go on with the job: {told}")
+            GivenBack(reason)
+            if self.host_unfit
+            else Failed("failed", f"the worker could not go on with the job: {reason}")
         )
         try:
             self._record(outcome)

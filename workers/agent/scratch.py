@@ -1,7 +1,7 @@
 """The folder of an agent for the files of running jobs, on the store's own disk, so that artifacts need no copy.
 
-The agent holds a lock on its folder. So the next agent tells folders of the dead from those of the living, also where
-pids do not tell: several containers may share the data folder, and in each the worker has the same pid.
+The agent holds a lock on its folder, which tells the next agent that it lives. A pid could not: several containers may
+share the data folder, and in each the worker has the same pid.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
-from app.errors import DiskFull, InvalidEnvironment, is_no_space
+from app.errors import CannotRunHere, DiskFull, is_no_space
 
 _AGENTS = re.compile(r"[0-9a-f]{16}")
 """Names of agents' folders."""
-_JOBS = re.compile(r"(\d+)-\d+-\d+")
-"""Names of the folders that agents of former versions made: pid, job and attempt, without a lock."""
 _DEAD = "dead-"
 """Begins the names of folders that are being removed."""
 
@@ -31,7 +27,7 @@ class Scratch:
     """An agent's folder, below `root`, until `close`.
 
     Raises:
-        DiskFull, InvalidEnvironment: it cannot be made.
+        DiskFull, CannotRunHere: it cannot be made.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,8 +40,8 @@ class Scratch:
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError as error:
-            told = f"{root}, the folder for the files of running jobs, cannot be used: {error.strerror}."
-            raise (DiskFull(told) if is_no_space(error) else InvalidEnvironment(told)) from error
+            problem = f"{root}, the folder for the files of running jobs, cannot be used: {error.strerror}."
+            raise (DiskFull(problem) if is_no_space(error) else CannotRunHere(problem)) from error
 
     def remove_those_of_dead_agents(self) -> None:
         """Remove the files that killed agents have left behind, and nothing else that is there."""
@@ -65,8 +61,6 @@ class Scratch:
 
 
 def _is_dead(folder: Path) -> bool:
-    if (of_job := _JOBS.fullmatch(folder.name)) is not None:
-        return not psutil.pid_exists(int(of_job[1]))
     if _AGENTS.fullmatch(folder.name) is None:
         return False
     try:

@@ -45,8 +45,8 @@ class _UnitResults:
     environment: dict[str, Any] | None = None
     verdicts: dict[str | None, CaseVerdict] = field(default_factory=dict)
     """Verdicts by case key; the key None has the verdict on the unit's other cases."""
-    stands: set[tuple[str, str | None, str]] = field(default_factory=set)
-    """(case key, phase, metric) of the measurements from processes that crashed."""
+    kept: set[tuple[str, str | None, str]] = field(default_factory=set)
+    """(case key, phase, metric) of the measurements of processes that crashed: later ones do not replace them."""
     measured: set[str] = field(default_factory=set)
     """Keys of the cases that have measurements."""
     judged: set[str] = field(default_factory=set)
@@ -81,7 +81,7 @@ class Spool:
         """Begin a unit of the plan. All results that follow belong to it."""
         self._units.append(_UnitResults(index, cut(title), side))
 
-    def go_on(self, reason: str) -> None:
+    def continue_after_crash(self, reason: str) -> None:
         """Record that the unit crashed, for the given `reason`, and continues in a fresh process.
 
         Results that the spool already has are kept: the fresh process reports the cell in which the earlier one ended
@@ -89,7 +89,7 @@ class Spool:
         """
         unit = self._unit
         unit.reason = cut(reason)
-        unit.stands |= {
+        unit.kept |= {
             (record.case_key, record.phase, record.metric)
             for record in self._measurements
             if record.unit_index == unit.index
@@ -133,7 +133,7 @@ class Spool:
     def _add_measurement(self, message: Measured) -> None:
         record = record_of(message, self._unit.index)
         self._sizes.add(record)
-        if (record.case_key, record.phase, record.metric) not in self._unit.stands:
+        if (record.case_key, record.phase, record.metric) not in self._unit.kept:
             self._measurements.append(record)
             self._unit.measured.add(record.case_key)
 

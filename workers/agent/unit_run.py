@@ -127,7 +127,7 @@ class UnitRun:
             for descriptor, take in {
                 self._process.messages: lambda: self._drain(self._process.messages, self._take_messages),
                 self._process.log: lambda: self._drain(self._process.log, self._take_output),
-                self._process.control.fileno(): self._process.hear_keeper,
+                self._process.control.fileno(): self._process.read_report,
                 self._stop.descriptor: lambda: self._drain(self._stop.descriptor, lambda _data: None),
             }.items():
                 selector.register(descriptor, selectors.EVENT_READ, take)
@@ -175,7 +175,7 @@ class UnitRun:
 
     def _take_output(self, data: bytes) -> None:
         if self._wrapper is not None:
-            self._wrapper.hear(data)
+            self._wrapper.add_output(data)
         self._listener.output(data)
 
     def _take_messages(self, data: bytes) -> None:
@@ -241,7 +241,7 @@ class Wrapper:
         """Return the failure of a command that did not start its unit in time."""
         return self._fail(f"did not start the unit within {WRAPPER_START_S:g} s")
 
-    def hear(self, output: bytes) -> None:
+    def add_output(self, output: bytes) -> None:
         """Take the next bytes of output."""
         self._output.write(output)
 
@@ -267,8 +267,8 @@ class Wrapper:
 
     def _fail(self, what: str) -> Failed:
         words = self._output.tail(LAST_WORDS_BYTES).strip()
-        said = f"; its last words: {words}" if words else ", and said nothing"
-        return Failed("invalid_environment", f"{self._command!r}, under which the unit is to run, {what}{said}")
+        last = f"; its last words: {words}" if words else ", and said nothing"
+        return Failed("invalid_environment", f"{self._command!r}, under which the unit is to run, {what}{last}")
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class Timeout:
 def _crash(report: Report, oom_kills_before: int | None) -> Failed:
     if report.signal is not None:
         name = _name_of(report.signal)
-        hint = _who_killed(oom_kills_before) if report.signal == signal.SIGKILL else ""
+        hint = _sender_of_kill(oom_kills_before) if report.signal == signal.SIGKILL else ""
         return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
     if report.exit_code is not None:
         detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
@@ -299,14 +299,14 @@ def _crash(report: Report, oom_kills_before: int | None) -> Failed:
 
 
 def _name_of(signum: int) -> str:
-    """Return a signal's name. Of the real-time signals Python knows two: the others are told as `kill -l` does."""
+    """Return a signal's name, as `kill -l` shows it: Python knows only two of the real-time signals."""
     try:
         return signal.Signals(signum).name
     except ValueError:
         return f"SIGRTMIN+{signum - signal.SIGRTMIN}" if signum > signal.SIGRTMIN else f"signal {signum}"
 
 
-def _who_killed(oom_kills_before: int | None) -> str:
+def _sender_of_kill(oom_kills_before: int | None) -> str:
     """Say who may have sent a SIGKILL that was not ours."""
     now = oom_kills()
     if now is None or oom_kills_before is None:

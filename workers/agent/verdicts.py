@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.states import VERDICTS, Verdict
+from app.states import Verdict, worst
 from workers.measure.check import SEVERITIES, Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
@@ -36,19 +36,14 @@ class CaseVerdict:
     """Number of measured cases that it covers."""
 
     def joined(self, other: CaseVerdict) -> CaseVerdict:
-        """Join this verdict with a later one on the same case, which a unit gives if it went on after a crash."""
+        """Join this verdict with a later one on the same case, which a unit gives if it continued after a crash."""
         return CaseVerdict(
             unit_title=self.unit_title,
             case_key=self.case_key,
             title=other.title or self.title,
-            verdict=worst((self.verdict, other.verdict)),
+            verdict=worst((self.verdict, other.verdict)) or self.verdict,
             checks=[*self.checks, *other.checks],
         )
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst of several verdicts."""
-    return max(verdicts, key=VERDICTS.index)
 
 
 def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
@@ -79,7 +74,7 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
         ok = all(check["ok"] for check in left_out)
         checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": ok, "detail": more, "severity": "suspect"}]
     return {
-        "verdict": worst(verdict.verdict for verdict in verdicts),
+        "verdict": worst([verdict.verdict for verdict in verdicts]),
         "counts": {name: counts[name] for name in ("valid", "suspect", "invalid") if counts[name]},
         "checks": checks,
     }

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def discover() -> Host:
     CUDA_VISIBLE_DEVICES is respected.
 
     Raises:
-        InvalidEnvironment: CUDA_VISIBLE_DEVICES is ambiguous.
+        CannotRunHere: CUDA_VISIBLE_DEVICES is ambiguous.
     """
     memory_mib = psutil.virtual_memory().total >> 20
     gpus = _visible(_boards(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
@@ -141,7 +141,7 @@ def _visible(boards: Sequence[Board], names: str | None, order: str | None) -> l
         else:
             found = [gpu for gpu in _devices(boards) if name and gpu.uuid.startswith(name)]
             if not found and any(name and gpu.uuid.startswith(name) for gpu in _physical(boards)):
-                raise InvalidEnvironment(_IN_MIG_MODE.format(name=name))
+                raise CannotRunHere(_IN_MIG_MODE.format(name=name))
         if len(found) != 1:
             break
         if found[0] in chosen:
@@ -174,13 +174,13 @@ def _at(boards: Sequence[Board], index: int, order: str | None) -> Gpu:
     """Return the GPU that CUDA means by an index. CUDA also orders GPUs of one model by their places on the bus.
 
     Raises:
-        InvalidEnvironment: the order is by speed, and only CUDA knows how fast each GPU is.
+        CannotRunHere: the order is by speed, and only CUDA knows how fast each GPU is.
     """
     models = sorted({gpu.name for gpu in _physical(boards)})
     if order != PCI_ORDER and len(models) > 1:
-        raise InvalidEnvironment(_AMBIGUOUS.format(index=index, models=", ".join(models)))
+        raise CannotRunHere(_AMBIGUOUS.format(index=index, models=", ".join(models)))
     if boards[index].instances is not None:
-        raise InvalidEnvironment(_IN_MIG_MODE.format(name=f"the index {index}"))
+        raise CannotRunHere(_IN_MIG_MODE.format(name=f"the index {index}"))
     gpu = boards[index].gpu
     assert gpu is not None
     return gpu

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 from workers.devices.discovery import Gpu, Host
 
 SHARED = 0o1777
@@ -60,7 +60,7 @@ class DeviceLocks:
     it has reduced them to what the job needs.
 
     Raises:
-        InvalidEnvironment: the folder or a file for locks cannot be used; the error says why, and the cure.
+        CannotRunHere: the folder or a file for locks cannot be used; the error says why, and the cure.
     """
 
     def __init__(self, host: Host, folder: Path | None = None) -> None:
@@ -77,7 +77,7 @@ class DeviceLocks:
         Without descriptors, another job has the host alone, or another agent is choosing.
 
         Raises:
-            InvalidEnvironment: the folder or a file for locks cannot be used.
+            CannotRunHere: the folder or a file for locks cannot be used.
             OSError: no descriptor is left, or the disk is full. No lock is held then.
         """
         held = HeldDevices()
@@ -146,7 +146,7 @@ class DeviceLocks:
         """Open a lock's file, which is made if it does not exist.
 
         Raises:
-            InvalidEnvironment: another user made it unreadable, a link, or something that is not a file.
+            CannotRunHere: another user made it unreadable, a link, or something that is not a file.
         """
         path = self._folder / f"{name}.lock"
         try:
@@ -154,7 +154,7 @@ class DeviceLocks:
         except OSError as error:
             if not isinstance(error, PermissionError) and error.errno not in _TRAPS:
                 raise
-            raise InvalidEnvironment(f"{path}, a device lock, cannot be used: {error.strerror}. {_CURE}") from error
+            raise CannotRunHere(f"{path}, a device lock, cannot be used: {error.strerror}. {_CURE}") from error
         try:
             _check_file(descriptor, path)
         except BaseException:
@@ -179,7 +179,7 @@ def _open_or_make(folder: int, name: str) -> int:
 def _check_file(descriptor: int, path: Path) -> None:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidEnvironment(f"{path}, a device lock, is not a file. {_CURE}")
+        raise CannotRunHere(f"{path}, a device lock, is not a file. {_CURE}")
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != READABLE:
         os.fchmod(descriptor, READABLE)  # whatever the umask was when it was made
 
@@ -194,7 +194,7 @@ def _shared_folder(path: Path) -> Iterator[int]:
     """Yield a descriptor of the folder for locks, which is made if it does not exist.
 
     Raises:
-        InvalidEnvironment: it is a link, or not a folder in which all users may make files.
+        CannotRunHere: it is a link, or not a folder in which all users may make files.
     """
     with suppress(FileExistsError):
         path.mkdir(mode=SHARED)
@@ -203,14 +203,14 @@ def _shared_folder(path: Path) -> Iterator[int]:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        raise InvalidEnvironment(
+        raise CannotRunHere(
             f"{path}, the folder for device locks, cannot be used: {error.strerror}. {_CURE}"
         ) from error
     try:
         found = os.fstat(folder)
         if stat.S_IMODE(found.st_mode) != SHARED:
             if found.st_uid != os.geteuid():
-                raise InvalidEnvironment(
+                raise CannotRunHere(
                     f"{path}, the folder for device locks, is not for all users (mode 1777): the user {found.st_uid}"
                     f" has made it otherwise. {_CURE}"
                 )

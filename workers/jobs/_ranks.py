@@ -19,7 +19,7 @@ LOG_BYTES = 16 << 10
 LOGS = "rank-{}.log"
 
 
-class RanksBeside:
+class RankReports:
     """Ranks that a thread has launched and waits for.
 
     Args:
@@ -95,7 +95,7 @@ class RanksBeside:
         """Wait until no rank is left: until they have returned or failed, or until their timeout."""
         self._thread.join()
 
-    def tell_logs(self, report: Reporter, failure: RunnerError | None = None, blamed: int | None = None) -> None:
+    def report_logs(self, report: Reporter, failure: RunnerError | None = None, blamed: int | None = None) -> None:
         """Copy the end of each rank's output to the job's log. After a failure, keep the blamed rank's log, or all."""
         from parallel.process_group import log_file
 
@@ -121,7 +121,7 @@ def job_failure(error: Exception, *, started: bool) -> RunnerError:
     """Return the failure of a job whose ranks have failed.
 
     Args:
-        error: What `RanksBeside.next` raised.
+        error: What `RankReports.next` raised.
         started: Whether the ranks had begun with their work.
     """
     from parallel.process_group import RanksFailed, RanksTimedOut
@@ -132,10 +132,10 @@ def job_failure(error: Exception, *, started: bool) -> RunnerError:
     log = ""
     if error.rank is not None:
         log = f"; see {LOGS.format(error.rank)}" if error.log else "; it wrote nothing to its log"
-    told = f"{who} {error.reason}{log}"
+    detail = f"{who} {error.reason}{log}"
     if not started and (error.trace or isinstance(error, RanksTimedOut)):
-        return InvalidEnvironment(f"the ranks did not start: {told}")
-    return Crashed(told) if not error.trace else RunnerError(told)
+        return InvalidEnvironment(f"the ranks did not start: {detail}")
+    return Crashed(detail) if not error.trace else RunnerError(detail)
 
 
 def check_cores(ranks: int) -> Check:

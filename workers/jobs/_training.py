@@ -217,7 +217,7 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
     """Build the step that is repeated, not yet captured in a CUDA graph."""
     import torch
 
-    from workers.measure.warmup import MIN_CALLS
+    from workers.measure.warmup import min_calls
     from workers.model import steps
     from workers.model.batches import RandomBatches
     from workers.model.optimizer import make_optimizer
@@ -236,7 +236,7 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
             rate = torch.tensor(steps.MAX_LEARNING_RATE, device=device) if spec.cuda_graph else steps.MAX_LEARNING_RATE
             optimizer = make_optimizer(spec.optimizer, model, rate, capturable=spec.cuda_graph)
             # The steps of the schedule affect only the learning rate, so a longer warm-up until steady does no harm.
-            total = (MIN_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
+            total = min_calls(spec.warmup_steps) + spec.measure_steps
             clip = spec.gradient_clip_norm
             return steps.TrainStep(call, batches, precision, model, optimizer, total, clip, model_has_loss=fused)
         case "generate":
@@ -286,10 +286,10 @@ def measure(
     """
     from workers.measure.busy import measure_busy
     from workers.measure.timing import make_clock, run_step, time_steps
-    from workers.measure.warmup import MIN_CALLS
+    from workers.measure.warmup import min_calls
 
     spec, step, graphed, meter = training.spec, training.step, training.graphed, training.meter
-    least = MIN_CALLS if spec.warmup_steps is None else spec.warmup_steps
+    least = min_calls(spec.warmup_steps)
 
     def measuring() -> None:
         meter.reset()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.specs.attention import AttentionCell, AttentionSpec
 from workers import uploaded
 from workers.jobs._grid import Trial
-from workers.jobs._grid.judging import Problem
+from workers.jobs._grid.judging import Reference
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
@@ -40,10 +40,10 @@ class AttentionRunner(OperationRunner):
         elif not set(spec.implementations) & set(ATTENTION.names()):
             load(ATTENTION, spec.implementations[0])
 
-    def problem_of(self, spec: AttentionSpec, cell: AttentionCell) -> Any:
+    def reference_of(self, spec: AttentionSpec, cell: AttentionCell) -> Any:
         return cell.dtype, cell.causal, cell.head_dim, cell.sequence_length
 
-    def make_problem(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Problem:
+    def make_reference(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Reference:
         """Make normally distributed inputs: keys and values (batch_size, num_heads, sequence_length, head_dim); queries
         and the output's gradient with `query_length` rows instead, if the job has one.
         """
@@ -62,7 +62,7 @@ class AttentionRunner(OperationRunner):
             torch.randn(shape, generator=generator, device=device).to(dtype) for shape in (queries, keys, keys, queries)
         )
         expected = oracle(q, k, v, grad_out if backward else None, cell.causal)
-        return Problem(
+        return Reference(
             inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
             grad_out=grad_out if backward else None,
             expected=(expected.out, *expected.gradients),
@@ -78,18 +78,20 @@ class AttentionRunner(OperationRunner):
         if reason := implementation_of(spec, cell).why_not(device.type, dtype, backward=False):
             raise Unsupported(reason)
 
-    def operation(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, device: torch.device) -> Operation:
+    def operation(
+        self, spec: AttentionSpec, cell: AttentionCell, reference: Reference, device: torch.device
+    ) -> Operation:
         from workers.measure.operations import Operation
 
         implementation = implementation_of(spec, cell)
         return Operation(
             function=functools.partial(call, implementation, cell),
-            inputs=problem.inputs,
-            grad_out=problem.grad_out if implementation.has_backward else None,
+            inputs=reference.inputs,
+            grad_out=reference.grad_out if implementation.has_backward else None,
         )
 
-    def prepare(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, trial: Trial) -> None:
-        """Let the implementation tune itself for this problem, if the job asks for it and the implementation can.
+    def prepare(self, spec: AttentionSpec, cell: AttentionCell, reference: Reference, trial: Trial) -> None:
+        """Let the implementation tune itself for these inputs, if the job asks for it and the implementation can.
 
         The log says what it chose.
         """
@@ -98,10 +100,10 @@ class AttentionRunner(OperationRunner):
         implementation = implementation_of(spec, cell)
         if not spec.autotune or implementation.tune is None:
             return
-        backward = problem.grad_out is not None and implementation.has_backward
+        backward = reference.grad_out is not None and implementation.has_backward
         with translate_oom("tuning"):
             chosen = implementation.tune(
-                *problem.inputs, cell.causal, backward=backward, tell=lambda line: trial.tell(f"tuning, {line}")
+                *reference.inputs, cell.causal, backward=backward, tell=lambda line: trial.tell(f"tuning, {line}")
             )
         sys.stderr.write(f"{cell.title}: tuned: {chosen}\n")
         trial.tell("tuned")

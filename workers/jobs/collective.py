@@ -17,7 +17,7 @@ from app.specs.collective import CollectiveCell, CollectiveSpec
 from workers.jobs._base import Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._grid.operations import GPU_ONLY
-from workers.jobs._ranks import RanksBeside, check_cores, job_failure
+from workers.jobs._ranks import RankReports, check_cores, job_failure
 from workers.jobs._values import Metric
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
@@ -60,7 +60,7 @@ class RankRaised(Exception):
 class CollectiveContext(Context):
     """The objects that all cells share."""
 
-    ranks: RanksBeside | None = None
+    ranks: RankReports | None = None
     """The ranks that measure the next cells; None if none are running."""
     waiting: dict[int, deque[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
     """Reports about cells that this process has not reached yet, with their ranks, by the cells' positions."""
@@ -125,7 +125,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
             answers = listen(context.ranks, position, spec.world_size, context, trial)
         except RankRaised as error:
             context.ranks.join()
-            context.ranks.tell_logs(context.report)
+            context.ranks.report_logs(context.report)
             context.ranks = None
             trial.values.rest(error.outcome, str(error))
             return
@@ -179,7 +179,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         """Report each rank's measurements, once the ranks have ended."""
         if context.ranks is not None:
             context.ranks.join()
-            context.ranks.tell_logs(context.report)
+            context.ranks.report_logs(context.report)
         if context.rows:
             context.report.table("ranks", RANKS_COLUMNS, context.rows)
 
@@ -189,7 +189,7 @@ RUNNER = CollectiveRunner()
 
 def launch_ranks(
     spec: CollectiveSpec, cells: Sequence[CollectiveCell], first: int, context: CollectiveContext
-) -> RanksBeside:
+) -> RankReports:
     """Start ranks that measure the cells from the first one on."""
     from workers.measure.collective_timing import TimedCollective, time_cells
 
@@ -201,7 +201,7 @@ def launch_ranks(
     context.launches += 1
     # Every rank makes, sends and checks a tensor of this size between two heartbeats.
     moved = 2**20 * spec.world_size * max(cell.size_mb for cell in cells)
-    return RanksBeside(
+    return RankReports(
         time_cells,
         [rest, spec.warmup_steps, spec.measure_steps, spec.seed],
         world_size=spec.world_size,
@@ -212,7 +212,7 @@ def launch_ranks(
 
 
 def listen(
-    ranks: RanksBeside, position: int, world_size: int, context: CollectiveContext, trial: Trial
+    ranks: RankReports, position: int, world_size: int, context: CollectiveContext, trial: Trial
 ) -> list[Mapping[str, Any]]:
     """Return each rank's answer about the cell at a position, watching the devices until all have answered.
 
@@ -234,7 +234,7 @@ def listen(
             if blamed in raised and isinstance(error, RanksFailed) and error.trace:
                 raise RankRaised(blamed, raised[blamed]["outcome"], raised[blamed]["reason"]) from error
             context.failure = job_failure(error, started=ranks.reported)
-            ranks.tell_logs(context.report, context.failure, blamed)
+            ranks.report_logs(context.report, context.failure, blamed)
             raise context.failure from error
         if found is None:
             continue
@@ -251,7 +251,7 @@ def listen(
     return [answers[rank] for rank in range(world_size)]
 
 
-def next_report(ranks: RanksBeside, position: int, context: CollectiveContext) -> tuple[int, Mapping[str, Any]] | None:
+def next_report(ranks: RankReports, position: int, context: CollectiveContext) -> tuple[int, Mapping[str, Any]] | None:
     """Return the next report about the cell at a position; None if there is none now. Reports about others wait.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelCell, KernelSpec
-from workers.jobs._grid.judging import Problem
+from workers.jobs._grid.judging import Reference
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Values
 from workers.outcome import Unsupported
@@ -23,10 +23,10 @@ class KernelRunner(OperationRunner):
     kind = "kernel"
     rates = (("gb_per_s", "GB/s"),)
 
-    def problem_of(self, spec: KernelSpec, cell: KernelCell) -> Any:
+    def reference_of(self, spec: KernelSpec, cell: KernelCell) -> Any:
         return cell.dtype, cell.rows, cell.columns
 
-    def make_problem(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> Problem:
+    def make_reference(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> Reference:
         """Make normally distributed x (rows, columns), weight (columns), and gradient of the output (rows)."""
         import torch
 
@@ -45,7 +45,7 @@ class KernelRunner(OperationRunner):
             [x @ weight, *([torch.outer(grad_out, weight), grad_out @ x] if backward else [])]
             for x, weight, grad_out in ([one.double() for one in (x, weight, grad_out)], (x, weight, grad_out))
         )
-        return Problem(
+        return Reference(
             inputs=(x.requires_grad_(backward), weight.requires_grad_(backward)),
             grad_out=grad_out if backward else None,
             expected=tuple(expected),
@@ -60,14 +60,14 @@ class KernelRunner(OperationRunner):
         if cell.implementation == "triton" and device.type != "cuda":
             raise Unsupported("the Triton kernel needs a GPU")
 
-    def operation(self, spec: KernelSpec, cell: KernelCell, problem: Problem, device: torch.device) -> Operation:
+    def operation(self, spec: KernelSpec, cell: KernelCell, reference: Reference, device: torch.device) -> Operation:
         from workers.measure.operations import Operation
 
         if cell.implementation == "torch":
-            return Operation(weighted_sum, problem.inputs, problem.grad_out)
+            return Operation(weighted_sum, reference.inputs, reference.grad_out)
         import kernels
 
-        return Operation(kernels.weighted_sum, problem.inputs, problem.grad_out)
+        return Operation(kernels.weighted_sum, reference.inputs, reference.grad_out)
 
     def add_rates(
         self,

@@ -27,6 +27,11 @@ MAX_WAIT_S = 20.0
 not this limit: calls of 3 s can still be judged, slower ones cannot."""
 
 
+def min_calls(fixed_calls: int | None) -> int:
+    """Return the least number of calls of a warm-up (see `WarmUp`)."""
+    return MIN_CALLS if fixed_calls is None else fixed_calls
+
+
 class WarmUp:
     """Takes the times of warm-up calls, and decides when the warm-up is over.
 

@@ -216,7 +216,7 @@ def main(control: int, messages: int, log: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     start = exec_child(messages, log)
 
-    def start_and_let_go(request: Request) -> int | None:
+    def start_and_close_pipes(request: Request) -> int | None:
         pid = start(request)
         # The agent reads both pipes to their ends: only the unit may hold them open.
         if not request.wrap:
@@ -224,4 +224,4 @@ def main(control: int, messages: int, log: int) -> None:
         os.close(log)
         return pid
 
-    keep(socket.socket(fileno=control), start_and_let_go)
+    keep(socket.socket(fileno=control), start_and_close_pipes)

@@ -85,12 +85,12 @@ class Process:
 
     def report(self) -> Report:
         """Wait for the keeper's report; when it comes, no process of the unit is left."""
-        while self.hear_keeper():
+        while self.read_report():
             continue
         return Report(**json.loads(self._received)) if self._received else Report(exit_code=None, signal=None)
 
-    def hear_keeper(self) -> bool:
-        """Read the keeper's message; returns False once the keeper is gone."""
+    def read_report(self) -> bool:
+        """Read what has arrived of the keeper's report; returns False once the keeper is gone."""
         try:
             chunk = self.control.recv(4096)
         except ConnectionResetError:  # our order came after the keeper had ended

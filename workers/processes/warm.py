@@ -107,7 +107,7 @@ def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
     try:
         pid = os.fork()
     except OSError as error:
-        # The agent hears of it; this process and the other units go on.
+        # The agent gets NOT_FORKED; this process and the other units continue.
         sys.stderr.write(f"flopwatch: cannot start a process: {error}\n")
         pid = NOT_FORKED
     if pid:
@@ -123,13 +123,13 @@ def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
         control, messages, log, *_locks = descriptors
         start = keeper.fork_child(lambda request: _run(request, messages, log), close=[control])
 
-        def start_and_let_go(request: keeper.Request) -> int:
+        def start_and_close_pipes(request: keeper.Request) -> int:
             child = start(request)
             os.close(messages)
             os.close(log)
             return child
 
-        keeper.keep(socket.socket(fileno=control), start_and_let_go)
+        keeper.keep(socket.socket(fileno=control), start_and_close_pipes)
         code = 0
     finally:
         sys.stderr.flush()

@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from app.errors import DatabaseBusy, DatabaseFailed, InvalidEnvironment
+from app.errors import CannotRunHere, DatabaseBusy, DatabaseFailed
 from app.settings import Settings
 from app.store.database import migrating
 from app.store.database.private import prepare_data_folder
@@ -41,10 +41,10 @@ class Database:
         try:
             parsed = make_url(url)
         except ArgumentError as error:
-            raise InvalidEnvironment("FLOPWATCH_DATABASE_URL is not a database URL.") from error
+            raise CannotRunHere("FLOPWATCH_DATABASE_URL is not a database URL.") from error
         name = parsed.get_backend_name()
         if name not in BACKENDS:
-            raise InvalidEnvironment(f"The database {name!r} is not supported; there is {', '.join(sorted(BACKENDS))}.")
+            raise CannotRunHere(f"The database {name!r} is not supported; there is {', '.join(sorted(BACKENDS))}.")
         _refuse_after_fork(parsed.render_as_string())
         self.url = parsed.render_as_string()
         self.backend = BACKENDS[name](parsed, busy_timeout_s)
@@ -144,7 +144,7 @@ class Database:
     def backup(self, target: Path) -> None:
         """Write a consistent copy of the database into the new file `target`, while others continue to write.
 
-        Raises InvalidEnvironment when there is no database yet, and OSError when `target` cannot be made.
+        Raises CannotRunHere when there is no database yet, and OSError when `target` cannot be made.
         """
         with self._translated():
             self.backend.backup(target)
@@ -182,7 +182,7 @@ class ChangeWatch:
 def open_database(settings: Settings) -> Database:
     """Open the database of `settings`; make or migrate it as needed.
 
-    Raises NetworkFileSystem, DatabaseNewer or another InvalidEnvironment when it cannot be used.
+    Raises NetworkFileSystem, DatabaseNewer or another CannotRunHere when it cannot be used.
     """
     prepare_data_folder(settings.data_dir)
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
@@ -198,7 +198,7 @@ def open_database(settings: Settings) -> Database:
 def open_existing(settings: Settings) -> Database:
     """Open the database of `settings`, which must exist and have this version's schema.
 
-    Raises InvalidEnvironment when it is not, or when the data folder is another user's, whose server could not open
+    Raises CannotRunHere when it is not, or when the data folder is another user's, whose server could not open
     the files that this process would make; the database is neither made nor migrated.
     """
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
@@ -214,13 +214,13 @@ def open_existing(settings: Settings) -> Database:
 
 def _refuse_missing(database: Database) -> None:
     if not database.backend.path.exists():
-        raise InvalidEnvironment(f"There is no database {database.backend.path}.")
+        raise CannotRunHere(f"There is no database {database.backend.path}.")
 
 
 def _refuse_older(database: Database) -> None:
     with database.read() as connection:
         if not migrating.is_current(connection):
-            raise InvalidEnvironment("An older version wrote the database: start the server once to migrate it.")
+            raise CannotRunHere("An older version wrote the database: start the server once to migrate it.")
 
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
@@ -232,7 +232,7 @@ def _refuse_after_fork(url: str) -> None:
     # SQLite keeps track of its file locks per process, in memory that a fork copies but without the locks themselves:
     # a child would believe that it holds what only its parent does. Not even a new connection is safe there.
     if url in _inherited:
-        raise InvalidEnvironment(
+        raise CannotRunHere(
             "This process was forked while the database was open, and SQLite does not survive that: "
             "start the process with exec (subprocess, or multiprocessing's spawn) and open the database there."
         )

@@ -37,7 +37,7 @@ class _Patience:
             return timeout_s
         return max(0.0, min(timeout_s, self._deadline - time.monotonic()))
 
-    def rewarded(self) -> None:
+    def write_began(self) -> None:
         self._deadline = None
 
 
@@ -61,10 +61,10 @@ def patience(timeout_s: float) -> Iterator[None]:
 @contextmanager
 def hold(lock: WriteLock, timeout_s: float) -> Iterator[None]:
     """Hold the lock; raises DatabaseBusy if it was not free within `timeout_s` seconds, or when `patience` ended."""
-    waiting = _patience.get()
-    with lock.hold(timeout_s if waiting is None else waiting.left(timeout_s)):
-        if waiting is not None:
-            waiting.rewarded()
+    request = _patience.get()
+    with lock.hold(timeout_s if request is None else request.left(timeout_s)):
+        if request is not None:
+            request.write_began()
         yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, column, inspect, select, table
 
-from app.errors import DatabaseNewer, InvalidEnvironment
+from app.errors import CannotRunHere, DatabaseNewer
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def migrations_folder() -> Path:
     """Return the folder of the `migrations` package, in the checkout or in the installed wheel."""
     spec = find_spec("migrations")
     if spec is None or spec.origin is None:
-        raise InvalidEnvironment("The package `migrations` is not installed.")
+        raise CannotRunHere("The package `migrations` is not installed.")
     return Path(spec.origin).parent
 
 
@@ -36,7 +36,7 @@ def revisions() -> list[str]:
 
 def is_current(connection: Connection) -> bool:
     """Return True if the database has this version's schema. Raises DatabaseNewer if a newer version wrote it, and
-    InvalidEnvironment if a development version wrote it or it is not Flopwatch's.
+    CannotRunHere if a development version wrote it or it is not Flopwatch's.
     """
     known = revisions()
     return _revision(connection, known) == known[-1]
@@ -61,7 +61,7 @@ def _revision(connection: Connection, known: list[str]) -> str | None:
     tables = inspect(connection).get_table_names()
     if "alembic_version" not in tables:
         if tables:
-            raise InvalidEnvironment(
+            raise CannotRunHere(
                 f"The database is not Flopwatch's: it has tables ({', '.join(tables[:5])}), no version."
             )
         return None
@@ -69,7 +69,7 @@ def _revision(connection: Connection, known: list[str]) -> str | None:
     if revision is None or revision in known:
         return revision
     if revision < known[0]:
-        raise InvalidEnvironment(
+        raise CannotRunHere(
             f"A development version before the first release wrote the database (revision {revision}): check out "
             f"commit {LAST_DEVELOPMENT_COMMIT}, the last one that can read it, or begin with an empty data folder."
         )

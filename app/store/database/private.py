@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 
 FOLDERS = ("artifacts", "scratch", "ceilings")
 DATABASE = "flopwatch.sqlite3"
@@ -25,16 +25,16 @@ def prepare_data_folder(path: Path) -> None:
     """Make the data folder, or check an existing one and make it and Flopwatch's files in it private.
 
     Raises:
-        InvalidEnvironment: it is not a folder, belongs to another user, or others may write to it and it has files that
+        CannotRunHere: it is not a folder, belongs to another user, or others may write to it and it has files that
             are not Flopwatch's. The message names the cure.
     """
     try:
         _make(path)
         status = path.stat()
         if not stat.S_ISDIR(status.st_mode):
-            raise InvalidEnvironment(f"{path} is no folder: set FLOPWATCH_DATA_DIR to another.")
+            raise CannotRunHere(f"{path} is no folder: set FLOPWATCH_DATA_DIR to another.")
         if status.st_uid != os.geteuid():
-            raise InvalidEnvironment(
+            raise CannotRunHere(
                 f"{path} belongs to the user {status.st_uid}, and this process runs as {os.geteuid()}: run server and "
                 "workers as one user who owns it, or set FLOPWATCH_DATA_DIR to another folder, maybe a new one in it."
             )
@@ -43,7 +43,7 @@ def prepare_data_folder(path: Path) -> None:
             for name in names:
                 _correct_mode(path / name, mode)
     except OSError as error:
-        raise InvalidEnvironment(f"FLOPWATCH_DATA_DIR, {path}, cannot be used: {error.strerror}.") from error
+        raise CannotRunHere(f"FLOPWATCH_DATA_DIR, {path}, cannot be used: {error.strerror}.") from error
 
 
 def _make(path: Path) -> None:
@@ -61,7 +61,7 @@ def _keep_others_out(path: Path, mode: int) -> None:
     if not mode & stat.S_ISVTX and names <= {*FOLDERS, *FILES}:
         path.chmod(0o700)
     elif mode & 0o022:
-        raise InvalidEnvironment(
+        raise CannotRunHere(
             f"Others may write to {path}, which is shared, or has files that are not Flopwatch's: set "
             "FLOPWATCH_DATA_DIR to a folder of its own, or take the others' right (chmod go-w)."
         )
@@ -76,7 +76,7 @@ def _correct_mode(path: Path, mode: int) -> None:
         return
     if stat.S_ISLNK(status.st_mode):
         if path.suffix == ".lock":
-            raise InvalidEnvironment(f"{path} is a symbolic link, which locks are not read through: remove it.")
+            raise CannotRunHere(f"{path} is a symbolic link, which locks are not read through: remove it.")
         return  # to another disk, maybe
     if status.st_uid == os.geteuid() and status.st_mode & 0o077:
         path.chmod(mode)

@@ -11,7 +11,6 @@ from sqlalchemy import Connection
 from app.store.database.engine import Database
 
 SLICE_S = 0.02
-"""Seconds after which a transaction takes no further step."""
 
 
 class Slices:
@@ -20,11 +19,18 @@ class Slices:
 
     A change continues until it is done or until `stop` is called, for example when the server ends; committed slices
     stay. Threads may share it.
+
+    slice_s: seconds after which a transaction takes no further step; pause: waits for so many seconds, or until the
+    changes are stopped.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self, database: Database, *, slice_s: float = SLICE_S, pause: Callable[[float], object] | None = None
+    ) -> None:
         self.database = database
+        self._slice_s = slice_s
         self._stopped = threading.Event()
+        self._pause = pause or self._stopped.wait
 
     @property
     def stopped(self) -> bool:
@@ -45,9 +51,9 @@ class Slices:
                 began = time.monotonic()
                 while number := step(connection):
                     total += number
-                    if time.monotonic() - began >= SLICE_S:
+                    if time.monotonic() - began >= self._slice_s:
                         break
             if not number:
                 break
-            self._stopped.wait(time.monotonic() - began)
+            self._pause(time.monotonic() - began)
         return total

@@ -24,11 +24,11 @@ from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import DBAPIError
 
 from app.errors import (
+    CannotRunHere,
     DatabaseBusy,
     DatabaseGone,
     DiskFull,
     FlopwatchError,
-    InvalidEnvironment,
     StorageFailed,
     is_no_space,
 )
@@ -56,7 +56,7 @@ PROBE_BYTES = 1 << 20
 def driver() -> ModuleType:
     """Return the DBAPI module: pysqlite3, which brings its own SQLite; without a wheel of it, Python's sqlite3.
 
-    Logs one warning if the fallback's SQLite is older than SAFE_VERSION; raises InvalidEnvironment if pysqlite3's is.
+    Logs one warning if the fallback's SQLite is older than SAFE_VERSION; raises CannotRunHere if pysqlite3's is.
     """
     try:
         from pysqlite3 import dbapi2
@@ -71,7 +71,7 @@ def driver() -> ModuleType:
         return sqlite3
     module: ModuleType = dbapi2
     if dbapi2.sqlite_version_info < SAFE_VERSION:
-        raise InvalidEnvironment(
+        raise CannotRunHere(
             f"pysqlite3 carries SQLite {dbapi2.sqlite_version}; at least {'.'.join(map(str, SAFE_VERSION))} is needed."
         )
     return module
@@ -82,7 +82,7 @@ class SQLite:
 
     def __init__(self, url: URL, busy_timeout_s: float) -> None:
         if not url.database or url.database == ":memory:":
-            raise InvalidEnvironment("The database must be a file: server and workers share it.")
+            raise CannotRunHere("The database must be a file: server and workers share it.")
         self.path = Path(url.database).absolute()
         self._busy_timeout_s = busy_timeout_s
         self._lock = WriteLock(self.path.with_name(self.path.name + ".lock"))
@@ -254,14 +254,14 @@ class SQLite:
                     yield connection
                     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
                     if broken:
-                        raise InvalidEnvironment(f"The migration broke {len(broken)} references: {broken[:5]}")
+                        raise CannotRunHere(f"The migration broke {len(broken)} references: {broken[:5]}")
             finally:
                 raw.execute("PRAGMA foreign_keys = ON")
 
     def backup(self, target: Path) -> None:
         """Write a consistent copy of the database into the new file `target`. If that fails, no file remains."""
         if not self.path.exists():
-            raise InvalidEnvironment(f"There is no database {self.path}.")
+            raise CannotRunHere(f"There is no database {self.path}.")
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         source = self.engine.raw_connection()
         try:

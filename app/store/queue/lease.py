@@ -1,8 +1,8 @@
 """Leases: takes jobs from silent workers, by the watcher's own monotonic clock, so that no jump of a wall clock counts.
 
-A worker renews its claims several times a lease with Queue.renew (transitions.py), which raises counters in the
-database. The server and each worker have a watcher, which sees counters, never times. A counter that has stood still
-for a whole lease, while the watcher looked, belongs to a lost worker.
+A worker renews its claims several times a lease with Queue.renew (transitions.py, fence.py), which raises counters in
+the database. The server and each worker have a watcher, which sees counters, never times. A counter that has stood
+still for a whole lease, while the watcher looked, belongs to a lost worker.
 
 A worker that cannot commit is not lost. So each look begins with a commit of the watcher's own. If that commit fails,
 the time since the previous look says nothing about the workers; if it has to wait, the waiting time does not count.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
-from app.errors import STORE_UNAVAILABLE, Conflict, InvalidEnvironment
+from app.errors import STORE_UNAVAILABLE, CannotRunHere, Conflict
 from app.settings import Settings
 from app.store.database.engine import Database
 from app.store.queue import service_settings
@@ -120,7 +120,7 @@ class Watcher:
 def with_agreed_lease(database: Database, settings: Settings) -> Settings:
     """Return the settings with the lease of this database, which the first process that opens it decides.
 
-    Raises InvalidEnvironment when FLOPWATCH_LEASE_S says something else: with two leases, a worker that renews its
+    Raises CannotRunHere when FLOPWATCH_LEASE_S says something else: with two leases, a worker that renews its
     claims by the longer one loses healthy jobs by the shorter.
     """
     with database.read() as connection:
@@ -132,7 +132,7 @@ def with_agreed_lease(database: Database, settings: Settings) -> Settings:
                 lease_s = settings.lease_s
                 service_settings.put(connection, service_settings.LEASE_S, lease_s)
     if "lease_s" in settings.model_fields_set and settings.lease_s != lease_s:
-        raise InvalidEnvironment(
+        raise CannotRunHere(
             f"FLOPWATCH_LEASE_S is {settings.lease_s:g}, but the lease of this database is {lease_s:g} seconds, for "
             f"server and workers alike: unset FLOPWATCH_LEASE_S or set it to {lease_s:g}; or stop all workers and run "
             f"`flopwatch lease {settings.lease_s:g}`."

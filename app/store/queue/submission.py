@@ -40,22 +40,17 @@ SPEC_COLUMNS = ("kind", "spec", "summary", "device_type", "devices", "exclusive_
 def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
     """Make the row of a new job for the table `job`, without its id."""
     resources = new.spec.resources()
+    given = {name: value for name, value in vars(new).items() if name != "spec"}
     return {
+        **given,
         "kind": new.spec.kind,
-        "name": new.name,
-        "labels": dict(new.labels),
         "spec": new.spec.model_dump(mode="json"),
         "summary": new.spec.summary(),
-        "priority": new.priority,
-        "max_attempts": new.max_attempts,
-        "timeout_s": new.timeout_s,
         "device_type": resources.device_type,
         "devices": resources.devices,
         "exclusive_host": resources.exclusive_host,
         "requirements": sorted(new.spec.requirements()),
         "sweep_id": sweep_id,
-        "point": new.point,
-        "unique_key": new.unique_key,
         **queued(now),
     }
 

@@ -7,9 +7,8 @@
                │                                  attempts left)            │
                └──────────────────────────── retry ────────────────┴────────┘
 
-A claim carries (job, attempt, token). Every transaction in which a worker writes about a claim first increments the
-heartbeat counter of that attempt, if it still runs: the fence. Once the worker no longer owns the attempt, the fence
-matches no row, the method raises LeaseLost, and the transaction leaves nothing behind.
+A claim carries (job, attempt, token). Every transaction in which a worker writes about a claim first passes the fence
+(fence.py): a worker that has lost the attempt gets LeaseLost, and the transaction leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
-from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.errors import Conflict, NotFound, job_problem
 from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import LivingState
@@ -31,7 +30,7 @@ from app.store import tables
 from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
-from app.store.queue import fitting, service_settings, staging, submission, sweeps
+from app.store.queue import fence, fitting, service_settings, staging, submission, sweeps
 from app.store.queue.claims import QUEUED, next_job
 from app.store.queue.registration import beat
 from app.store.queue.waiting import waiting_reasons
@@ -74,17 +73,6 @@ _MARK_RUNNING = (
     )
 )
 _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
-_FENCE = (
-    update(tables.attempt)
-    .where(
-        _attempt.id == bindparam("attempt_id"),
-        _attempt.job_id == bindparam("of_job"),
-        _attempt.number == bindparam("of_number"),
-        _attempt.token == bindparam("of_token"),
-        _attempt.state == "running",
-    )
-    .values(beat=_attempt.beat + 1)
-)
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
 _CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
 _JOB = select(tables.job).where(_job.id == bindparam("job_id"))
@@ -119,8 +107,10 @@ class Queue:
     and `resume_sweep` read before it, in a transaction of their own.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, pause: Callable[[float], object] = time.sleep) -> None:
+        """`pause` waits for so many seconds between two slices."""
         self._database = database
+        self._pause = pause
 
     def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
         """Queue one job. A repeated Idempotency-Key gets the first answer; another body raises IdempotencyMismatch.
@@ -263,7 +253,7 @@ class Queue:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
             knows_worker = worker is None or beat(connection, *worker, readings)
-            held = {claim.attempt_id: claim.job_id for claim in claims if _beat(connection, claim)}
+            held = {claim.attempt_id: claim.job_id for claim in claims if fence.renew(connection, claim)}
             asked = select(_job.id).where(_job.id.in_(held.values()), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())
         lost = frozenset(claim.attempt_id for claim in claims if claim.attempt_id not in held)
@@ -281,7 +271,7 @@ class Queue:
     def report(self, claim: Claim, events: Sequence[NewEvent]) -> None:
         """Record what happened in a running attempt; a `progress` event is also the job's progress."""
         with self._database.write() as connection:
-            _pass_fence(connection, claim)
+            fence.check(connection, claim)
             now = utc_now()
             rows = [
                 {
@@ -322,12 +312,12 @@ class Queue:
         is_staged, last = False, next(slices)
         for following in slices:
             with self._database.write() as connection:
-                _pass_fence(connection, claim)
+                fence.check(connection, claim)
                 if not is_staged:
                     staging.mark(connection, claim.attempt_id, is_staged=True)
                 staging.write(connection, last)
             is_staged, last = True, following
-            time.sleep(staging.PAUSE_S)
+            self._pause(staging.PAUSE_S)
         return is_staged, last
 
     def _clear(self, claim: Claim) -> None:
@@ -336,9 +326,9 @@ class Queue:
             is_left = staging.is_marked(connection, claim.attempt_id)
         while is_left:
             with self._database.write() as connection:
-                _pass_fence(connection, claim)
+                fence.check(connection, claim)
                 is_left = staging.unstage(connection, claim.attempt_id, claim.job_id, claim.attempt)
-            time.sleep(staging.PAUSE_S)
+            self._pause(staging.PAUSE_S)
 
     def _end_with(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
         """End an attempt with its last slice; returns the job's state, or None when staged rows are marked wrongly.
@@ -346,7 +336,7 @@ class Queue:
         staged_as: what staged rows say about being partial; None when there are none.
         """
         with self._database.write() as connection:
-            _pass_fence(connection, claim)
+            fence.check(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
             state = "cancelled" if job.cancel_requested_at is not None else finish.state
             partial = state != "succeeded"
@@ -385,7 +375,7 @@ class Queue:
                 attempt = staging.leftover(connection)
                 if attempt is not None:
                     staging.unstage(connection, *attempt)
-            time.sleep(staging.PAUSE_S)
+            self._pause(staging.PAUSE_S)
         return slices
 
     def give_back(self, claim: Claim) -> None:
@@ -396,7 +386,7 @@ class Queue:
         """
         self._clear(claim)
         with self._database.write() as connection:
-            _pass_fence(connection, claim)
+            fence.check(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
             if job.cancel_requested_at is not None:
                 error = job_problem("cancelled", CANCELLED_WHILE)
@@ -413,7 +403,7 @@ class Queue:
         Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled.
         """
         with self._database.write() as connection:
-            _pass_fence(connection, claim)
+            fence.check(connection, claim)
             error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}.")
             _end_attempt(connection, claim.attempt_id, "lost", error=error)
             return _requeue_or_fail(connection, claim.job_id, claim.attempt, error, CANCELLED_WHILE)
@@ -567,21 +557,6 @@ def _cancel_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
     running = which & (_job.state == "running") & _job.cancel_requested_at.is_(None)
     sweeps.record_events(connection, running, "state", {"state": "running", "cancel_requested": True}, now)
     connection.execute(update(tables.job).where(running).values(**changed))
-
-
-def _beat(connection: Connection, claim: Claim) -> bool:
-    fence = {
-        "attempt_id": claim.attempt_id,
-        "of_job": claim.job_id,
-        "of_number": claim.attempt,
-        "of_token": claim.token,
-    }
-    return connection.execute(_FENCE, fence).rowcount == 1
-
-
-def _pass_fence(connection: Connection, claim: Claim) -> None:
-    if not _beat(connection, claim):
-        raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")
 
 
 def _record_event(connection: Connection, job_id: int, attempt: int, type_: str, data: dict[str, Any]) -> None:

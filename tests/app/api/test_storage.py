@@ -15,6 +15,7 @@ import pytest
 from app.errors import DatabaseBusy
 from app.store.database.engine import Database
 from app.store.database.sqlite import SQLite, driver
+from tests.disks import mounted
 from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -71,20 +72,6 @@ def test_a_replaced_database_and_one_put_back(fresh_site: Any) -> None:
     aside.rename(path)
     assert fresh_site.http.get("/readyz").status_code == 200
     assert fresh_site.submit()["id"] == job["id"] + 1
-
-
-@contextlib.contextmanager
-def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
-    """A file system at `folder`; skips the test where this user may not mount one."""
-    folder.mkdir()
-    try:
-        subprocess.run(["mount", *arguments, str(folder)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"may not mount a file system here: {error}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -100,9 +100,9 @@ def atomic_claim() -> None:
 
 def fence() -> None:
     """Every claim counts for ever."""
-    from app.store.queue import transitions
+    from app.store.queue import fence
 
-    replace(transitions, "_beat", lambda _connection, _claim: True)
+    replace(fence, "renew", lambda _connection, _claim: True)
 
 
 def cancel_of_queued() -> None:

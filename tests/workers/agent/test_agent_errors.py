@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,8 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob
+from tests.clock import Clock
+from tests.databases import put_database
 from workers.agent import agent as agent_module
 from workers.agent import job_run, unit_run
 from workers.agent.agent import MAX_BACKOFF_S, MIN_BACKOFF_S, Agent
@@ -38,30 +39,12 @@ from workers.processes.launch import Launcher
 HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated data folder that nobody has open."""
-    folder = tmp_path_factory.mktemp("migrated")
-    open_database(Settings(data_dir=folder)).close()
-    return folder
-
-
 @pytest.fixture
-def database(tmp_path: Path, migrated: Path) -> Iterator[Database]:
-    shutil.copytree(migrated, tmp_path / "data")
+def database(tmp_path: Path) -> Iterator[Database]:
+    put_database(tmp_path / "data")
     database = open_database(Settings(data_dir=tmp_path / "data"))
     yield database
     database.close()
-
-
-class Clock:
-    """A clock that the test turns forward."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

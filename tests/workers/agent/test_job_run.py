@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import io
 import json
@@ -40,7 +39,7 @@ from workers.agent.job_run import JobRun
 from workers.devices.locks import HeldDevices
 from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
-from workers.measure.measurement import pack
+from workers.measure.measurement import Measurement
 from workers.messages import Ended
 from workers.outcome import Abandoned, Cancelled, GivenBack
 from workers.processes import child
@@ -49,19 +48,9 @@ from workers.processes.keeper import KILL, TERMINATE, Request
 from workers.processes.launch import Process
 from workers.reporter import Reporter
 
-MEASUREMENT = {
-    "case": {"context_length": 1},
-    "case_key": "key",
-    "device_key": "1x CPU",
-    "phase": "forward",
-    "metric": "forward_ms",
-    "unit": "ms",
-    "outcome": "ok",
-    "reason": None,
-    "n": 1,
-    "std": None,
-    "samples": base64.b64encode(pack([1.0])).decode(),
-} | dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
+MEASUREMENT = Measurement(
+    {"context_length": 1}, "key", "1x CPU", "forward", "forward_ms", "ms", samples=[1.0]
+).to_wire()
 BENCHMARK = {"kind": "benchmark", "device": "cpu"}
 CELLS = {"kind": "attention", "device": "cpu", "implementations": ["tiled"], "sequence_lengths": [16, 32, 64]}
 SUCCESS = {"type": "outcome", "code": None, "detail": ""}
@@ -958,7 +947,7 @@ class TestWrapped:
     def test_control_of_the_wrappers_words(
         self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(JobRun, "_blame", lambda _self, _wrapper, outcome, _ask: outcome)
+        monkeypatch.setattr(JobRun, "_after_wrapper", lambda _self, _wrapper, outcome, _ask: outcome)
 
         class Knowing(Collector):
             def wrapper_error(self, *_: Any, **__: Any) -> str | None:
@@ -1132,7 +1121,7 @@ class TestHugeArtifacts:
         assert told == (("cancelled", CANCELLED_WHILE) if state == "cancelled" else None)
 
     def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)
+        monkeypatch.setattr(JobRun, "_check_storing", lambda *_: None)
         site.settings = site.settings.model_copy(update={"grace_s": 0.01})
         self.time_out_while_it_is_taken(monkeypatch)
         began = time.monotonic()

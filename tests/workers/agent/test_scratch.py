@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 from workers.agent import scratch
 from workers.agent.scratch import Scratch
 
@@ -59,17 +58,6 @@ def test_what_no_agent_has_made_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").exists()
 
 
-def test_of_former_agents_pids_tell_who_is_dead(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as dead:
-        dead.wait()
-    for pid in (os.getpid(), dead.pid):
-        (tmp_path / f"{pid}-7-1").mkdir()
-    mine = Scratch(tmp_path)
-    mine.remove_those_of_dead_agents()
-    assert {folder.name for folder in tmp_path.iterdir()} == {mine.path.name, f"{os.getpid()}-7-1"}
-    mine.close()
-
-
 def test_the_root_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "large disk").mkdir()
     (tmp_path / "scratch").symlink_to(tmp_path / "large disk")
@@ -81,5 +69,5 @@ def test_the_root_may_be_a_link(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "scratch").touch()
-    with pytest.raises(InvalidEnvironment, match="scratch, the folder for the files of running jobs, cannot be used"):
+    with pytest.raises(CannotRunHere, match="scratch, the folder for the files of running jobs, cannot be used"):
         Scratch(tmp_path / "scratch")

@@ -256,7 +256,7 @@ class TestUnits:
 
     def test_one_that_went_on_after_a_crash_says_so(self) -> None:
         spool = begun()
-        spool.go_on("It went on in a fresh process.")
+        spool.continue_after_crash("It went on in a fresh process.")
         spool.end_unit(Succeeded())
         assert [(unit.outcome, unit.reason) for unit in spool.units] == [
             ("succeeded", "It went on in a fresh process.")
@@ -268,7 +268,7 @@ class TestUnits:
         add_measurement(spool, measured("a", samples=[1.5]))
         add_measurement(spool, measured("b", samples=[2.5]))
         add_validity(spool, verdict("valid", "clocks"), "a", "case a")
-        spool.go_on("It went on in a fresh process.")
+        spool.continue_after_crash("It went on in a fresh process.")
         crashed = Measurement(CASE, "a", "1x GPU", "forward", "forward_ms", "ms", "crashed", "SIGKILL").to_wire()
         add_measurement(spool, crashed)
         add_measurement(spool, {**crashed, "metric": "tflops"})

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 from workers.devices import discovery
 from workers.devices.discovery import Gpu, discover
 
@@ -63,7 +63,7 @@ def test_an_index_follows_the_bus_where_cuda_is_told_to(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
 def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, order: str | None) -> None:
     found(monkeypatch, Driver(OLD, NEW), "0", order)
-    with pytest.raises(InvalidEnvironment, match=r"index 0.*H200, NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID") as caught:
+    with pytest.raises(CannotRunHere, match=r"index 0.*H200, NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID") as caught:
         discover()
     assert "nvidia-smi -L" in str(caught.value)
 
@@ -99,7 +99,7 @@ def test_instances_are_named_by_their_uuids(
 @pytest.mark.parametrize("visible", ["0", "GPU-new"])
 def test_a_gpu_in_mig_mode_cannot_be_named_itself(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
     found(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
-    with pytest.raises(InvalidEnvironment, match="in MIG mode"):
+    with pytest.raises(CannotRunHere, match="in MIG mode"):
         discover()
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 from workers.devices import locks
 from workers.devices.discovery import Gpu, Host
 from workers.devices.locks import DeviceLocks, HeldDevices
@@ -140,7 +140,7 @@ def test_an_error_while_locking_holds_no_lock(
         failing = Failing(module, name, fails_at)
         with monkeypatch.context() as patched:
             patched.setattr(module, name, failing)
-            with suppress(OSError, InvalidEnvironment):
+            with suppress(OSError, CannotRunHere):
                 locks.take_free().release()
             assert len(open_descriptors()) == len(before), f"call {fails_at} of {name} failed"
         if failing.left > 0:
@@ -449,7 +449,7 @@ def test_a_trap_is_refused_and_nothing_written_elsewhere(
         target.mkdir()
         try:
             DeviceLocks(GPU_HOST, shared)
-        except InvalidEnvironment as error:
+        except CannotRunHere as error:
             return f"{error.detail} {list(target.iterdir())}"
         return "started"
 

@@ -360,24 +360,24 @@ def test_what_goes_wrong_in_one_cell_costs_no_other(run, no_gpu: None) -> None:
 def test_what_cannot_run_here_costs_no_oracle(
     run, no_gpu: None, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
 ) -> None:
-    def make_problem(*_: Any) -> Any:
+    def make_reference(*_: Any) -> Any:
         raise AssertionError("for nothing")
 
-    monkeypatch.setattr(type(RUNNER), "make_problem", make_problem)
+    monkeypatch.setattr(type(RUNNER), "make_reference", make_reference)
     report = run(**fields)
     assert {row["outcome"] for row in report.rows} == {"unsupported"}
     assert reason in report.rows[0]["reason"]
 
 
 def test_an_oracle_out_of_memory_fails_nobody(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_problem = type(RUNNER).make_problem
+    make_reference = type(RUNNER).make_reference
 
     def hungry(self: Any, spec: AttentionSpec, cell: Any, device: torch.device) -> Any:
         if cell.sequence_length == 64:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-        return make_problem(self, spec, cell, device)
+        return make_reference(self, spec, cell, device)
 
-    monkeypatch.setattr(type(RUNNER), "make_problem", hungry)
+    monkeypatch.setattr(type(RUNNER), "make_reference", hungry)
     report = run(implementations=["eager", "own"], sequence_lengths=[48, 64, 72], causal=[False], device="cpu")
     for name in ("eager", "own"):
         long = report.cell(implementation=name, sequence_length=64)

@@ -25,8 +25,8 @@ from workers.reporter import Reporter
 from workers.torch_host import (
     check_device_answers,
     choose_device,
+    reset_process,
     set_precision,
-    start_afresh,
     translated,
     why_no_precision,
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from workers.measure.validity import Monitor
 
 
-class Cell(Protocol):
+class GridCell(Protocol):
     """One case of a job."""
 
     @property
@@ -202,13 +202,13 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         report.progress(len(cells), len(cells), "done")
 
     def _try(
-        self, spec: GridSpec, cell: Cell, context: ContextT, values: Values, tell: Callable[[str], None]
+        self, spec: GridSpec, cell: GridCell, context: ContextT, values: Values, tell: Callable[[str], None]
     ) -> dict[str, Any]:
         """Measure one cell, turn any error into its outcome, and return its verdict."""
         from workers.measure.memory import OutOfMemory, is_out_of_memory, short_message
         from workers.measure.validity import Monitor, verdict
 
-        start_afresh()
+        reset_process()
         trial = Trial(values, Monitor(context.devices), tell)
         try:
             self._set_precision(cell, context.devices)
@@ -232,7 +232,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         trial.monitor.watch(last=True)
         return trial.monitor.conclude(checks)
 
-    def _set_precision(self, cell: Cell, devices: Sequence[torch.device]) -> None:
+    def _set_precision(self, cell: GridCell, devices: Sequence[torch.device]) -> None:
         precision = self.precision_of(cell)
         if precision is None:
             return
@@ -241,7 +241,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 raise Unsupported(reason)
         set_precision(precision)
 
-    def _fingerprint(self, cells: Iterable[Cell], devices: Sequence[torch.device]) -> dict[str, Any]:
+    def _fingerprint(self, cells: Iterable[GridCell], devices: Sequence[torch.device]) -> dict[str, Any]:
         """Return the cells' environment, with the setting of float32 products for each of their precisions."""
         import torch
 

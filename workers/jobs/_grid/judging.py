@@ -44,7 +44,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True)
-class Problem:
+class Reference:
     """Random inputs of one size, and the right results for them."""
 
     inputs: tuple[Tensor, ...]
@@ -112,16 +112,16 @@ class Judgement:
     """The fault of the results; None if they are right."""
 
 
-def judge(operation: Operation, problem: Problem) -> Judgement:
+def judge(operation: Operation, reference: Reference) -> Judgement:
     """Run the operation once, forward and, if it has a backward pass, backward; compare its results with the
     oracle's."""
-    return _judge(operation, problem, negated=False)
+    return _judge(operation, reference, negated=False)
 
 
-def judge_again(operation: Operation, problem: Problem) -> Judgement:
+def judge_again(operation: Operation, reference: Reference) -> Judgement:
     """Check again with one input negated during the call, so that a stored result of an earlier call is wrong."""
-    with problem.negated():
-        return _judge(operation, problem, negated=True)
+    with reference.negated():
+        return _judge(operation, reference, negated=True)
 
 
 def set_errors(values: Values, *judgements: Judgement) -> None:
@@ -133,23 +133,23 @@ def set_errors(values: Values, *judgements: Judgement) -> None:
             values.set(name, None, [max(found)] if finite else None, "the results are not finite")
 
 
-def _judge(operation: Operation, problem: Problem, *, negated: bool) -> Judgement:
+def _judge(operation: Operation, reference: Reference, *, negated: bool) -> Judgement:
     from kernels import tolerance
 
     errors, wrong = [], []
     try:
-        for index, (name, result) in enumerate(_results(operation, problem)):
+        for index, (name, result) in enumerate(_results(operation, reference)):
             # The output comes first; the gradient of the linear input does not depend on that input.
-            turned = negated and index != 1 + problem.linear_in
-            errors.append(tolerance.error(-result if turned else result, problem.expected[index]))
-            if reason := errors[-1].why_wrong(problem.limits[index]):
+            turned = negated and index != 1 + reference.linear_in
+            errors.append(tolerance.error(-result if turned else result, reference.expected[index]))
+            if reason := errors[-1].why_wrong(reference.limits[index]):
                 wrong.append(f"{name}: {reason}")
     except Unfit as error:
         return Judgement((), str(error))
     return Judgement(tuple(error.relative for error in errors), "; ".join(wrong) or None)
 
 
-def _results(operation: Operation, problem: Problem) -> list[tuple[str, Tensor]]:
+def _results(operation: Operation, reference: Reference) -> list[tuple[str, Tensor]]:
     """Return the output and, if there is a backward pass, the inputs' gradients, by the names that messages use.
 
     Raises:
@@ -160,7 +160,7 @@ def _results(operation: Operation, problem: Problem) -> list[tuple[str, Tensor]]
     backward = operation.grad_out is not None
     with torch.set_grad_enabled(backward):
         # The output is checked before the backward pass, where autograd's message about it would be hard to understand.
-        out = _fitting("the output", operation.forward(), problem.expected[0].shape, problem.inputs[0])
+        out = _fitting("the output", operation.forward(), reference.expected[0].shape, reference.inputs[0])
         if backward and not out.requires_grad:
             raise Unfit("the output is detached from the inputs, so that it has no backward pass")
         try:
@@ -170,7 +170,7 @@ def _results(operation: Operation, problem: Problem) -> list[tuple[str, Tensor]]
                 raise
             raise Unfit(f"the backward pass: {error}") from error
     results = [("the output", out.detach())]
-    for index, (gradient, like) in enumerate(zip(gradients, problem.inputs, strict=False)):
+    for index, (gradient, like) in enumerate(zip(gradients, reference.inputs, strict=False)):
         name = f"the gradient of input {index}"
         results.append((name, _fitting(name, gradient, like.shape, like)))
     return results

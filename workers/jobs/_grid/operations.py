@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
-from workers.jobs._grid.judging import Problem, judge, judge_again, set_errors
+from workers.jobs._grid.judging import Reference, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.check import SEVERITIES
 from workers.reporter import Reporter
@@ -47,8 +47,8 @@ class OperationContext(Context):
     """The objects that the cells of one process share."""
 
     watch: Stopwatch
-    problem: tuple[Any, Problem] | None = None
-    """(key, problem) of the last cell, the key from `problem_of`. Cells that share a problem follow each other."""
+    reference: tuple[Any, Reference] | None = None
+    """(key, reference) of the last cell, the key from `reference_of`. Cells that share one follow each other."""
 
 
 class OperationRunner(GridRunner[OperationContext]):
@@ -63,16 +63,16 @@ class OperationRunner(GridRunner[OperationContext]):
     """Further metrics of a cell, for its forward pass."""
 
     @abc.abstractmethod
-    def problem_of(self, spec: Any, cell: Any) -> Any:
-        """Return a key of everything that the cell's problem depends on. Cells with equal keys share a problem."""
+    def reference_of(self, spec: Any, cell: Any) -> Any:
+        """Return a key of everything that the cell's reference depends on. Cells with equal keys share a reference."""
 
     @abc.abstractmethod
-    def make_problem(self, spec: Any, cell: Any, device: torch.device) -> Problem:
+    def make_reference(self, spec: Any, cell: Any, device: torch.device) -> Reference:
         """Make the inputs and the expected results."""
 
     @abc.abstractmethod
     def admit(self, spec: Any, cell: Any, device: torch.device) -> None:
-        """Refuse a cell that cannot run here, before its problem is made: making it may take minutes.
+        """Refuse a cell that cannot run here, before its reference is made: making it may take minutes.
 
         Raises:
             Unsupported: this worker or device cannot do it.
@@ -80,8 +80,8 @@ class OperationRunner(GridRunner[OperationContext]):
         """
 
     @abc.abstractmethod
-    def operation(self, spec: Any, cell: Any, problem: Problem, device: torch.device) -> Operation:
-        """Return the operation to time, with the problem's inputs, for a cell that was admitted."""
+    def operation(self, spec: Any, cell: Any, reference: Reference, device: torch.device) -> Operation:
+        """Return the operation to time, with the reference's inputs, for a cell that was admitted."""
 
     @abc.abstractmethod
     def add_rates(
@@ -98,7 +98,7 @@ class OperationRunner(GridRunner[OperationContext]):
             values: Takes the rates: one sample for each phase in `milliseconds`.
         """
 
-    def prepare(self, spec: Any, cell: Any, problem: Problem, trial: Trial) -> None:
+    def prepare(self, spec: Any, cell: Any, reference: Reference, trial: Trial) -> None:
         """Prepare the cell once, untimed, before its operation is called. By default there is nothing to do."""
 
     def open(self, spec: OperationSpec, devices: Sequence[torch.device], report: Reporter) -> OperationContext:
@@ -131,7 +131,7 @@ class OperationRunner(GridRunner[OperationContext]):
 
         self.admit(spec, cell, context.device)
         try:
-            problem = self._problem(spec, cell, context)
+            reference = self._reference(spec, cell, context)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -139,50 +139,50 @@ class OperationRunner(GridRunner[OperationContext]):
             return
         changed, wrong = list[str](), None
         try:
-            wrong = self._examine(spec, cell, problem, context, trial)
+            wrong = self._examine(spec, cell, reference, context, trial)
         finally:
-            if changed := problem.changed():
+            if changed := reference.changed():
                 # The next cell gets fresh inputs, even if this one failed.
-                context.problem = None
+                context.reference = None
         if changed:
-            told = f"it changed {' and '.join(changed)} in place, and other calls get the same tensors"
-            wrong = told if wrong is None else f"{told}; {wrong}"
+            detail = f"it changed {' and '.join(changed)} in place, and other calls get the same tensors"
+            wrong = detail if wrong is None else f"{detail}; {wrong}"
         if wrong is not None:
             trial.values.overrule("wrong", wrong, but=("output_error", "gradient_error"))
 
-    def _problem(self, spec: OperationSpec, cell: Any, context: OperationContext) -> Problem:
-        key = self.problem_of(spec, cell)
-        if context.problem is None or context.problem[0] != key:
-            context.problem = None
-            context.problem = key, self.make_problem(spec, cell, context.device)
-        return context.problem[1]
+    def _reference(self, spec: OperationSpec, cell: Any, context: OperationContext) -> Reference:
+        key = self.reference_of(spec, cell)
+        if context.reference is None or context.reference[0] != key:
+            context.reference = None
+            context.reference = key, self.make_reference(spec, cell, context.device)
+        return context.reference[1]
 
     def _examine(
-        self, spec: OperationSpec, cell: Any, problem: Problem, context: OperationContext, trial: Trial
+        self, spec: OperationSpec, cell: Any, reference: Reference, context: OperationContext, trial: Trial
     ) -> str | None:
         """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
         from workers.measure.memory import translate_oom
         from workers.measure.operations import measure_memory
 
         values = trial.values
-        operation = self.operation(spec, cell, problem, context.device)
-        self.prepare(spec, cell, problem, trial)
+        operation = self.operation(spec, cell, reference, context.device)
+        self.prepare(spec, cell, reference, trial)
         passes: Sequence[str] = PASSES[spec.mode]
-        if problem.grad_out is not None and operation.grad_out is None:
+        if reference.grad_out is not None and operation.grad_out is None:
             passes = ("forward",)
             values.rest("unsupported", NO_BACKWARD, filter(self._needs_backward, self.metrics(spec, cell)))
         with translate_oom("the first call"):
-            first = judge(operation, problem)
+            first = judge(operation, reference)
         set_errors(values, first)
         # Inputs are checked now as well: an input that was negated an even number of times looks unchanged in the end.
-        if first.wrong or problem.changed():
+        if first.wrong or reference.changed():
             return first.wrong
         timings = self._time(spec, operation, passes, context, trial)
         with translate_oom("the call after timing"):
-            last = judge_again(operation, problem)
+            last = judge_again(operation, reference)
         set_errors(values, first, last)
         if last.wrong:
-            return f"right at first, wrong after timing, with input {problem.linear_in} negated: {last.wrong}"
+            return f"right at first, wrong after timing, with input {reference.linear_in} negated: {last.wrong}"
         trial.checks += combined({name: check_timing(timing, context.device) for name, timing in timings.items()})
         set_times(values, timings)
         milliseconds: dict[str | None, float] = {
@@ -286,8 +286,8 @@ def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
     result = []
     for name, checks_of in by_name.items():
         failed = {pass_name: check for pass_name, check in checks_of.items() if not check.ok}
-        told = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
+        detail = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
         found_severities = {check.severity for check in (failed or checks_of).values()}
         severity = next(worst for worst in SEVERITIES if worst in found_severities)
-        result.append(Check(name, not failed, told, severity))
+        result.append(Check(name, not failed, detail, severity))
     return result

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from workers.jobs._base import Unit
-from workers.jobs._ranks import RanksBeside, job_failure
+from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
 from workers.jobs.ddp.tables import report_tables, report_trace
 from workers.jobs.ddp.values import add_values, metrics
@@ -114,7 +114,7 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
     from parallel.process_group import START_TIMEOUT_S, RanksFailed
     from workers.jobs.ddp.rank import run_rank
 
-    ranks = RanksBeside(
+    ranks = RankReports(
         run_rank,
         [spec.model_dump(mode="json"), str(report.scratch)],
         world_size=spec.world_size,
@@ -128,17 +128,17 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
     while len(found) < spec.world_size:
         monitor.watch()
         try:
-            said = ranks.next(LOOK_S)
+            report_of_rank = ranks.next(LOOK_S)
         except Exception as error:
             blamed = error.rank if isinstance(error, RanksFailed) else None
             failure = job_failure(error, started=ranks.reported)
-            ranks.tell_logs(report, failure, blamed)
+            ranks.report_logs(report, failure, blamed)
             if reason := out_of_memory(failures):
                 return reason
             raise known_failure(failures, blamed) or failure from error
-        if said is None:
+        if report_of_rank is None:
             continue
-        rank, message = said
+        rank, message = report_of_rank
         if "failed" in message:
             failures[rank] = message
         elif "found" in message:
@@ -150,7 +150,7 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
             report.progress(message["done"], message["total"], message["message"])
     ranks.join()
     monitor.watch(last=True)
-    ranks.tell_logs(report)
+    ranks.report_logs(report)
     return [found[rank] for rank in range(spec.world_size)]
 
 

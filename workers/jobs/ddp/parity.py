@@ -154,17 +154,17 @@ class ParityCheck:
         """Train on rank 0 alone. The other ranks follow step by step, so that they do not count as hanging."""
         found: dict[str, Any] = {"gradient_error": None, "parameter_error": None, "why_not": None}
         work = one_process(self._context, self._keeper, shared, found) if self._context.rank.index == 0 else None
-        going = True
-        while going:
+        unfinished = True
+        while unfinished:
             if work is not None:
                 try:
-                    going = next(work, None) is not None
+                    unfinished = next(work, None) is not None
                 except (OutOfMemory, RuntimeError, MemoryError) as error:
                     if not (isinstance(error, OutOfMemory) or is_out_of_memory(error)):
                         raise
                     found["why_not"] = f"one process does not fit into rank 0's memory: {short_message(error)}"
-                    going = False
-            going = bool(self._context.exchange(float(going))[0])
+                    unfinished = False
+            unfinished = bool(self._context.exchange(float(unfinished))[0])
             self._context.rank.step_done()
         return found
 

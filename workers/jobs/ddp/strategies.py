@@ -18,7 +18,7 @@ from parallel.accounting import step_traffic, traffic_factor
 from workers.jobs import _training
 from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.memory import MIB, translate_oom
-from workers.measure.warmup import MIN_CALLS
+from workers.measure.warmup import min_calls
 from workers.model.batches import RandomBatches
 from workers.model.compiled import BLOCKS
 from workers.model.optimizer import OPTIMIZERS
@@ -141,7 +141,7 @@ def make_step(
     fused = spec.fused_linear_cross_entropy
     step: BackwardStep
     if spec.mode == "train_step":
-        total = (MIN_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
+        total = min_calls(spec.warmup_steps) + spec.measure_steps
         optimizer = make_optimizer(spec, strategy, wrapped)
         clip = spec.gradient_clip_norm
         step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, model_has_loss=fused)

@@ -245,7 +245,7 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
         for name in PARITY:
             values.set(name, None, None, DOES_NOT_COMMUNICATE)
         return Check("parity", True, DOES_NOT_COMMUNICATE)
-    wrong, told = [], []
+    wrong, details = [], []
     for name in PARITY:
         error, limit = parity[name], tolerance(spec, name)
         why_not = parity["why_not"] or f"mode {spec.mode} changes no parameters"
@@ -254,16 +254,16 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
         known = error is not None and math.isfinite(error)
         values.set(name, None, [error] if known else None, why_not if error is None else "missing or not finite")
         if error is None:
-            told.append(f"{name}: {why_not}")
+            details.append(f"{name}: {why_not}")
             continue
-        told.append(f"{name} {error:.2g}, limit {limit:g}")
+        details.append(f"{name} {error:.2g}, limit {limit:g}")
         if not error <= limit:
             where = parity[name.removesuffix("_error")]
             wrong.append(f"{name} {error:.2g} of {where} exceeds {limit:g}")
     if wrong:
         values.overrule("wrong", f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
         return Check("parity", False, "; ".join(wrong), "invalid")
-    return Check("parity", parity["why_not"] is None, "; ".join(told))
+    return Check("parity", parity["why_not"] is None, "; ".join(details))
 
 
 def check_times(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> list[Check]:

@@ -194,10 +194,10 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
     from kernels.ranges import record_ranges
     from workers.measure.ranges import Ranges, named_layers
     from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
-    from workers.measure.warmup import MIN_CALLS
+    from workers.measure.warmup import min_calls
 
     # Under a tool it makes no sense to wait until times are steady.
-    warmup = MIN_CALLS if spec.warmup_steps is None else spec.warmup_steps
+    warmup = min_calls(spec.warmup_steps)
     total, where, ranges = warmup + spec.profile_steps, StepPosition(), Ranges()
 
     def step(number: int, what: str) -> None:
@@ -243,16 +243,16 @@ def error_of(spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succe
     if tool == "ncu" and (errors := list(dict.fromkeys(NCU_ERROR.findall(output)))):
         return f"{NAMES[tool]} could not measure: {' '.join(errors)[:LAST_WORDS]}"
     words = output[-LAST_WORDS:].strip()
-    told = f"its last words are: {words}" if words else "said nothing"
+    ending = f"its last words are: {words}" if words else "said nothing"
     if not succeeded:
         # An older tool refuses options that it does not know.
         started = (scratch / STARTED).exists()
-        return None if started else f"{NAMES[tool]} did not get to run the steps, and {told}"
+        return None if started else f"{NAMES[tool]} did not get to run the steps, and {ending}"
     if (scratch / REPORTS[tool]).exists():
         return None
     if spec.ncu is not None and (nothing := NOTHING_PROFILED.search(output)):
         return f"{_no_kernel(spec.ncu)}: {' '.join(nothing[1].split())[:LAST_WORDS]}"
-    return f"{NAMES[tool]} wrote no report, and {told}"
+    return f"{NAMES[tool]} wrote no report, and {ending}"
 
 
 def _no_kernel(spec: NcuSpec) -> str:
@@ -344,8 +344,8 @@ def _nsys_kernels(unit: Unit, scratch: Path, nvtx_range: str | None) -> list[lis
     if missing := [name for name in ("Name", "Total Time (ns)", "Instances") if name not in header]:
         raise InvalidEnvironment(f"{NAMES['nsys']} {unit.params['version']} tells no {', '.join(missing)} of kernels")
     for row in rows[1:]:
-        told = dict(zip(header, row, strict=True))
-        found.append([_nsys_value(told.get(name, ""), column, factor) for name, column, factor in NSYS_COLUMNS])
+        fields = dict(zip(header, row, strict=True))
+        found.append([_nsys_value(fields.get(name, ""), column, factor) for name, column, factor in NSYS_COLUMNS])
     return found
 
 
@@ -442,10 +442,10 @@ def ncu_launches(printed: str) -> tuple[list[Launch], dict[str, str]]:
     header, metric_units = rows[0], dict(zip(rows[0], rows[1], strict=True))
     launches = []
     for row in rows[2:]:
-        told = dict(zip(header, row, strict=True))
-        metrics = {name: value for name, value in told.items() if "__" in name}
-        where = told.get("Grid Size", ""), told.get("Block Size", "")
-        launches.append(Launch(int(told["ID"]), told["Kernel Name"], *where, metrics))
+        fields = dict(zip(header, row, strict=True))
+        metrics = {name: value for name, value in fields.items() if "__" in name}
+        where = fields.get("Grid Size", ""), fields.get("Block Size", "")
+        launches.append(Launch(int(fields["ID"]), fields["Kernel Name"], *where, metrics))
     return launches, metric_units
 
 
@@ -473,11 +473,11 @@ def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, st
         Column("text", "string"),
     ]
     rows, checks = [], []
-    for told, launch in enumerate(launches):
+    for done, launch in enumerate(launches):
         # Facts about the device are in the environment.
         metrics = {name: text for name, text in launch.metrics.items() if not name.startswith("device__attribute_")}
         if len(rows) + len(metrics) > MAX_COUNTER_ROWS:
-            detail = f"the table ncu has {told} of {len(launches)} launches; the report has all"
+            detail = f"the table ncu has {done} of {len(launches)} launches; the report has all"
             checks.append(Check("ncu_table", False, detail, "note"))
             break
         for name, text in metrics.items():

@@ -21,7 +21,7 @@ from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
 from workers.outcome import InvalidEnvironment, RunnerError
 from workers.reporter import Reporter
-from workers.torch_host import start_afresh
+from workers.torch_host import reset_process
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +167,7 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
             CEILING.measure(measured, cell, CEILING.open(measured, [device], report), trial)
         except (OutOfMemory, RunnerError) as error:  # the profile continues without a roofline
             sys.stderr.write(f"ceiling, {cell.title}: {error}\n")
-        start_afresh()
+        reset_process()
 
 
 @dataclass

@@ -5,7 +5,6 @@ tests/acceptance/test_server_faults.py fills a server's disk, and limits the siz
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, NewJob, Offer, StoredArtifact
+from tests.disks import mounted
 
 OFFER = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
 
@@ -26,15 +26,8 @@ OFFER = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", str(folder)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("may not mount a file system here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs") as folder:
+        yield folder
 
 
 def test_a_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from app.errors import DatabaseBusy, InvalidEnvironment, NetworkFileSystem, StorageFailed
+from app.errors import CannotRunHere, DatabaseBusy, NetworkFileSystem, StorageFailed
 from app.settings import Settings
 from app.store.database import file_systems, sqlite
 from app.store.database.engine import Database, open_database
@@ -70,7 +70,7 @@ def test_an_old_pysqlite3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dbapi2, "sqlite_version_info", (3, 51, 2))
     sqlite.driver.cache_clear()
     try:
-        with pytest.raises(InvalidEnvironment, match=r"at least 3\.51\.3"):
+        with pytest.raises(CannotRunHere, match=r"at least 3\.51\.3"):
             sqlite.driver()
     finally:
         sqlite.driver.cache_clear()
@@ -264,7 +264,7 @@ def test_connections_do_not_cross_a_fork(database: Database) -> None:
         for use in (lambda: count(database), lambda: Database(database.url)):
             try:
                 use()
-            except InvalidEnvironment:
+            except CannotRunHere:
                 refused += 1
         os._exit(0 if refused == 2 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -289,12 +289,12 @@ def test_threads_share_a_database(database: Database) -> None:
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "no url at all"])
 def test_unusable_urls_are_refused(url: str) -> None:
-    with pytest.raises(InvalidEnvironment):
+    with pytest.raises(CannotRunHere):
         Database(url)
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:
-    with pytest.raises(InvalidEnvironment) as caught:
+    with pytest.raises(CannotRunHere) as caught:
         Database("mysql://user:secret@host/db")
     assert "secret" not in str(caught.value)
 

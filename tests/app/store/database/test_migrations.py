@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import postgresql
 from sqlmodel import SQLModel
 
-from app.errors import DatabaseNewer, InvalidEnvironment
+from app.errors import CannotRunHere, DatabaseNewer
 from app.settings import Settings
 from app.store.database import migrating, sqlite
 from app.store.database.engine import Database, open_database, open_existing
@@ -96,8 +96,8 @@ def test_a_current_database_is_opened_without_alembic(settings: Settings) -> Non
     ("revision", "error", "message"),
     [
         ("9999", DatabaseNewer, r"9999.*upgrade Flopwatch"),
-        ("0009", InvalidEnvironment, r"revision 0009\): check out commit 68770c8.*or begin with an empty data folder"),
-        ("0001", InvalidEnvironment, r"revision 0001\): check out commit 68770c8"),
+        ("0009", CannotRunHere, r"revision 0009\): check out commit 68770c8.*or begin with an empty data folder"),
+        ("0001", CannotRunHere, r"revision 0001\): check out commit 68770c8"),
     ],
 )
 def test_a_database_of_another_revision_is_refused(
@@ -117,7 +117,7 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/other.sqlite3")
     with database.write() as connection:
         connection.exec_driver_sql("CREATE TABLE recipe (id INTEGER)")
-    with pytest.raises(InvalidEnvironment, match=r"not Flopwatch's.*recipe"):
+    with pytest.raises(CannotRunHere, match=r"not Flopwatch's.*recipe"):
         database.migrate()
     database.close()
 
@@ -146,7 +146,7 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_older_database_is_upgraded_and_keeps_its_rows(settings: Settings, shop: Any, next_revision: Path) -> None:
     claim = shop.running_job(labels={"a": "b"})
-    with pytest.raises(InvalidEnvironment, match="start the server once"):
+    with pytest.raises(CannotRunHere, match="start the server once"):
         open_existing(settings)
     database = open_database(settings)
     reading = Reading(database)
@@ -165,7 +165,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(settings: Settings
     before = Database(settings.resolved_database_url)
     with before.read() as connection:
         schema = connection.execute(text(SCHEMA)).all()
-    with pytest.raises(InvalidEnvironment, match="broke 1 reference"):
+    with pytest.raises(CannotRunHere, match="broke 1 reference"):
         open_database(settings)
     with before.read() as connection:
         assert connection.execute(text(SCHEMA)).all() == schema

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import InvalidEnvironment
+from app.errors import CannotRunHere
 from app.settings import Settings
 from app.store.database.engine import Database, open_database, open_existing
 from app.store.files.artifacts import ArtifactFiles
@@ -114,7 +114,7 @@ def test_a_folder_that_others_write_to_is_refused(tmp_path: Path, mode: int) -> 
     folder.chmod(mode)
     if mode == 0o775:
         (folder / "homework").touch()
-    with pytest.raises(InvalidEnvironment, match=r"Others may write to .*data.*FLOPWATCH_DATA_DIR"):
+    with pytest.raises(CannotRunHere, match=r"Others may write to .*data.*FLOPWATCH_DATA_DIR"):
         open_database(Settings(data_dir=folder))
     assert stat.S_IMODE(folder.stat().st_mode) == mode
     assert not (folder / "flopwatch.sqlite3").exists()
@@ -123,7 +123,7 @@ def test_a_folder_that_others_write_to_is_refused(tmp_path: Path, mode: int) -> 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "data"):
-        with pytest.raises(InvalidEnvironment, match="FLOPWATCH_DATA_DIR"):
+        with pytest.raises(CannotRunHere, match="FLOPWATCH_DATA_DIR"):
             open_database(Settings(data_dir=path))
 
 
@@ -132,7 +132,7 @@ def test_another_users_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     os.chown(folder, 64_999, 64_999)
-    with pytest.raises(InvalidEnvironment, match=r"belongs to the user 64999, .* runs as 0"):
+    with pytest.raises(CannotRunHere, match=r"belongs to the user 64999, .* runs as 0"):
         open_database(Settings(data_dir=folder))
     assert list(folder.iterdir()) == []
 
@@ -143,7 +143,7 @@ def test_another_users_database_is_refused(tmp_path: Path) -> None:
     open_database(settings).close()
     before = {path: path.stat() for path in settings.data_dir.iterdir()}
     os.chown(settings.data_dir, 64_999, 64_999)
-    with pytest.raises(InvalidEnvironment, match=r"belongs to the user 64999, .* runs as 0"):
+    with pytest.raises(CannotRunHere, match=r"belongs to the user 64999, .* runs as 0"):
         open_existing(settings)
     assert {path: path.stat() for path in settings.data_dir.iterdir()} == before
 
@@ -153,7 +153,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
     folder.mkdir(mode=0o700)
     (folder / "flopwatch.sqlite3.lock").symlink_to(tmp_path / "elsewhere")
     settings = Settings(data_dir=folder)
-    with pytest.raises(InvalidEnvironment, match="is a symbolic link"):
+    with pytest.raises(CannotRunHere, match="is a symbolic link"):
         open_database(settings)
     # One that is put there later is not followed either.
     with pytest.raises(OSError, match="symbolic links"), Database(settings.resolved_database_url).write():

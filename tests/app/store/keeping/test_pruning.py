@@ -236,6 +236,20 @@ def changes_at_once(database: Database, work: Callable[[], Any]) -> list[int]:
     return changes
 
 
+def delete_in_slices(
+    database: Database, job_id: int, *, slice_s: float, pause: Callable[[float], object] | None = None
+) -> int:
+    """Delete a job; returns the number of deleted jobs."""
+    changes = Slices(database, slice_s=slice_s, pause=pause)
+    return deleting.delete_jobs(changes, [tables.job.c.id == job_id]).jobs
+
+
+def delete_one_slice(database: Database, job_id: int) -> int:
+    """Delete a job, but stop after the first slice; returns the number of deleted jobs."""
+    changes = Slices(database, slice_s=0.0, pause=lambda _seconds: changes.stop())
+    return deleting.delete_jobs(changes, [tables.job.c.id == job_id]).jobs
+
+
 @pytest.fixture
 def large_job(database: Database, queue: Queue, shop: Any) -> int:
     job_id = finished(shop, queue)
@@ -243,32 +257,25 @@ def large_job(database: Database, queue: Queue, shop: Any) -> int:
     return job_id
 
 
-def test_a_large_job_is_deleted_in_slices(
-    database: Database, queue: Queue, large_job: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # a slow disk
-    changes = changes_at_once(database, lambda: delete_job(database, large_job))
+def test_a_large_job_is_deleted_in_slices(database: Database, large_job: int) -> None:
+    changes = changes_at_once(database, lambda: delete_in_slices(database, large_job, slice_s=0.0))  # a slow disk
     assert rows(database) == {}
     assert max(changes) <= deleting.ROWS_AT_ONCE + deleting.JOBS_AT_ONCE
 
 
-def test_control_of_the_slices(
-    database: Database, queue: Queue, large_job: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 3600.0)
-    assert max(changes_at_once(database, lambda: delete_job(database, large_job))) > 3000
+def test_control_of_the_slices(database: Database, large_job: int) -> None:
+    assert max(changes_at_once(database, lambda: delete_in_slices(database, large_job, slice_s=3600.0))) > 3000
 
 
 def test_others_write_between_slices(database: Database) -> None:
     """Each slice is followed by a pause as long as itself, in which the lock is free."""
     paused: list[float] = []
-    change = Slices(database)
 
-    def wait(seconds: float) -> None:
+    def pause(seconds: float) -> None:
         with database.write():  # nobody holds it
             paused.append(seconds)
 
-    change._stopped.wait = wait  # type: ignore[assignment,method-assign]
+    change = Slices(database, pause=pause)
     began = time.monotonic()
     steps = iter((1, 1, 1, 0))
 
@@ -285,13 +292,10 @@ def test_nobody_reads_a_part_of_the_results(
     database: Database, queue: Queue, shop: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped after its first slice, as by the end of the process, a deletion leaves no half results behind."""
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
     job_id = finished(shop, queue)
     many_measurements(database, job_id, 20)
-    interrupted = Slices(database)
-    monkeypatch.setattr(interrupted._stopped, "wait", lambda _seconds: interrupted.stop())
-    assert deleting.delete_jobs(interrupted, [tables.job.c.id == job_id]).jobs == 0
+    assert delete_one_slice(database, job_id) == 0
     assert rows(database)["measurement"] == 15
     assert reading.measurements(job_id)["rows"] == []
     delete_job(database, job_id)
@@ -301,20 +305,18 @@ def test_nobody_reads_a_part_of_the_results(
 def test_a_job_that_is_being_deleted_cannot_be_retried(
     database: Database, queue: Queue, shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
     claim = shop.running_job()
     queue.finish(claim, Finish("failed", error=job_problem("failed", "it broke")))
     many_measurements(database, claim.job_id, 8)
-    change, answers = Slices(database), []
+    answers = []
 
     def retry(_seconds: float) -> None:
         with pytest.raises(FlopwatchError) as refused:
             queue.retry(claim.job_id)
         answers.append(refused.value.code)
 
-    monkeypatch.setattr(change._stopped, "wait", retry)
-    assert deleting.delete_jobs(change, [tables.job.c.id == claim.job_id]).jobs == 1
+    assert delete_in_slices(database, claim.job_id, slice_s=0.0, pause=retry) == 1
     assert answers[0] == "conflict"
     assert set(answers) <= {"conflict", "not_found"}
     assert rows(database) == {}
@@ -330,12 +332,9 @@ def test_control_of_the_order(
         return int(connection.execute(delete(tables.measurement).where(tables.measurement.c.id.in_(some))).rowcount)
 
     monkeypatch.setattr(deleting, "_delete_rows", rows_first)
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     job_id = finished(shop, queue)
     many_measurements(database, job_id, 20)
-    interrupted = Slices(database)
-    monkeypatch.setattr(interrupted._stopped, "wait", lambda _seconds: interrupted.stop())
-    deleting.delete_jobs(interrupted, [tables.job.c.id == job_id])
+    delete_one_slice(database, job_id)
     assert len(reading.measurements(job_id)["rows"]) == 15
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.errors import Conflict, DatabaseBusy, InvalidEnvironment, LeaseLost
+from app.errors import CannotRunHere, Conflict, DatabaseBusy, LeaseLost
 from app.settings import Settings
 from app.states import LivingState
 from app.store.database.engine import Database
 from app.store.database.locking import WriteLock
+from app.store.queue import fence
 from app.store.queue import registration as registration_module
 from app.store.queue import transitions as queue_module
 from app.store.queue.lease import Watcher, change_lease, with_agreed_lease
@@ -22,18 +23,9 @@ from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish
+from tests.clock import Clock
 
 LEASE_S = 30.0
-
-
-class Clock:
-    """A monotonic clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -238,7 +230,7 @@ def test_a_workers_beat_and_its_renewals_are_one_transaction(
     def fail(*_: object) -> bool:
         raise DatabaseBusy("now")
 
-    monkeypatch.setattr(queue_module, "_beat", fail)
+    monkeypatch.setattr(fence, "renew", fail)
     with pytest.raises(DatabaseBusy):
         queue.renew([claim], ("worker", "active"))
     assert (registration.worker_beats(), queue.running()) == before
@@ -256,13 +248,13 @@ class TestTheDatabasesLease:
 
     def test_the_default_is_as_good_as_any(self, database: Database) -> None:
         assert self.agreed(database) == 30
-        with pytest.raises(InvalidEnvironment, match=r"FLOPWATCH_LEASE_S is 3, .* is 30 seconds.*`flopwatch lease 3`"):
+        with pytest.raises(CannotRunHere, match=r"FLOPWATCH_LEASE_S is 3, .* is 30 seconds.*`flopwatch lease 3`"):
             self.agreed(database, lease_s=3)
 
     def test_a_variable_counts_as_said(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         self.agreed(database)
         monkeypatch.setenv("FLOPWATCH_LEASE_S", "31")
-        with pytest.raises(InvalidEnvironment, match="31"):
+        with pytest.raises(CannotRunHere, match="31"):
             with_agreed_lease(database, Settings.from_environment())
 
     def test_two_leases_would_lose_a_healthy_job(

@@ -19,7 +19,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.database import sqlite
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
-from app.store.queue import submission
+from app.store.queue import fence, submission
 from app.store.queue import transitions as queue_module
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -75,8 +75,8 @@ class TestSubmit:
         response = queue.submit(NewJob(BenchmarkSpec())).response
         assert list(response) == [
             "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
-            "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
-            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken",
+            "timeout_s", "progress", "error", "worker_id", "sweep_id", "environment", "validity", "created_at",
+            "started_at", "finished_at", "cancel_requested_at", "unique_key", "waiting", "broken",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
@@ -630,7 +630,7 @@ class TestFence:
         results: Finish,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(queue_module, "_pass_fence", lambda connection, claim: None)
+        monkeypatch.setattr(fence, "check", lambda connection, claim: None)
         assert not a_stale_worker_records_nothing(write, queue, reading, shop, results)
 
     def test_nor_after_another_has_finished_the_job(
@@ -802,7 +802,7 @@ class TestRetry:
         shop.claim("w2")
         refused()
         before = everything(reading, former.job_id)
-        monkeypatch.setattr(queue_module, "_pass_fence", lambda connection, claim: None)
+        monkeypatch.setattr(fence, "check", lambda connection, claim: None)
         write(queue, former, results)
         assert everything(reading, former.job_id) != before, "without the fence it counts"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,14 +16,12 @@ from app.errors import DatabaseBusy, LeaseLost
 from app.settings import Settings
 from app.store.database.engine import Database
 from app.store.queue import staging
-from app.store.queue import transitions as queue_module
 from app.store.queue.transitions import Queue
 from app.store.reading import measurements
 from app.store.reading.queries import Reading
 from app.store.records import Claim, Finish, MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
 
 ROWS = 35
-Between = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
@@ -38,10 +37,21 @@ def large(record: Callable[..., MeasurementRecord], monkeypatch: pytest.MonkeyPa
     )
 
 
+@dataclass
+class Pauses:
+    """What happens in each pause between two slices."""
+
+    call: Callable[[], object] = lambda: None
+
+
 @pytest.fixture
-def between(monkeypatch: pytest.MonkeyPatch) -> Between:
-    """Call something in each pause between two slices."""
-    return lambda call: monkeypatch.setattr(queue_module.time, "sleep", lambda _seconds: call())
+def pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture
+def queue(database: Database, pauses: Pauses) -> Queue:
+    return Queue(database, pause=lambda _seconds: pauses.call())
 
 
 def stored(database: Database) -> int:
@@ -65,7 +75,7 @@ def test_nobody_sees_half_a_result(
     queue: Queue,
     database: Database,
     large: Finish,
-    between: Between,
+    pauses: Pauses,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     sabotage: bool,
@@ -81,7 +91,7 @@ def test_nobody_sees_half_a_result(
         assert Queue(another_process).renew([other]).lost == frozenset()
         shop.submit()
 
-    between(look)
+    pauses.call = look
     assert queue.finish(claim, large) == "succeeded"
     another_process.close()
     assert [rows for rows, _ in looks] == [8, 16, 24, 32]
@@ -99,8 +109,8 @@ def test_leftovers_are_found_by_an_index(database: Database) -> None:
     assert plan.detail == "SCAN attempt USING INDEX ix_attempt_staged"
 
 
-def test_a_small_finish_is_one_transaction(shop: Any, queue: Queue, results: Finish, between: Between) -> None:
-    between(lambda: pytest.fail("it was written in slices"))
+def test_a_small_finish_is_one_transaction(shop: Any, queue: Queue, results: Finish, pauses: Pauses) -> None:
+    pauses.call = lambda: pytest.fail("it was written in slices")
     assert queue.finish(shop.running_job(), results) == "succeeded"
 
 
@@ -111,39 +121,38 @@ def test_slices_are_bounded_in_bytes(record: Callable[..., MeasurementRecord], s
     assert [len(rows) for [(_, rows)] in slices] == [2, 2, 1, 1, 1]
 
 
-def lose_after(number: int, queue: Queue, between: Between, claim: Claim) -> None:
+def lose_after(number: int, queue: Queue, pauses: Pauses, claim: Claim) -> None:
     """Let the watcher take the job after so many slices."""
-    pauses = []
+    slices = itertools.count(1)
 
     def lose() -> None:
-        pauses.append(1)
-        if len(pauses) == number:
+        if next(slices) == number:
             (running,) = (one for one in queue.running() if one.job_id == claim.job_id)
             queue.recover(running)
 
-    between(lose)
+    pauses.call = lose
 
 
-def break_off_finish(queue: Queue, between: Between, claim: Claim, large: Finish) -> None:
+def break_off_finish(queue: Queue, pauses: Pauses, claim: Claim, large: Finish) -> None:
     """Let a finish fail after its first slice, and later ones go on."""
 
     def break_off() -> None:
         raise DatabaseBusy("somebody writes for long")
 
-    between(break_off)
+    pauses.call = break_off
     with pytest.raises(DatabaseBusy):
         queue.finish(claim, large)
-    between(lambda: None)
+    pauses.call = lambda: None
 
 
 def test_rows_of_a_lost_attempt_are_never_seen(
-    shop: Any, queue: Queue, database: Database, large: Finish, between: Between
+    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
 ) -> None:
     claim = shop.running_job()
-    lose_after(2, queue, between, claim)
+    lose_after(2, queue, pauses, claim)
     with pytest.raises(LeaseLost):
         queue.finish(claim, large)
-    between(lambda: None)
+    pauses.call = lambda: None
     assert (stored(database), seen(database, claim.job_id)) == (16, 0)
     again = shop.claim("w2")
     assert (again.job_id, again.attempt) == (claim.job_id, 2)
@@ -156,20 +165,20 @@ def test_rows_of_a_lost_attempt_are_never_seen(
 
 
 def test_a_finish_that_broke_off_begins_anew(
-    shop: Any, queue: Queue, database: Database, large: Finish, between: Between
+    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
 ) -> None:
     claim = shop.running_job()
-    break_off_finish(queue, between, claim, large)
+    break_off_finish(queue, pauses, claim, large)
     assert stored(database) == 8
     assert queue.finish(claim, large) == "succeeded"
     assert stored(database) == seen(database, claim.job_id) == ROWS + 3
 
 
 def test_a_running_attempts_rows_are_not_swept(
-    shop: Any, queue: Queue, database: Database, large: Finish, between: Between
+    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
 ) -> None:
     claim = shop.running_job()
-    break_off_finish(queue, between, claim, large)
+    break_off_finish(queue, pauses, claim, large)
     assert queue.delete_abandoned_results() == 0
     assert stored(database) == 8
     queue.recover(queue.running()[0])
@@ -179,10 +188,10 @@ def test_a_running_attempts_rows_are_not_swept(
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
-    shop: Any, queue: Queue, database: Database, large: Finish, between: Between, cancelled: bool
+    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses, cancelled: bool
 ) -> None:
     claim = shop.running_job()
-    break_off_finish(queue, between, claim, large)
+    break_off_finish(queue, pauses, claim, large)
     if cancelled:
         queue.cancel(claim.job_id)
     queue.give_back(claim)
@@ -195,10 +204,10 @@ def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
 
 
 def test_a_finish_that_fails_after_a_break_has_no_results(
-    shop: Any, queue: Queue, database: Database, large: Finish, between: Between
+    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
 ) -> None:
     claim = shop.running_job()
-    lose_after(99, queue, between, claim)
+    lose_after(99, queue, pauses, claim)
     broken = replace(large, measurements=[*large.measurements, replace(large.measurements[0], samples=object())])
     with pytest.raises(Exception, match="object"):
         queue.finish(claim, broken)
@@ -207,10 +216,10 @@ def test_a_finish_that_fails_after_a_break_has_no_results(
 
 
 def test_a_cancel_between_slices_makes_all_of_them_partial(
-    shop: Any, queue: Queue, database: Database, large: Finish, between: Between
+    shop: Any, queue: Queue, database: Database, large: Finish, pauses: Pauses
 ) -> None:
     claim = shop.running_job()
-    between(lambda: queue.cancel(claim.job_id))
+    pauses.call = lambda: queue.cancel(claim.job_id)
     assert queue.finish(claim, large) == "cancelled"
     rows = Reading(database).measurements(claim.job_id)["rows"]
     assert [row["partial"] for row in rows] == [True] * ROWS

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.tolerance import fixed_limits
 from workers.jobs._grid import judging
-from workers.jobs._grid.judging import Problem, checksum, judge, judge_again, set_errors
+from workers.jobs._grid.judging import Reference, checksum, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.operations import Operation
 
@@ -77,41 +77,41 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return a.square() @ b
 
 
-def make_problem(rng: random.Random) -> Problem:
+def make_reference(rng: random.Random) -> Reference:
     """Linear in the second input, and not in the first."""
     a, b = draw(rng, 6, 5).requires_grad_(), draw(rng, 5, 4).requires_grad_()
     grad_out = draw(rng, 6, 4)
     exact = [tensor.detach().double().requires_grad_() for tensor in (a, b)]
     out = product(*exact)
     gradients = torch.autograd.grad(out, exact, grad_out.double())
-    return Problem((a, b), grad_out, (out.detach(), *gradients), (fixed_limits(1e-5),) * 3, linear_in=1)
+    return Reference((a, b), grad_out, (out.detach(), *gradients), (fixed_limits(1e-5),) * 3, linear_in=1)
 
 
 def test_what_is_right_is_right_with_an_input_negated(rng: random.Random) -> None:
-    problem = make_problem(rng)
-    operation = Operation(product, problem.inputs, problem.grad_out)
-    bits = [tensor.detach().clone() for tensor in problem.inputs]
-    for found in (judge(operation, problem), judge_again(operation, problem)):
+    reference = make_reference(rng)
+    operation = Operation(product, reference.inputs, reference.grad_out)
+    bits = [tensor.detach().clone() for tensor in reference.inputs]
+    for found in (judge(operation, reference), judge_again(operation, reference)):
         assert found.wrong is None
         assert len(found.errors) == 3
         assert max(found.errors) < 1e-5
-    assert all(torch.equal(now, then) for now, then in zip(problem.inputs, bits, strict=True))
-    assert problem.changed() == []
+    assert all(torch.equal(now, then) for now, then in zip(reference.inputs, bits, strict=True))
+    assert reference.changed() == []
 
 
 def test_a_failed_second_judgement_restores_the_inputs(rng: random.Random) -> None:
-    problem = make_problem(rng)
+    reference = make_reference(rng)
 
     def fail(a: Tensor, b: Tensor) -> Tensor:
         raise ValueError("the second input is a pineapple")
 
     with pytest.raises(ValueError, match="pineapple"):
-        judge_again(Operation(fail, problem.inputs, problem.grad_out), problem)
-    assert problem.changed() == []
+        judge_again(Operation(fail, reference.inputs, reference.grad_out), reference)
+    assert reference.changed() == []
 
 
 def test_a_result_that_is_kept_is_right_once(rng: random.Random) -> None:
-    problem = make_problem(rng)
+    reference = make_reference(rng)
     kept: list[Tensor] = []
 
     def keeps(a: Tensor, b: Tensor) -> Tensor:
@@ -119,18 +119,18 @@ def test_a_result_that_is_kept_is_right_once(rng: random.Random) -> None:
             kept.append(product(a, b).detach())
         return kept[0]
 
-    operation = Operation(keeps, problem.inputs, None)
-    assert judge(operation, problem).wrong is None
-    assert (judge_again(operation, problem).wrong or "").startswith("the output: relative error 2.00e+00")
+    operation = Operation(keeps, reference.inputs, None)
+    assert judge(operation, reference).wrong is None
+    assert (judge_again(operation, reference).wrong or "").startswith("the output: relative error 2.00e+00")
 
 
 def test_what_was_changed_is_named(rng: random.Random) -> None:
-    problem = make_problem(rng)
-    assert problem.grad_out is not None
+    reference = make_reference(rng)
+    assert reference.grad_out is not None
     with torch.no_grad():
-        problem.inputs[1][0, 0] += 1
-        problem.grad_out.zero_()
-    assert problem.changed() == ["input 1", "the output's gradient"]
+        reference.inputs[1][0, 0] += 1
+        reference.grad_out.zero_()
+    assert reference.changed() == ["input 1", "the output's gradient"]
 
 
 def test_the_larger_error_of_several_judgements_is_shown() -> None:

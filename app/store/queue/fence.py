@@ -1,0 +1,44 @@
+"""The fence: each transaction in which a worker writes about its claim first renews the claim here.
+
+Renewing raises the heartbeat counter of the attempt, if job, number and token match and the attempt still runs. Once
+the worker has lost the attempt, no row matches.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, update
+
+from app.errors import LeaseLost
+from app.store import tables
+from app.store.records import Claim
+
+_attempt = tables.attempt.c
+
+_RENEW = (
+    update(tables.attempt)
+    .where(
+        _attempt.id == bindparam("attempt_id"),
+        _attempt.job_id == bindparam("of_job"),
+        _attempt.number == bindparam("of_number"),
+        _attempt.token == bindparam("of_token"),
+        _attempt.state == "running",
+    )
+    .values(beat=_attempt.beat + 1)
+)
+
+
+def renew(connection: Connection, claim: Claim) -> bool:
+    """Renew the claim; returns False if the worker has lost it."""
+    fence = {
+        "attempt_id": claim.attempt_id,
+        "of_job": claim.job_id,
+        "of_number": claim.attempt,
+        "of_token": claim.token,
+    }
+    return connection.execute(_RENEW, fence).rowcount == 1
+
+
+def check(connection: Connection, claim: Claim) -> None:
+    """Renew the claim, or raise LeaseLost."""
+    if not renew(connection, claim):
+        raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")

@@ -1,0 +1,13 @@
+"""A clock for tests."""
+
+from __future__ import annotations
+
+
+class Clock:
+    """A monotonic clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
