@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Direction = Literal["less", "more"]
-"""Which values of a metric are better."""
+"""Tells whether lower or higher values of a metric are better."""
 
 _TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})

@@ -21,7 +21,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 FIRST_IN_QUEUE = (
     "It starts as soon as a worker has its devices free. Jobs of another Flopwatch on the same host may hold them."
 )
-"""What people read about the first job of the queue, unless a reason is known why it cannot start."""
+"""Explains why the first job of the queue has not started, unless another reason is known."""
 
 
 def worst(verdicts: Collection[str | None]) -> Verdict | None:

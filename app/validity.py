@@ -23,7 +23,7 @@ def verdict(validity: Mapping[str, Any]) -> str:
 def doubts(validity: Mapping[str, Any]) -> list[str]:
     """Return the doubts about the measurements: "case: check: detail" of the first checks that failed."""
     failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
-    lines = [_told(check) for check in failed[:MAX_DOUBTS]]
+    lines = [_line(check) for check in failed[:MAX_DOUBTS]]
     if len(failed) > MAX_DOUBTS:
         lines.append(f"and {len(failed) - MAX_DOUBTS} more")
     return lines
@@ -32,13 +32,13 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
 def notes(validity: Mapping[str, Any]) -> list[str]:
     """Return the notes, which inform about the measurements without questioning them: "note: check: detail"."""
     noted = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
-    return [f"note: {_told(check)}" for check in noted[:MAX_DOUBTS]]
+    return [f"note: {_line(check)}" for check in noted[:MAX_DOUBTS]]
 
 
 def _is_note(check: Mapping[str, Any]) -> bool:
     return check.get("severity") == "note"
 
 
-def _told(check: Mapping[str, Any]) -> str:
+def _line(check: Mapping[str, Any]) -> str:
     words = [check.get("unit"), check.get("case"), check.get("name"), check.get("detail")]
     return ": ".join(str(word) for word in words if word)

@@ -103,7 +103,7 @@ class JobFailed(ClientError):
 
 
 class JobFilter(TypedDict, total=False):
-    """What chooses jobs: those that match everything given."""
+    """A filter of jobs: a job matches if it has everything that is given."""
 
     state: str | None
     kind: str | None
@@ -523,7 +523,7 @@ class Flopwatch(Connection):
 
         Returns:
             A frame with the case's coordinates, `phase`, `metric`, `unit`, `outcome`, `validity`, `n`, `mean`, `median`
-            and the other statistics as columns. What was not measured is NaN; `outcome` and `reason` say why.
+            and the other statistics as columns. Values that were not measured are NaN; `outcome` and `reason` say why.
 
         Example:
             >>> found = flopwatch.measurements(job)

@@ -200,7 +200,7 @@ class Bucket:
         first = self.parameters[0]
         self.dtype, self.device = first.dtype, first.device
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
-        """Of each gradient: shape, strides, and where it begins in the bucket's memory, in elements."""
+        """Shape, strides and offset in the bucket's memory, in elements, of each gradient."""
         self.numel = 0
         for parameter in self.parameters:
             self._places.append((parameter.shape, strides_of(parameter), self.numel))

@@ -196,7 +196,7 @@ def _gpus() -> int:
 
 
 def _name_of(function: Callable[..., Plain]) -> str:
-    """Return "module:function". What runs as `python -m package.module` is imported by that name."""
+    """Return "module:function". A program that runs as `python -m package.module` is imported by that name."""
     module = function.__module__
     if module == "__main__":
         specification = getattr(sys.modules["__main__"], "__spec__", None)

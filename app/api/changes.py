@@ -69,7 +69,7 @@ class Followed:
     def _forget(self, key: tuple[int, int], reading: asyncio.Task[Any]) -> None:
         del self._readings[key]
         if not reading.cancelled():
-            reading.exception()  # asked for, since asyncio logs an error that nobody who waits is left to hear of
+            reading.exception()  # without this, asyncio would log the error if no follower waits for it any more
 
     def advance(self) -> None:
         self.generation += 1

@@ -57,6 +57,6 @@ def test_moments_as_people_name_them(text: str, moment: datetime) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "yesterday", "7y", "-7d", "2026-13-01", "999999999w"])
-def test_what_is_no_moment(text: str) -> None:
+def test_a_malformed_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"such as|year 1"):
         moment_of(text, NOW)

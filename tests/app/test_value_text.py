@@ -47,7 +47,7 @@ def test_json_that_the_api_refuses(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["fp32", 128, 0.5, True, False])
-def test_what_is_written_is_parsed_to_the_same(value: Any) -> None:
+def test_a_written_value_is_parsed_to_the_same(value: Any) -> None:
     assert parse_value(value_text(value)) == value
 
 

@@ -125,7 +125,7 @@ def test_the_base_image_is_pinned(dockerfile: str) -> None:
     assert set(re.findall(r"^FROM (\S+) AS", dockerfile, flags=re.MULTILINE)) == {"${PYTHON_IMAGE}", "base"}
 
 
-def test_nobody_is_let_in_by_oversight(compose: dict[str, Any], dockerfile: str) -> None:
+def test_the_containers_need_a_token(compose: dict[str, Any], dockerfile: str) -> None:
     assert compose["services"]["server"]["environment"]["FLOPWATCH_API_TOKEN"].startswith("${FLOPWATCH_API_TOKEN:?")
     assert "FLOPWATCH_API_TOKEN" not in compose["services"]["worker"]["environment"], "jobs could read it"
     assert "FLOPWATCH_INSECURE" not in compose["services"]["server"]["environment"]

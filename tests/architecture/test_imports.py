@@ -1,4 +1,4 @@
-"""Who may import whom. Each check is tried on a copy with a forbidden import, too: it must fail there."""
+"""The contracts on imports. Each must fail on a copy of the sources with a forbidden import."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_wheel_has_its_licence(wheel: Path, root: Path) -> None:
 
 
 def test_the_wheel_runs_without_torch(wheel: Path, tmp_path: Path) -> None:
-    """What the server imports is what it declares: none of the extra's packages can be found here."""
+    """The server imports only packages that it declares: none of the extra's can be found here."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]

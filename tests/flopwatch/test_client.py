@@ -179,7 +179,7 @@ class TestErrors:
             flopwatch.list_jobs(state="odd")
         assert "\n  Query parameter 'state'" in str(caught.value)
 
-    def test_nobody_there(self) -> None:
+    def test_no_server_at_the_address(self) -> None:
         with pytest.raises(Unreachable, match="flopwatch up"), Flopwatch("http://127.0.0.1:1") as nobody:
             nobody.list_jobs()
 
@@ -189,7 +189,7 @@ class TestErrors:
             nobody.list_jobs()
         assert ".." not in str(caught.value)
 
-    def test_an_answer_of_something_else(self) -> None:
+    def test_an_answer_of_another_server(self) -> None:
         with answering(502, "text/html", b"<h1>Bad gateway") as url, Flopwatch(url) as proxy:
             with pytest.raises(Refused, match="answered 502 Bad Gateway") as caught:
                 proxy.list_jobs()
@@ -270,7 +270,7 @@ class TestWaiting:
             flopwatch.wait_for_sweep(flopwatch.sweep({**TINY, "device": "cuda"}, {"seed": [1]}), timeout_s=0.01)
         assert flopwatch.cancel(job)["state"] == "cancelled"
 
-    def test_a_bar_on_a_terminal_and_silence_elsewhere(
+    def test_progress_is_a_bar_on_a_terminal_only(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with client.progress_bar() as show:
@@ -490,7 +490,7 @@ class TestAddress:
         self.url(url)
         assert given == [loaded]
 
-    def test_an_address_of_a_killed_server_is_said_to_be_one(self, tmp_path: Path) -> None:
+    def test_the_error_says_that_the_server_of_an_address_was_killed(self, tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", "pass"]) as killed:
             pass
         address.leave(tmp_path, "http://127.0.0.1:1")
@@ -501,7 +501,7 @@ class TestAddress:
             with pytest.raises(Unreachable, match="left by a server whose process is gone"), Flopwatch() as nobody:
                 nobody.specs()
 
-    def test_an_address_that_nobody_is_at_names_its_file(self, tmp_path: Path) -> None:
+    def test_an_address_without_a_server_names_its_file(self, tmp_path: Path) -> None:
         address.leave(tmp_path, "http://127.0.0.1:1")
         with pytest.raises(Unreachable, match=re.escape(str(tmp_path / "server.json"))), Flopwatch() as nobody:
             nobody.list_jobs()

@@ -1,4 +1,4 @@
-"""What tests of the Triton attention share: shapes, inputs, and the float64 oracle that results are compared with."""
+"""Shared by tests of the Triton attention: shapes, inputs, and the float64 oracle that results are compared with."""
 
 from __future__ import annotations
 

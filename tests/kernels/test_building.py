@@ -127,7 +127,7 @@ Library("answers", Path(sys.argv[1]), "the answers", ("-O0",)).file()
 """
 
 
-def test_what_a_killed_build_left_is_removed(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_killed_build_are_removed(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-c", KILLED, str(library.sources)]
     killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert killed.returncode == -signal.SIGKILL

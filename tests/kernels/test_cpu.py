@@ -199,7 +199,7 @@ def test_flash_compiles_without_a_graph_break() -> None:
         (lambda q, k, v: (q[:, :1], k, v), ValueError, "q's heads a multiple of theirs"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_tensors_that_do_not_fit_are_refused(
     change: Callable[..., tuple[Tensor, ...]], error: type[Exception], words: str
 ) -> None:
     for function in FUNCTIONS:

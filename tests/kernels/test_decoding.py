@@ -115,7 +115,9 @@ def test_a_slice_without_weight_and_what_is_not_a_number(device: str, rng: rando
         (Shape(1, 1, 1, 1, 512, 16), False, torch.float32, False),
     ],
 )
-def test_what_is_split(shape: Shape, is_causal: bool, dtype: torch.dtype, split: bool, rng: random.Random) -> None:
+def test_few_queries_to_many_keys_are_split(
+    shape: Shape, is_causal: bool, dtype: torch.dtype, split: bool, rng: random.Random
+) -> None:
     q, k, _ = draw_inputs(shape, rng, dtype)
     assert suits(q, k, is_causal) == split
 

@@ -137,7 +137,7 @@ def test_no_query_and_no_batch(device: str) -> None:
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")  # NumPy's, in the interpreter
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_not_a_number_reaches_those_who_see_it_only(device: str, rng: random.Random) -> None:
+def test_nan_reaches_only_the_queries_that_see_it(device: str, rng: random.Random) -> None:
     shape = Shape(1, 1, 1, 70, 70, 16)
     for bad in (math.nan, math.inf):
         q, k, v = draw_inputs(shape, rng, device=device)

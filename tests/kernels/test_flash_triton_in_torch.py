@@ -104,7 +104,7 @@ def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_who_asks_for_an_operation_sees_one(device: str, rng: random.Random) -> None:
+def test_operations_are_visible_to_dispatch_modes(device: str, rng: random.Random) -> None:
     """A dispatch mode sees the operation; without one, kernels are launched at once."""
     seen: list[str] = []
 
@@ -355,7 +355,7 @@ for name, find in (("searched", searched), *((way, lambda way=way: allowed(way))
 
 @pytest.fixture(scope="module")
 def found_afresh() -> dict[str, Any]:
-    """What calls find in processes that called nothing before: forks of one, since importing torch takes seconds."""
+    """First calls in new processes: forks of one, since importing torch takes seconds."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
     program = f"WAYS = {[way for way, _ in WAYS]!r}\n{AFRESH}"
     done = subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.PIPE)

@@ -168,7 +168,7 @@ def test_tiles_of_keys_are_those_that_the_kernel_counts(queries: int, keys: int,
 
 
 @pytest.mark.usefixtures("here")
-def test_what_is_taken(rng: random.Random) -> None:
+def test_inputs_that_the_kernels_take(rng: random.Random) -> None:
     def taken(*inputs: Tensor) -> str | None:
         return hopper.why_not(*inputs)
 
@@ -213,7 +213,7 @@ def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("width", hopper.CHOICES)
-def test_whatever_is_tuned_can_be_launched(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches name every argument of their kernels, and tiles fit the buffers."""
     names = [name for name, _ in tune.candidates(width)]
     assert len(set(names)) == len(names) > 1

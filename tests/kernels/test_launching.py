@@ -171,7 +171,7 @@ def test_threads_share_a_launch(encoded: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("why", ["odd address", "hooks", "version", "scratch", "no descriptors"])
-def test_all_else_goes_through_triton(why: str, encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_calls_go_through_triton(why: str, encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel([META])
     if why == "version":
         monkeypatch.setattr(triton, "__version__", "3.7.0")

@@ -1,4 +1,4 @@
-"""What is particular to the compiled implementations; test_attention compares each one with the oracle."""
+"""Properties of the compiled implementations; test_attention compares each one with the oracle."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_only_calls_of_the_same_kind_are_known(calls: Any, fake: ctypes.CDLL) ->
 
 
 @pytest.mark.parametrize("needs", ["q", "kv", "v", ""])
-def test_what_not_all_of_is_needed_is_left_to_python(
+def test_calls_that_need_some_gradients_only_are_left_to_python(
     needs: str, calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teach(calls, fake)
@@ -236,7 +236,7 @@ def test_compiled_autograd_takes_the_operation_into_its_graph(calls: Any, fake: 
 
 @pytest.fixture
 def asked_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What Python's implementations are asked for; they answer with sevens."""
+    """The calls of Python's implementations, which answer with sevens."""
     asked = []
 
     def attend(q: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
@@ -338,7 +338,7 @@ def test_operations_that_need_gradients_are_differentiated(calls: Any, fake: cty
         torch.testing.assert_close(given, factor * gradient)
 
 
-def test_who_listens_sees_the_operations(calls: Any, fake: ctypes.CDLL) -> None:
+def test_observers_see_the_operations(calls: Any, fake: ctypes.CDLL) -> None:
     teach(calls, fake)
     q, k, v = (one.detach() for one in draw())
     with Listener() as listener:
@@ -439,7 +439,7 @@ def test_launch_hooks_get_to_see_each_launch(calls: Any, fake: ctypes.CDLL, monk
     assert native.gradients(q, q, k, v, q, q.new_empty(SHAPE[:3]), True) is None
 
 
-def test_what_is_kept_is_bounded(calls: Any, fake: ctypes.CDLL) -> None:
+def test_the_cache_of_calls_is_bounded(calls: Any, fake: ctypes.CDLL) -> None:
     kernel = forward_kernel(fake)
     one = torch.empty(1, 1, 1, 8)
     for keys in range(1, 1500):

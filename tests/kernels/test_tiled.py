@@ -67,7 +67,7 @@ def test_large_scores_do_not_overflow(rng: random.Random) -> None:
     torch.testing.assert_close(TiledFlashAttention2.apply(1e4 * q, k, v, True), attention(1e4 * q, k, v, True))
 
 
-def test_what_is_not_a_number_reaches_those_who_see_it_only(rng: random.Random) -> None:
+def test_nan_reaches_only_the_queries_that_see_it(rng: random.Random) -> None:
     for bad in (math.nan, math.inf):
         q, k, v = (draw(1, 40, 8, rng=rng) for _ in range(3))
         q[0, 20, 3] = bad

@@ -51,7 +51,7 @@ def test_twice_the_error_of_plain_torch_is_right() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_wrong_element_of_a_row_is_wrong(dtype: torch.dtype, is_causal: bool, rng: random.Random) -> None:
-    """Of a long sequence, where it changes the error of the whole by next to nothing."""
+    """In a long sequence, where it changes the error of the whole by next to nothing."""
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     q, k, v, grad_out = (torch.randn(1, 2, 700, 32, generator=generator).to(dtype) for _ in range(4))
     found = oracle(q, k, v, grad_out, is_causal)
@@ -120,7 +120,7 @@ def test_only_round_off_may_stand_for_zero(head_dim: int, rows: int, rng: random
         (Error(0.0, math.nan), "relative error nan in one element"),
     ],
 )
-def test_what_counts_as_wrong(found: Error, wrong: str | None) -> None:
+def test_errors_above_the_tolerance_are_wrong(found: Error, wrong: str | None) -> None:
     reason = found.why_wrong(fixed_limits(TOLERANCES[torch.bfloat16]))
     assert (reason is None) if wrong is None else (reason or "").startswith(wrong)
 

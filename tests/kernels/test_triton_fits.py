@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton")
 
 SHARED_BYTES = {86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""What one program may have, by compute capability (CUDA C++ programming guide, table of compute capabilities)."""
+"""Resources of one program, by compute capability (CUDA C++ programming guide, table of compute capabilities)."""
 TENSOR_COLUMNS = 512
 """Tensor memory of a Blackwell multiprocessor."""
 

@@ -177,7 +177,7 @@ def in_gradients(real: Callable[..., None], *arguments: Any) -> None:
         ("queries", in_gradients, "queries"),
     ],
 )
-def test_what_is_wrong_is_never_chosen(
+def test_a_wrong_configuration_is_never_chosen(
     inputs: list[Tensor], name: str, what: Callable[..., None], kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(monkeypatch, name, what)
@@ -199,7 +199,7 @@ def test_what_is_wrong_is_never_chosen(
         (RuntimeError("PassManager::run failed"), "RuntimeError: PassManager::run failed"),
     ],
 )
-def test_what_triton_refuses_is_left_out(
+def test_configurations_that_triton_refuses_are_left_out(
     inputs: list[Tensor], failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(monkeypatch, "forward", refuse(failure))

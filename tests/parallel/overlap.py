@@ -1,4 +1,4 @@
-"""What ranks on GPUs measure: which part of the communication runs beside computation, and memory."""
+"""Measurements by ranks on GPUs: which part of the communication runs beside computation, and memory."""
 
 from __future__ import annotations
 

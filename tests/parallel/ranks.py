@@ -1,4 +1,4 @@
-"""What launched ranks do in tests. Ranks import it by name."""
+"""Functions that launched ranks call in tests. Ranks import them by name."""
 
 from __future__ import annotations
 

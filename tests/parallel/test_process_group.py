@@ -191,7 +191,7 @@ def test_ranks_inherit_the_environment_and_return_plain_data(
         ("crash", "died after step 1", "Fatal Python error: Segmentation fault"),
     ],
 )
-def test_one_ranks_failure_ends_all_and_is_told(
+def test_one_ranks_failure_ends_all_and_is_reported(
     light: None, tmp_path: Path, pids: list[int], how: str, reason: str, words: str
 ) -> None:
     began = time.monotonic()
@@ -247,7 +247,9 @@ def test_a_stopped_rank_is_looked_for(
     assert "in fail" in (tmp_path / "rank-0.log").read_text()
 
 
-def test_the_cause_is_told_from_its_effects(light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_is_distinguished_from_its_effects(
+    light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = tmp_path / "heard"
     take = process_group._Ranks._take
 
@@ -341,7 +343,7 @@ def test_control_of_ranks_dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert left == pids
 
 
-def test_a_rank_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_begin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = process_group._RANK_PROGRAM.replace("rank_main()", "raise SystemExit('no torch here')")
     monkeypatch.setattr(process_group, "_RANK_PROGRAM", broken)
     with pytest.raises(RanksFailed, match=r"ended before it began.*\n*no torch here"):

@@ -1,4 +1,4 @@
-"""What the pool's ranks do: train in parallel, and compare with one process on the whole batch."""
+"""Functions of the pool's ranks: they train in parallel, and compare with one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def no_gradient_at_all(wrapper: str) -> None:
 
 
 def bucket_views() -> dict[str, Any]:
-    """Which gradients share memory, before and after zero_grad, and whether anything but they keeps it."""
+    """Return which gradients share memory, before and after zero_grad, and whether anything but they keeps it."""
     model = parallel.BucketedDataParallel(Everything(), None)
     found: dict[str, Any] = {}
     for mode in (True, False):
@@ -736,7 +736,7 @@ def gone(wrapper: str) -> int:
     left = weakref.WeakSet(model.parameters())
     assert left
     del module, model
-    # What the first pass frees may have held, from C++, what the second one finds.
+    # Memory that the first pass frees may hold data of C++, which the second one finds.
     gc.collect()
     gc.collect()
     return len(left)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, Text, and_, cast, func, or_, select, tuple_, union_all
+from sqlalchemy import ColumnElement, ScalarSelect, Select, Text, and_, cast, func, or_, select, tuple_, union_all
 
 from app.errors import InvalidRequest, NotFound
 from app.metrics import column_name, metric_names
@@ -145,10 +145,9 @@ def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None)
         InvalidRequest: there are more than MAX_JOBS jobs.
     """
     choice.check(snapshot)
-    job, attempt = tables.job.c, tables.attempt.c
-    ended = (attempt.job_id == job.id) & attempt.state.in_(FINISHED_STATES)
-    recorded = select(func.max(attempt.number)).where(ended).scalar_subquery()
-    query = select(job.id, job.kind, job.state, job.spec, job.error, recorded).where(*choice.conditions)
+    job = tables.job.c
+    columns = (job.id, job.kind, job.state, job.spec, job.error, last_recorded(job.id))
+    query = select(*columns).where(*choice.conditions)
     rows = snapshot.execute(query.order_by(job.id).limit(MAX_JOBS + 1 if first is None else first)).all()
     if len(rows) > MAX_JOBS:
         raise InvalidRequest(
@@ -164,6 +163,16 @@ def _check_known(snapshot: Snapshot, column: Any, numbers: Collection[int], what
     unknown = set(numbers) - set(snapshot.execute(known).scalars())
     if unknown:
         raise NotFound(f"There is no {what} {min(unknown)}.")
+
+
+def last_recorded(job_id: ColumnElement[int]) -> ScalarSelect[Any]:
+    """Return, as part of a query over jobs, the number of a job's last attempt that recorded results.
+
+    An attempt that was lost, or was given back to the queue, records nothing.
+    """
+    attempt = tables.attempt.c
+    ended = (attempt.job_id == job_id) & attempt.state.in_(FINISHED_STATES)
+    return select(func.max(attempt.number)).where(ended).scalar_subquery()
 
 
 def recorded_attempts(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, int]:

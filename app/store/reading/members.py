@@ -32,6 +32,7 @@ from app.store.database.engine import Database
 from app.store.public import job_dict, rfc3339
 from app.store.queue import sweeps
 from app.store.queue.waiting import waiting_reasons
+from app.store.reading.measurements import last_recorded
 from app.store.reading.packed import decoded
 from app.summaries import add_process, planned_processes
 from app.times import parsed_time
@@ -191,11 +192,9 @@ def results_of_members(database: Database, sweep: Mapping[str, Any], metric: str
     """Return one metric, named as its column, of all points of a sweep whose jobs have one case each, for plots of
     thousands of points. Points come in the order of submission, without those that have not ended.
     """
-    attempt = tables.attempt.c
     of_unsuccessful = case((_job.state != "succeeded", cast(_job.spec, Text)))
-    recorded = select(func.max(attempt.number)).where(attempt.job_id == _job.id, attempt.state.in_(FINISHED_STATES))
     point = cast(_job.point, Text).label("point")
-    ended = select(_job.id, recorded.scalar_subquery(), _job.state, point, _job.error, of_unsuccessful)
+    ended = select(_job.id, last_recorded(_job.id), _job.state, point, _job.error, of_unsuccessful)
     latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
     of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
     of_process = ("unit_index", "mean", "std", "n", "outcome", "validity")

@@ -35,7 +35,7 @@ from app.store.queue.hosts import known_hosts
 from app.store.queue.registration import ALIVE
 from app.store.queue.waiting import waiting_groups, waiting_reasons
 from app.store.reading.filters import JobFilter
-from app.store.reading.measurements import check_attempt, recorded_attempt
+from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
 from app.store.reading.packed import unpack
 from app.table_options import Statistic
 
@@ -366,10 +366,8 @@ class Reading:
         Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
         """
         job, measurement, other = tables.job.c, tables.measurement.c, tables.measurement.alias().c
-        newest = (
-            select(other.attempt).where(other.job_id == job.id).order_by(other.id.desc()).limit(1).scalar_subquery()
-        )
-        chosen = select(job.id, newest.label("attempt")).where(job.id.in_(job_ids)).cte().prefix_with("MATERIALIZED")
+        recorded = last_recorded(job.id).label("attempt")
+        chosen = select(job.id, recorded).where(job.id.in_(job_ids)).cte().prefix_with("MATERIALIZED")
         beyond = select(other.id).where(other.job_id == chosen.c.id, other.attempt == chosen.c.attempt)
         beyond = beyond.order_by(other.id).limit(1).offset(limit)
         bounds = select(chosen, beyond.scalar_subquery().label("beyond")).cte().prefix_with("MATERIALIZED")

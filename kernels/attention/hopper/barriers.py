@@ -73,8 +73,8 @@ def after_the_kernel_before(token):
 def known_late():
     """0, which the compiler does not know.
 
-    A tile that is addressed with it is addressed in each turn of a loop. Else the compiler keeps the addresses of all
-    steps of its products in registers, 64 in the backward pass, and spills what is needed more.
+    A tile that is addressed with it is addressed in each turn of a loop. Otherwise the compiler keeps the addresses of
+    all steps of its products in registers, 64 in the backward pass, and spills what is needed more.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 

@@ -54,7 +54,7 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 
 @gluon.jit
 def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
-    """Which of the keys from `first` on the queries `rows` see, in the shape and layout of `like` (queries × keys)."""
+    """Return a mask of the keys from `first` on that the queries `rows` see, in the shape and layout of `like`."""
     columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))
     seen = (columns < keys)[None, :]
     if CAUSAL:

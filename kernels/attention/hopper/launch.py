@@ -81,7 +81,7 @@ class Forward:
     own_room: bool = True
     """True if the output has its own shared memory; False: it uses that of the queries."""
     registers: int = 240
-    """Of each thread of a consumer."""
+    """Registers of each thread of a consumer."""
     halves: bool = False
     """True: with a causal mask, the first consumer skips the half of the last tile of keys that it does not see. This
     needs two consumers, each with half as many rows as a tile has keys."""
@@ -511,7 +511,7 @@ class BackwardProblem(NamedTuple):
 
     dtype: torch.dtype
     shape: Sizes
-    """Of the queries."""
+    """Sizes of the queries."""
     key_shape: Sizes
     windows: tuple[tuple[Sizes, Sizes], ...]
     """Shape and strides of q, k, v, the output's gradient, dk, dv and dq."""

@@ -4,7 +4,7 @@
 
 prints a line for each candidate and shape: its largest error against the float64 oracle in odd shapes, as a part of the
 tolerance, its error against cuDNN's results, and the device's time of the forward pass, of forward with backward, and
-of the three kernels of the backward pass. What wins goes into `CHOICES` by hand, after `benchmarks.attention_stress`.
+of the three kernels of the backward pass. The winner goes into `CHOICES` by hand, after `benchmarks.attention_stress`.
 
 Each candidate has a process of its own, which is ended if it does not answer: a kernel in a deadlock costs seconds. All
 compile and are compared at the same time; then they take turns, and are timed several times over, since the device's

@@ -71,7 +71,7 @@ def counted(deleted: int, unfinished: int) -> dict[str, int]:
 
 
 class TestDelete:
-    def test_what_is_finished_goes_and_the_rest_is_counted(self, fresh_site: Any) -> None:
+    def test_finished_jobs_are_deleted_and_others_counted(self, fresh_site: Any) -> None:
         http = fresh_site.http
         ids = sweep(fresh_site, 4, colour="blue")
         other = fresh_site.submit()
@@ -120,7 +120,7 @@ def changes_at_once(site: Any) -> int:
     return max(changes)
 
 
-def test_many_jobs_keep_nobody_waiting(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changing_many_jobs_delays_no_other_writer(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # a slow disk
     # A job has two events and its own row.
     assert changes_at_once(fresh_site) <= max(3 * bulk.CANCELLED_AT_ONCE, deleting.ROWS_AT_ONCE + deleting.JOBS_AT_ONCE)

@@ -127,7 +127,7 @@ def test_followers_of_one_job_share_a_reading(database: Database) -> None:
     run(database, scenario)
 
 
-def test_who_comes_as_the_poller_gives_up_is_woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_comes_as_polling_ends_is_woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     gave_up, may_return = threading.Event(), threading.Event()
     poll = Changes._poll
 

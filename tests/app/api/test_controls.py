@@ -1,4 +1,4 @@
-"""What operators do to jobs and to the queue over HTTP: time limits, retries, pauses, unique keys."""
+"""Controls of jobs and of the queue over HTTP: time limits, retries, pauses, unique keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestDefaultTimeout:
         ("sent", "hint"),
         [("never", 'valid number; got "never"'), (0, "greater than 0"), (1e9, "less than or equal to 2592000")],
     )
-    def test_what_is_no_timeout(self, site: Any, sent: Any, hint: str) -> None:
+    def test_an_invalid_timeout_is_refused(self, site: Any, sent: Any, hint: str) -> None:
         response = site.http.post("/jobs", json={"spec": TINY, "timeout_s": sent})
         assert response.status_code == 422
         [error] = response.json()["errors"]
@@ -198,7 +198,7 @@ class TestPausing:
         ("sent", "kept"),
         [(["kernel", "benchmark", "kernel"], ["benchmark", "kernel"]), ([], []), ("all", "all")],
     )
-    def test_what_is_paused(self, site: Any, sent: Any, kept: Any) -> None:
+    def test_jobs_of_paused_kinds_do_not_start(self, site: Any, sent: Any, kept: Any) -> None:
         response = site.http.put("/queue/paused", json={"kinds": sent})
         assert (response.status_code, response.json()) == (200, {"kinds": kept})
         assert site.http.get("/queue/paused").json() == {"kinds": kept}
@@ -228,7 +228,7 @@ class TestPausing:
             ({"kinds": [], "kind": "benchmark"}, "/kind", "did you mean kinds?"),
         ],
     )
-    def test_what_cannot_be_paused(self, site: Any, body: Any, pointer: str, hint: str) -> None:
+    def test_an_unknown_kind_cannot_be_paused(self, site: Any, body: Any, pointer: str, hint: str) -> None:
         site.http.put("/queue/paused", json={"kinds": ["kernel"]})
         response = site.http.put("/queue/paused", json=body)
         assert response.status_code == 422
@@ -261,7 +261,7 @@ class TestUniqueKey:
         assert (refused.status_code, refused.json()["job_id"]) == (409, second["id"])
 
     @pytest.mark.parametrize("key", ["", "x" * 201, "two\nlines", 7])
-    def test_what_is_no_key(self, site: Any, key: Any) -> None:
+    def test_an_invalid_unique_key_is_refused(self, site: Any, key: Any) -> None:
         response = site.http.post("/jobs", json={"spec": TINY, "unique_key": key})
         assert response.status_code == 422
         assert [error["pointer"] for error in response.json()["errors"]] == ["/unique_key"]

@@ -141,7 +141,7 @@ def test_deleted_job_ends_its_stream(site: Any) -> None:
     assert response.status_code == 404
 
 
-def test_nobody_polls_while_nobody_waits(site: Any) -> None:
+def test_without_followers_there_is_no_polling(site: Any) -> None:
     changes = site.services.changes
     wait_until(lambda: not changes._followed and changes._poller is None, "the poller's end")
     job_id = site.submit()["id"]

@@ -67,7 +67,7 @@ class TestUploading:
         [(b"\xff\xfe", "not UTF-8"), (b" \n", "empty"), (b"x = '\0'", "NUL")],
         ids=["not text", "empty", "with NUL"],
     )
-    def test_what_is_no_source_is_refused(self, site: Any, content: bytes, words: str) -> None:
+    def test_a_file_that_is_no_source_text_is_refused(self, site: Any, content: bytes, words: str) -> None:
         answer = site.http.put(f"/files/{sha256_of(content)}", content=content)
         assert answer.status_code == 422
         assert words in answer.json()["detail"]
@@ -116,7 +116,7 @@ class TestWhoMayRunIt:
         refused = fresh_site.http.post("/sweeps", json=swept).json()
         assert [error["pointer"] for error in refused["errors"]] == ["/base/code"]
 
-    def test_a_file_that_nobody_uploaded_is_refused(self, able_site: Any) -> None:
+    def test_a_file_that_was_not_uploaded_is_refused(self, able_site: Any) -> None:
         answer = able_site.http.post("/jobs", json={"spec": spec_of("0" * 64)})
         assert answer.status_code == 422
         (error,) = answer.json()["errors"]

@@ -220,9 +220,7 @@ def test_a_search_whose_code_is_gone_leaves_no_job_behind(fresh_site: Any) -> No
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(
-    site: Any, body: dict[str, Any], pointer: str, words: str
-) -> None:
+def test_an_invalid_body_is_refused_with_a_pointer(site: Any, body: dict[str, Any], pointer: str, words: str) -> None:
     fit = {"axis": "context_length", "upto": 1000, "step": 50, **body.get("fit", {})}
     answer = site.http.post("/sweeps", json={"base": BASE, **body, "fit": fit})
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""Which hosts a request may name; a page whose name was pointed at the server (DNS rebinding) can do nothing."""
+"""The hosts that a request may name; a page whose name points at the server (DNS rebinding) can do nothing."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def test_attempts(site: Any) -> None:
     assert site.job(job["id"])["error"]["code"] == "failed"
 
 
-def test_what_a_job_waits_for_changes_with_the_workers(fresh_site: Any) -> None:
+def test_the_reason_to_wait_changes_with_the_workers(fresh_site: Any) -> None:
     site = fresh_site
     job = site.submit(spec={"device": "cuda"})
     assert "no worker is connected" in job["waiting"]

@@ -1,4 +1,4 @@
-"""What a job left behind: log, measurements, files; and tables of them."""
+"""Results of a job: log, measurements, files, and tables of them."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_own_tables_in_every_format(site: Any, profiled: str) -> None:
         ("kernels?order=calls", 422, "order"),
     ],
 )
-def test_what_is_no_own_table(site: Any, profiled: str, path: str, status: int, told: str) -> None:
+def test_an_unknown_table_or_column_is_refused(site: Any, profiled: str, path: str, status: int, told: str) -> None:
     response = site.http.get(f"{profiled}/tables/{path}")
     assert response.status_code == status
     assert told in response.json()["detail"]

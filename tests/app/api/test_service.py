@@ -138,7 +138,7 @@ def test_openapi(site: Any) -> None:
             assert "422" not in operation["responses"], (method, path)
 
 
-def test_docs_need_nobody_else(site: Any) -> None:
+def test_docs_need_no_other_host(site: Any) -> None:
     page = site.http.get("/docs")
     assert page.status_code == 200
     references = re.findall(r'(?:src|href)="([^"]+)"', page.text)

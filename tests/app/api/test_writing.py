@@ -100,7 +100,7 @@ def write_while_locked(serve: Any, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.alone
-def test_writes_that_wait_keep_nobody_waiting(serve: Any, tmp_path: Path) -> None:
+def test_waiting_writes_delay_no_reads(serve: Any, tmp_path: Path) -> None:
     found: list[str] = []
     for number in range(ATTEMPTS):
         found = write_while_locked(serve, tmp_path / str(number))

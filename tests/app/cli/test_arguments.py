@@ -61,7 +61,7 @@ def test_point() -> None:
 
 
 @pytest.mark.parametrize("argument", ["novalue", "=1", ".a=1", "a..b=1", "a.=1"])
-def test_what_is_no_pair(argument: str) -> None:
+def test_a_malformed_pair_is_refused(argument: str) -> None:
     with pytest.raises(typer.BadParameter):
         arguments.parse_spec("benchmark", [argument])
 
@@ -99,7 +99,7 @@ def test_labels_and_points_have_a_key_once() -> None:
         arguments.parse_point("seed=1,seed=2")
 
 
-def test_what_is_given_replaces_the_preset() -> None:
+def test_arguments_replace_fields_of_the_preset() -> None:
     preset = {"model": {"size": "small"}, "batch_size": 4, "dtypes": ["fp32"]}
     given = ["model.vocab_size=50", "model.size=tiny", "dtypes=bf16"]
     assert arguments.parse_spec("x", given, preset=preset, lists={"dtypes"}) == {
@@ -140,7 +140,7 @@ def test_a_grid_of_lists_and_points_of_it() -> None:
     assert arguments.parse_point("names=flex", {"names"}) == {"names": ["flex"]}
 
 
-def test_which_fields_are_lists() -> None:
+def test_list_fields_of_a_schema() -> None:
     inner = {"properties": {"sizes": {"type": "array"}, "name": {"type": "string"}}}
     properties = {"inner": {"$ref": "#/$defs/Inner"}, "names": {"type": "array"}, "seed": {"type": "integer"}}
     assert arguments.list_fields({"$defs": {"Inner": inner}, "properties": properties}) == {"inner.sizes", "names"}
@@ -154,7 +154,7 @@ def test_which_fields_are_lists() -> None:
         ("compare", {"baseline.sequence_lengths", "candidate.br"}, {"baseline", "baseline.model.size", "replicates"}),
     ],
 )
-def test_which_fields_of_the_kinds_are_lists(kind: str, some: set[str], none: set[str]) -> None:
+def test_list_fields_of_each_kind(kind: str, some: set[str], none: set[str]) -> None:
     found = arguments.list_fields(KINDS[kind].model_json_schema())
     assert some <= found
     assert not none & found

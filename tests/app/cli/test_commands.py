@@ -63,7 +63,7 @@ def test_submit_as_json(site: Any, flopwatch: Any) -> None:
     site.http.post(f"/jobs/{job['id']}/cancel")
 
 
-def test_fields_that_change_nothing_are_told(site: Any, flopwatch: Any) -> None:
+def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any) -> None:
     used = flopwatch("submit", *TINY, "activation_checkpointing=true", "checkpoint_layers=1")
     idle = flopwatch("submit", *TINY, "checkpoint_layers=1")
     both = flopwatch("submit", *TINY, "checkpoint_layers=1", "compile_scope=model")
@@ -77,7 +77,7 @@ def test_fields_that_change_nothing_are_told(site: Any, flopwatch: Any) -> None:
         site.http.post(f"/jobs/{ended(done).split()[1]}/cancel")
 
 
-def test_a_job_that_nobody_can_run_says_so_at_once(site: Any, flopwatch: Any) -> None:
+def test_a_job_that_no_worker_can_run_says_so_at_once(site: Any, flopwatch: Any) -> None:
     submitted = flopwatch("submit", *TINY, "device=cuda")
     assert re.fullmatch(r"job \d+ waits: .*no .*worker.*\n", submitted.stderr)
     job_id = submitted.stdout.split()[1]
@@ -557,7 +557,7 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         assert len(json.loads(ended(flopwatch("workers", "--all", "--json", **here)))) == 3
 
 
-def test_which_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+def test_options_choose_the_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     nowhere = {"FLOPWATCH_URL": "http://127.0.0.1:1"}
     for arguments in (("jobs", "--url", site.url), ("--url", site.url, "jobs"), ("specs", "--url", site.url)):
         ended(flopwatch(*arguments, **nowhere))
@@ -571,7 +571,7 @@ def test_which_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     assert "--url" not in ended(flopwatch("jobs", **nowhere), 1).replace("FLOPWATCH_URL, or --url", "")
 
 
-def test_what_is_no_setting_is_named(site: Any, flopwatch: Any) -> None:
+def test_an_unknown_setting_is_named(site: Any, flopwatch: Any) -> None:
     jobs = flopwatch("jobs", FLOPWATCH_DATADIR="/tmp", FLOPWATCH_ZEBRA="1", flopwatch_port="80")
     assert jobs.returncode == 0
     assert jobs.stderr.splitlines() == [

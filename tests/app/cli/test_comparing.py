@@ -80,7 +80,7 @@ def test_a_limit_that_makes_no_sense(flopwatch: Any, limit: str) -> None:
     assert "is no percentage" in ended(flopwatch("compare", "1", "2", f"--fail-above={limit}"), 2)
 
 
-def test_what_cannot_be_compared_is_said(flopwatch: Any, run: Any) -> None:
+def test_jobs_that_cannot_be_compared_are_refused(flopwatch: Any, run: Any) -> None:
     assert "give a CANDIDATE" in ended(flopwatch("compare", "main"), 2)
     assert "job's id" in ended(flopwatch("compare", run(), "main"), 2)
     assert "is none of these jobs' metrics: step_ms" in ended(flopwatch("compare", run(), run(), "--metric", "x"), 1)

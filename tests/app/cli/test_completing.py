@@ -1,4 +1,4 @@
-"""What the Tab key offers, asked as bash and zsh ask."""
+"""Completions for the Tab key, requested as bash and zsh do."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_a_process_with_another_lease_does_not_start(start: Any, tmp_path: Path)
 
 
 def refusal(tmp_path: Path, command: str, **settings: str) -> str:
-    """What a command says that does not start, on one line; it must leave nothing."""
+    """Return the one line that a command prints that does not start; it must leave no files."""
     environment = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data"), "FLOPWATCH_PORT": "0", **settings}
     result = CliRunner().invoke(cli, [command], env=environment)
     assert result.exit_code == 1
@@ -257,7 +257,7 @@ def test_an_empty_token_is_refused(tmp_path: Path, command: str, token: str) -> 
 
 @pytest.mark.parametrize("command", ["up", "serve"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "gpu-box"])
-def test_nobody_is_let_in_by_oversight(tmp_path: Path, command: str, host: str) -> None:
+def test_an_open_server_needs_a_token_or_insecure(tmp_path: Path, command: str, host: str) -> None:
     said = refusal(tmp_path, command, FLOPWATCH_HOST=host)
     assert "FLOPWATCH_API_TOKEN" in said
     assert "--insecure" in said

@@ -1,4 +1,4 @@
-"""What jobs and other users wrote cannot command the terminal of whoever looks at it."""
+"""Texts of jobs and other users cannot send commands to the terminal that shows them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_control_character_of_unicode_is_shown() -> None:
     assert shown(HOSTILE) == SHOWN
 
 
-def test_everything_else_is_printed_as_it_is() -> None:
+def test_other_characters_are_printed_unchanged() -> None:
     text = "a\tb\n größer → 模型 👩‍🔬 \\x1b"
     assert shown(text) == text
     assert shown("of Windows\r\nlines\r\n") == "of Windows\nlines\n"
@@ -85,7 +85,7 @@ def printed(done: Any) -> str:
     return str(done.stdout + done.stderr)
 
 
-def test_what_a_job_wrote_is_shown(flopwatch: Any, hostile: int) -> None:
+def test_control_characters_of_a_job_are_escaped(flopwatch: Any, hostile: int) -> None:
     commands = [
         ("logs", str(hostile)),
         ("logs", str(hostile), "--follow"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -537,3 +537,33 @@ def test_a_table_has_no_notes_among_its_numbers(database: Database, profile: Cal
     text = render(compare(database, profile(FORWARD), profile(FORWARD)), "csv")
     assert "one after the other" not in text
     assert text.splitlines()[0].startswith("table,phase,name,class,baseline_ms")
+
+
+def test_both_sides_and_their_tables_are_read_in_one_snapshot(
+    database: Database, profile: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [[profile(FORWARD)], [profile(FORWARD)]]
+    snapshots = []
+    read = database.read
+
+    def counted() -> Any:
+        snapshots.append(None)
+        return read()
+
+    monkeypatch.setattr(database, "read", counted)
+    comparison = results.compare(database, *jobs)
+    assert comparison.profiles is not None
+    assert len(snapshots) == 1
+
+
+def test_a_comparison_is_a_value(database: Database, measure: Measure) -> None:
+    """Its rows have the values of the single processes, which JSON lists by the rows' places."""
+    one, other = (measure(("step_ms", {"median": median}), ("forward_ms", {})) for median in (4.0, 3.0))
+    comparison = results.compare(database, [one], [other])
+    assert comparison.judgement.headline == "step_ms"
+    assert [row.judged.metric for row in comparison.distributions()] == ["step_ms", "forward_ms"]
+    assert [job.id for job in comparison.candidate.jobs] == [other]
+    (first, _) = comparison.distributions()
+    assert (first.values()["ratio"], list(first.judged.baseline)) == (0.75, [4.0])
+    with pytest.raises(FrozenInstanceError):
+        comparison.alternated = True  # type: ignore[misc]

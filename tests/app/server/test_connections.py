@@ -28,7 +28,7 @@ TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 FILES = 400
 HALF_OPEN = 700
 PROMPT_S = 3.0
-"""Who is refused waits for ever; an answer takes milliseconds, and longer where others have the processors."""
+"""A refused client waits for ever; an answer takes milliseconds, or longer on a busy host."""
 LOG_BYTES = 20_000
 FLOODED_S = 1.0
 CONTROL_S = 30.0
@@ -181,7 +181,7 @@ def slow(server: Server, path: str) -> list[str]:
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("many_files")
-def test_half_open_connections_harm_nobody(run: Any) -> None:
+def test_half_open_connections_do_not_affect_others(run: Any) -> None:
     server = run()
     assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE) == (FILES, FILES), "the limit is raised"
     assert flood(server) == []

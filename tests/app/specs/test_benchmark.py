@@ -48,7 +48,7 @@ def test_specs_are_frozen_and_compared_by_value() -> None:
         ({"warmup_steps": -1}, "warmup_steps", "greater than or equal to 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, object], field: str, words: str) -> None:
+def test_invalid_fields_are_refused_with_their_path(fields: dict[str, object], field: str, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         BenchmarkSpec.model_validate_json(json.dumps(fields))
     (error,) = caught.value.errors()

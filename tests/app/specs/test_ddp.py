@@ -53,7 +53,7 @@ def spec(**fields: Any) -> DdpSpec:
         ({"strategy": "zero"}, "strategy", "Input should be 'none', 'naive'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, Any], field: str, words: str) -> None:
+def test_invalid_fields_are_refused_with_their_path(fields: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         spec(**fields)
     (error,) = caught.value.errors()

@@ -24,7 +24,7 @@ from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
         ({"replicates": 2}, "replicates", "Extra inputs"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, object], field: str, words: str) -> None:
+def test_invalid_fields_are_refused_with_their_path(fields: dict[str, object], field: str, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         MemorySpec.model_validate_json(json.dumps(fields))
     (error,) = caught.value.errors()

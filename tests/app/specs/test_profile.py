@@ -48,7 +48,7 @@ def test_every_phase_of_the_mode_may_be_chosen(mode: str) -> None:
         ({"replicates": 2}, "replicates", "Extra inputs"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, object], field: str, words: str) -> None:
+def test_invalid_fields_are_refused_with_their_path(fields: dict[str, object], field: str, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         parse(**fields)
     (error,) = caught.value.errors()

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text, update
+from sqlalchemy import event, insert, text, update
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
@@ -437,3 +437,18 @@ def test_statistics_are_those_that_measurements_have() -> None:
     assert tuple(field.name for field in fields(Summary)) == STATISTICS
     stored = [column.name for column in tables.measurement.columns]
     assert tuple(stored[stored.index("n") : stored.index("samples")]) == STATISTICS
+
+
+def test_first_values_are_those_of_the_last_attempt_that_recorded_any(
+    database: Database, reading: Reading, shop: Shop, record: Callable[..., MeasurementRecord]
+) -> None:
+    """Those of an attempt that still runs are not shown before its end."""
+    claim = shop.running_job()
+    shop.queue.finish(claim, Finish("failed", error=job_problem("failed", "x"), measurements=[record(median=1.0)]))
+    shop.queue.retry(claim.job_id)
+    running = shop.claim()
+    staged = {"job_id": running.job_id, "attempt": running.attempt, "partial": False, **vars(record(median=2.0))}
+    with database.write() as connection:
+        connection.execute(insert(tables.measurement), staged)
+    (value,) = reading.first_values([claim.job_id], ["step_ms"])[claim.job_id]
+    assert value["median"] == 1.0
