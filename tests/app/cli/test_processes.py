@@ -192,11 +192,18 @@ def test_backup_says_why_it_cannot_and_leaves_nothing(tmp_path: Path, wrong: str
     assert data_dir.exists() == (wrong == "target")
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "jobs"])
-def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, command: str) -> None:
-    said = refusal(tmp_path, command, FLOPWATCH_LEASE_S="-1", FLOPWATCH_API_TOKEN="secret")
-    assert "FLOPWATCH_LEASE_S: Input should be greater than 0" in said
-    assert "secret" not in said
+@pytest.mark.parametrize(
+    ("command", "wrong", "error"),
+    [
+        ("up", {"FLOPWATCH_LEASE_S": "-1"}, "FLOPWATCH_LEASE_S: Input should be greater than 0"),
+        ("serve", {"FLOPWATCH_LEASE_S": "-1"}, "FLOPWATCH_LEASE_S: Input should be greater than 0"),
+        ("jobs", {"FLOPWATCH_PORT": "many"}, "FLOPWATCH_PORT: 'many' is no number of a port"),
+    ],
+)
+def test_an_invalid_setting_is_named(tmp_path: Path, command: str, wrong: dict[str, str], error: str) -> None:
+    printed = refusal(tmp_path, command, **wrong, FLOPWATCH_API_TOKEN="secret")
+    assert error in printed
+    assert "secret" not in printed
 
 
 def test_a_worker_names_the_setting_that_makes_no_sense(start: Any, tmp_path: Path) -> None:
