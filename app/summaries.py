@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from app.metrics import column_name
-from app.numbers import finite
 from app.table_options import Statistic
+from app.text.numbers import finite
 
 
 class Measured(Protocol):

@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 from urllib.parse import quote, unquote
 
-from app.case_text import case_text
-from app.characters import one_line
 from app.table_options import Format, Statistic
-from app.times import duration
-from app.value_text import value_text
+from app.text.cases import case_text
+from app.text.characters import one_line
+from app.text.times import duration
+from app.text.values import value_text
 from flopwatch.connection import (
     PAGE,
     Answer,

@@ -92,7 +92,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector, which measurements call often, from visiting thousands of tests and their modules."""
     with contextlib.suppress(ImportError):
-        import hypothesis  # noqa: F401 - when imported, it looks for references that the collector no longer tells
+        import hypothesis  # noqa: F401 - its import looks for references, which the collector hides when frozen
     gc.collect()
     gc.freeze()
 
@@ -105,14 +105,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 class NothingAlone(pytest.Collector):
-    """In the place of a file of which no test is marked alone: importing them all would take as long as those tests."""
+    """Stands for a file without a test marked alone: importing all of them would take as long as those tests."""
 
     def collect(self) -> list[pytest.Item]:
         return []
 
 
 class NeedsTheService(pytest.Collector):
-    """In the place of a folder or file that this host cannot import."""
+    """Stands for a folder or file that this host cannot import."""
 
     def collect(self) -> list[pytest.Item]:
         pytest.skip(f"the service's dependencies are not installed here: no {MISSING}")
@@ -172,7 +172,7 @@ def _certificates_read_once() -> Iterator[None]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Random choices of one test, from the run's printed seed and the test's name: the order of tests is no matter."""
+    """Random choices of one test, from the run's printed seed and the test's name, whatever the order of tests."""
     seed = request.config.stash[SEED]
     print(f"random seed: {seed}")
     return random.Random(f"{seed} {request.node.nodeid}")

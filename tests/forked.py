@@ -31,7 +31,7 @@ SHARED = "TESTS_FORKSERVER"
 
 
 def run_forkserver(listens: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the process that forks; it takes orders, or connections, from this socket."""
+    """Start the process that forks; it reads orders from this socket, or accepts connections at it."""
     path = [PLUGINS / "plain_kind", PROJECT, PLUGINS, *filter(None, [os.environ.get("PYTHONPATH")])]
     hidden = ("FLOPWATCH_", "SABOTAGE", "MOVED_CLOCK", "TRITON_INTERPRET")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
@@ -61,7 +61,7 @@ def share_forkserver() -> None:
 
 
 class Forkserver:
-    """The process that forks, and what it has told of its children."""
+    """A connection to the process that forks, with the children that it has started."""
 
     def __init__(self) -> None:
         if (address := os.environ.get(SHARED)) is not None:
@@ -100,7 +100,7 @@ class Forkserver:
         with self._guard:
             self._socket.sendall(json.dumps(order).encode() + b"\n")
             while not self._started:
-                self._hear(None)
+                self._receive(None)
             started = self._started.pop()
         started.args = list(arguments)
         return started
@@ -109,20 +109,20 @@ class Forkserver:
     def has_ended(self) -> bool:
         """Whether it forks no more."""
         poller = select.poll()
-        poller.register(self._socket, 0)  # a hang-up is always told
+        poller.register(self._socket, 0)  # a hang-up is always reported
         return bool(poller.poll(0))
 
-    def hear_of_the_end(self, child: Forked, timeout_s: float | None) -> None:
-        """Wait at most so long for the end of a child, which has a return code then."""
+    def wait_for_end(self, child: Forked, timeout_s: float | None) -> None:
+        """Wait at most so long for the end of a child, and set its return code."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._guard:
             while child.returncode is None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._hear(left):
+                if not self._receive(left):
                     return
 
-    def _hear(self, timeout_s: float | None) -> bool:
-        """Take what the forkserver says next; False if it says nothing for so long."""
+    def _receive(self, timeout_s: float | None) -> bool:
+        """Handle the next messages of the forkserver; return False if none comes in this time."""
         self._socket.settimeout(timeout_s)
         try:
             chunk = self._socket.recv(65_536)
@@ -156,12 +156,12 @@ class Forked(subprocess.Popen[bytes]):
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self._forkserver.hear_of_the_end(self, 0.0)
+            self._forkserver.wait_for_end(self, 0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self._forkserver.hear_of_the_end(self, timeout)
+            self._forkserver.wait_for_end(self, timeout)
         if self.returncode is None:
             assert timeout is not None
             raise subprocess.TimeoutExpired(self.args, timeout)

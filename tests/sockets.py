@@ -1,4 +1,4 @@
-"""Which sockets listen. They are told by their links below /proc: a port may soon be another process's."""
+"""Which sockets listen: by their links below /proc, since a port may soon be another process's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LISTENS = "0A"
 
 
 def listening() -> set[str]:
-    """The sockets that listen on this host."""
+    """Return the sockets that listen on this host."""
     found = set()
     for table in ("tcp", "tcp6"):
         for row in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -21,7 +21,7 @@ def listening() -> set[str]:
 
 
 def listening_of(*pids: int) -> set[str]:
-    """Those at which these processes listen."""
+    """Return those at which these processes listen."""
     links: set[str] = set()
     for pid in pids:
         for path in Path(f"/proc/{pid}/fd").iterdir():

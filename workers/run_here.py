@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from app.markdown_tables import shortened
 from app.settings import Settings
 from app.specs import KINDS
+from app.text.markdown_tables import shortened
 from workers import uploaded
 from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError, to_json
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.store.public import MAX_ID
 from app.store.records import Idempotency
-from app.times import moment_of
+from app.text.times import moment_of
 
 MAX_WAIT_S = 60
 MAX_KEY_LENGTH = 255

@@ -186,7 +186,7 @@ def list_(
 ) -> None:
     """List baselines by name."""
     from app.cli.output import print_columns, print_json
-    from app.times import age
+    from app.text.times import age
 
     baselines = server.list_baselines(limit)
     if as_json:

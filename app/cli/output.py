@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.case_text import case_text
 from app.cli.terminal import cell, echo, echo_json, echo_table
-from app.numbers import number
 from app.states import FIRST_IN_QUEUE
-from app.times import age, duration, moment, ran
-from app.validity import doubts, notes, verdict
+from app.text.cases import case_text
+from app.text.numbers import number
+from app.text.times import age, duration, moment, ran
+from app.text.validity import doubts, notes, verdict
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
 

@@ -1,4 +1,4 @@
-"""Prints texts of jobs and other users with their control characters escaped (app/characters.py).
+"""Prints texts of jobs and other users with their control characters escaped (app/text/characters.py).
 
 They are escaped wherever the output goes, as `journalctl` does, since a file of today may be shown on a terminal
 tomorrow. `--raw` prints them unchanged.
@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import typer
 
-from app.characters import in_json, one_line, shown
-from app.markdown_tables import shortened
+from app.text.characters import in_json, one_line, shown
+from app.text.markdown_tables import shortened
 
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.case_text import in_use
 from app.errors import FieldError, InvalidRequest
 from app.metrics import better, gain, gain_name
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.specs import Scalar
-from app.value_text import value_text
+from app.text.cases import in_use
+from app.text.values import value_text
 
 REFERENCE, NO_COUNTERPART, SEVERAL = "reference", "no counterpart", "several counterparts"
 RUN = "run"

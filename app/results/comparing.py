@@ -16,9 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.case_text import ARROW, case_text, in_use
 from app.errors import FieldError, InvalidRequest
-from app.numbers import finite
 from app.results import environments, findings
 from app.results.cases import CaseOfJob
 from app.results.environments import Difference, EnvironmentDifference
@@ -30,6 +28,8 @@ from app.specs import KINDS, Scalar
 from app.states import VERDICTS
 from app.store.database.engine import Database
 from app.summaries import summarise
+from app.text.cases import ARROW, case_text, in_use
+from app.text.numbers import finite
 
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."

@@ -12,11 +12,9 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from app.case_text import in_use
 from app.columns import type_of
 from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name, headline, metric_names
-from app.numbers import finite
 from app.results.arranging import Line, Related, ordered, page, pivot, relate, with_best_marked
 from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
 from app.results.footnotes import Doubt, Footnotes, doubts_of, doubts_text
@@ -28,6 +26,8 @@ from app.store.database.engine import Database
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob, JobChoice
 from app.table_options import Statistic
+from app.text.cases import in_use
+from app.text.numbers import finite
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"

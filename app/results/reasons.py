@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.case_text import MAX_LISTED, case_text
 from app.specs import Scalar
+from app.text.cases import MAX_LISTED, case_text
 
 MAX_REASONS = 100
 

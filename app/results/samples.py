@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.case_text import case_text
 from app.store.database.engine import Database
 from app.store.reading import measurements
+from app.text.cases import case_text
 
 
 @dataclass(frozen=True)

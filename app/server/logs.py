@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Hashable
 
-from app.characters import one_line, shown
+from app.text.characters import one_line, shown
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 BURST = 10

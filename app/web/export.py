@@ -26,9 +26,9 @@ from app import results
 from app.api.compare import SHOWN_TO_PEOPLE, ComparedQuery
 from app.api.parameters import JobId, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
-from app.case_text import case_text
 from app.specs._base import flat
 from app.states import FINISHED_STATES
+from app.text.cases import case_text
 from app.web.pages import compare as compare_page
 from app.web.pages.job import first_rows, first_samples
 from app.web.pages.plots import PlotsQuery, drawn, versions

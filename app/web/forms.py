@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from app.api.bodies import JobOptions
 from app.specs import KINDS
-from app.value_text import parse_json
+from app.text.values import parse_json
 from app.web import separated
 from app.web.facts import changed_only
 

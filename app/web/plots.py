@@ -25,13 +25,13 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
 
-from app.case_text import case_text, in_use
 from app.metrics import readable
-from app.numbers import number
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
-from app.value_text import value_text
+from app.text.cases import case_text, in_use
+from app.text.numbers import number
+from app.text.values import value_text
 from app.web import thinning
 
 Figure = dict[str, Any]

@@ -18,11 +18,11 @@ from markupsafe import Markup, escape
 
 from app import results
 from app.metrics import readable
-from app.numbers import number
 from app.states import FIRST_IN_QUEUE
 from app.table_options import FORMATS
-from app.times import age, duration, moment, ran
-from app.validity import doubts, notes, verdict
+from app.text.numbers import number
+from app.text.times import age, duration, moment, ran
+from app.text.validity import doubts, notes, verdict
 
 STATIC = Path(__file__).parent / "static"
 

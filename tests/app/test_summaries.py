@@ -44,7 +44,7 @@ def test_other_statistics_have_no_spread(statistic: Any, value: float) -> None:
     assert summarise(rows, 3, None, statistic) == Summary(value, None, 3, "ok")
 
 
-def test_of_one_unit_the_first_measurement_without_an_error_counts() -> None:
+def test_a_units_first_ok_measurement_counts() -> None:
     rows: list[Any] = []
     for row in (Row(None, "crashed"), Row(1.0), Row(2.0), Row(3.0, unit_index=1), Row(4.0, unit_index=None)):
         add_process(rows, row)

@@ -518,7 +518,7 @@ def test_descriptors_are_encoded_as_triton_encodes_them(
     assert expected in fake.asked().decode().splitlines()
 
 
-def test_a_call_does_not_fail_because_nothing_could_be_learned(
+def test_a_call_works_without_a_learned_plan(
     calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "_failed", False)

@@ -71,7 +71,7 @@ def main(descriptor: int) -> None:
         ready, _, _ = select.select([server, wakeup], [], [])
         if wakeup in ready:
             os.read(wakeup, 4096)
-            _tell_of_ended(server)
+            _report_ended(server)
         if server in ready:
             line = orders.readline()
             if not line:
@@ -79,7 +79,7 @@ def main(descriptor: int) -> None:
             order = json.loads(line)
             if (pid := os.fork()) == 0:
                 _become(order, close=[server.fileno(), wakeup, wakeup_in])
-            _tell(server, pid=pid)
+            _send(server, pid=pid)
 
 
 def _accept(listener: socket.socket, parent: int) -> socket.socket:
@@ -97,7 +97,7 @@ def _accept(listener: socket.socket, parent: int) -> socket.socket:
                 return connection.dup()
 
 
-def _tell_of_ended(server: socket.socket) -> None:
+def _report_ended(server: socket.socket) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -105,10 +105,10 @@ def _tell_of_ended(server: socket.socket) -> None:
             return
         if pid == 0:
             return
-        _tell(server, pid=pid, returncode=os.waitstatus_to_exitcode(status))
+        _send(server, pid=pid, returncode=os.waitstatus_to_exitcode(status))
 
 
-def _tell(server: socket.socket, **message: int) -> None:
+def _send(server: socket.socket, **message: int) -> None:
     server.sendall(json.dumps(message).encode() + b"\n")
 
 

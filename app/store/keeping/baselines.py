@@ -22,7 +22,6 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
 from sqlalchemy import case as sql_case
 
-from app.case_text import case_text
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
 from app.specs import KINDS
 from app.states import FINISHED_STATES, VERDICTS, worst
@@ -32,6 +31,7 @@ from app.store.public import checked_id, rfc3339
 from app.store.queue import sweeps
 from app.store.reading.measurements import JOBS_PER_QUERY, recorded_attempts
 from app.store.tables import utc_now
+from app.text.cases import case_text
 
 MAX_TITLE = 200
 MAX_NAMED = 5

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, se
 
 from app.columns import free_names, type_of
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.numbers import finite
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import tables
 from app.store.column_types import broken
@@ -38,6 +37,7 @@ from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
 from app.store.reading.packed import unpack
 from app.table_options import Statistic
+from app.text.numbers import finite
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from pydantic import Field
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.case_text import case_text
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.specs import KINDS
 from app.table_options import FORMATS
+from app.text.cases import case_text
 from app.web import plots
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, embedded, render, table

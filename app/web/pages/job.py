@@ -19,11 +19,11 @@ from app.api.bodies import NO_TIMEOUT, JobBody, parse
 from app.api.jobs import submit_job
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.case_text import case_text, in_use
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store.queue.transitions import RETRIED_STATES
 from app.store.reading.queries import FACTS, STATISTICS
+from app.text.cases import case_text, in_use
 from app.web import facts
 from app.web.live import page_tag, tagged, unchanged
 from app.web.samples import over_steps

@@ -16,14 +16,14 @@ from app.api.bodies import read_limited
 from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
 from app.api.services import CurrentServices
 from app.api.sweeps import SweepBody, submit_sweep
-from app.case_text import case_text
 from app.errors import FieldError, InvalidRequest
 from app.metrics import headline
-from app.numbers import number
 from app.presets import DEMO_SWEEPS
 from app.specs import KINDS
 from app.states import JOB_STATES, JobState
 from app.store.queue.registration import ALIVE
+from app.text.cases import case_text
+from app.text.numbers import number
 from app.web.live import by_content
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render

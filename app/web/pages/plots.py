@@ -15,12 +15,12 @@ from pydantic_core import PydanticCustomError
 from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.case_text import case_text, in_use
 from app.errors import FieldError, InvalidRequest
 from app.metrics import headline, readable
 from app.specs import Scalar
 from app.store.reading import members
-from app.value_text import value_text
+from app.text.cases import case_text, in_use
+from app.text.values import value_text
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
 from app.web.parameters import NONE_IF_EMPTY

@@ -15,7 +15,6 @@ from pydantic import Field
 from app import results
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
-from app.case_text import case_text
 from app.errors import FieldError, InvalidRequest
 from app.metrics import headline
 from app.results.digits import column_texts
@@ -23,8 +22,9 @@ from app.specs import KINDS
 from app.specs._sweep import expand
 from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store.reading import members
-from app.times import duration, parsed_time
-from app.value_text import value_text
+from app.text.cases import case_text
+from app.text.times import duration, parsed_time
+from app.text.values import value_text
 from app.web.live import page_tag, tagged, unchanged
 from app.web.pages.sweeps import varies
 from app.web.parameters import NONE_IF_EMPTY

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from app.api.parameters import Cursor, StrictQuery
 from app.api.services import CurrentServices
-from app.value_text import value_text
+from app.text.values import value_text
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render
 

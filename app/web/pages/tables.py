@@ -22,7 +22,7 @@ from app.errors import InvalidRequest
 from app.specs import KINDS
 from app.store.reading import members
 from app.table_options import FORMATS, Statistic
-from app.value_text import value_text
+from app.text.values import value_text
 from app.web import separated
 from app.web.templates import Entry, render, table
 

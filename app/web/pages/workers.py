@@ -10,8 +10,8 @@ from fastapi.responses import Response
 
 from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices
-from app.case_text import case_text
 from app.states import LivingState
+from app.text.cases import case_text
 from app.web.templates import Entry, render
 
 router = APIRouter()

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from app.case_text import case_text
 from app.metrics import readable
 from app.results.sheet import Sheet
 from app.specs import Scalar
+from app.text.cases import case_text
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from app.case_text import case_text, in_use
 from app.results.sheet import Cell, Sheet
+from app.text.cases import case_text, in_use
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row

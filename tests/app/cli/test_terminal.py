@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from app import characters
-from app.characters import one_line, shown
 from app.cli import terminal
 from app.errors import job_problem
 from app.server import logs
 from app.store.records import NewEvent, UnitRecord
+from app.text import characters
+from app.text.characters import one_line, shown
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 """OSC 52: it puts a text on the clipboard."""

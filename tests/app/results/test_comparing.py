@@ -100,9 +100,7 @@ class TestMetrics:
         assert about(sheet, "differences") == [{"name": "compile", "baseline": False, "candidate": True}]
         assert any("compile=false → true" in note for note in sheet.notes)
 
-    def test_cases_of_grids_are_matched_by_the_coordinates_that_vary(
-        self, database: Database, measure: Measure
-    ) -> None:
+    def test_grid_cases_are_matched_by_varying_coordinates(self, database: Database, measure: Measure) -> None:
         def grid(tuned: bool, *tiles: int) -> int:
             return measure(
                 *(("step_ms", {"median": float(tile), "case": {"tile": tile, "tuned": tuned}}) for tile in tiles)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.case_text import case_text
 from app.specs._base import MAX_CELLS
 from app.specs.attention import AttentionSpec
+from app.text.cases import case_text
 
 
 def spec(**fields: Any) -> AttentionSpec:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.case_text import case_text
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
+from app.text.cases import case_text
 
 FSDP = {"strategy": "fsdp"}
 COMPILED = {"strategy": "torch_fsdp", "compile": True}

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from app.case_text import case_text
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
@@ -24,6 +23,7 @@ from app.specs.kernel import KernelSpec
 from app.specs.memory import MemorySpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from app.specs.profile import ProfileSpec
+from app.text.cases import case_text
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 

@@ -14,7 +14,7 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store.reading import members
-from app.value_text import value_text
+from app.text.values import value_text
 from app.web.pages import plots as plots_page
 from app.web.pages.compare import short_names
 from app.web.pages.sweeps import listed

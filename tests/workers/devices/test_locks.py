@@ -393,7 +393,7 @@ def test_another_users_exclusive_job_leaves_nothing_free(shared: Path, user: Cal
 
 
 @several_users
-def test_control_users_with_folders_of_their_own_get_one_device(shared: Path, user: Callable[..., User]) -> None:
+def test_control_users_with_own_folders_share_a_device(shared: Path, user: Callable[..., User]) -> None:
     anns, bobs = Worker(shared.with_name("anns")), Worker(shared.with_name("bobs"))
     ann, bob = user(ANN, anns.take, anns.keep_one), user(BOB, bobs.take)
     ann.next()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.case_text import case_text
+from app.text.cases import case_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.value_text import parse_json, parse_value, value_text
+from app.text.values import parse_json, parse_value, value_text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.markdown_tables import CUT_NOTE, LONGEST, shortened
+from app.text.markdown_tables import CUT_NOTE, LONGEST, shortened
 
 
 def test_long_cells_lose_their_middle() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.validity import doubts, notes, verdict
+from app.text.validity import doubts, notes, verdict
 
 
 def test_one_case_is_its_verdict() -> None:
