@@ -92,7 +92,7 @@ def load(registry: Registry, name: str) -> Any:
         raise InvalidEnvironment(str(error)) from error
 
 
-def translated(error: BaseException) -> RunnerError | None:
+def as_runner_error(error: BaseException) -> RunnerError | None:
     """Return the job's error for an error of torch, if its meaning is known."""
     from kernels.attention.library import NO_KERNEL
 
