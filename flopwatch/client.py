@@ -24,19 +24,16 @@ import contextlib
 import copy
 import hashlib
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote, unquote
 
-from app.table_options import Format, Statistic
+from app.table_options import Format
 from app.text.cases import case_text
-from app.text.characters import one_line
 from app.text.times import duration
-from app.text.values import value_text
 from flopwatch.connection import (
     PAGE,
     Answer,
@@ -53,10 +50,19 @@ from flopwatch.connection import (
     problem_text,
 )
 from flopwatch.own_code import put_into
+from flopwatch.progress import Show, progress_bar
+from flopwatch.queries import (
+    JobFilter,
+    TableOptions,
+    Thing,
+    comparison_query,
+    filter_query,
+    id_of,
+    table_query,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.progress import Progress
 
 __all__ = [
     "Answer",
@@ -78,10 +84,6 @@ __all__ = [
     "progress_bar",
 ]
 
-Thing: TypeAlias = int | Mapping[str, Any]
-"""A job or a sweep: its id, or what the server answered."""
-Show: TypeAlias = Callable[[int, int, str], None]
-"""Shows progress: how much is done, of how much (0: nobody knows yet), and a message."""
 
 POLL_S = 0.5
 BULK_TIMEOUT_S = 3600.0
@@ -100,33 +102,6 @@ class JobFailed(ClientError):
         self.problem: Mapping[str, Any] = job.get("error") or {}
         why = f": {problem_text(self.problem)}" if self.problem else ""
         super().__init__(f"Job {job['id']} {'was cancelled' if job['state'] == 'cancelled' else 'failed'}{why}")
-
-
-class JobFilter(TypedDict, total=False):
-    """A filter of jobs: a job matches if it has everything that is given."""
-
-    state: str | None
-    kind: str | None
-    labels: Mapping[str, str] | None
-    sweep: Thing | None
-
-
-class TableOptions(TypedDict, total=False):
-    """The jobs of a table of measurements and its layout; `Flopwatch.table` describes them."""
-
-    job: Thing | Sequence[Thing] | None
-    sweep: Thing | Sequence[Thing] | None
-    kind: str | Sequence[str] | None
-    labels: Mapping[str, str] | None
-    since: str | None
-    until: str | None
-    rows: Sequence[str] | None
-    columns: Sequence[str] | None
-    statistic: Statistic | None
-    pivot: str | None
-    relative_to: Mapping[str, Any] | None
-    sort: str | None
-    limit: int | None
 
 
 @dataclass(frozen=True)
@@ -359,7 +334,7 @@ class Flopwatch(Connection):
             >>> flopwatch.wait(job, timeout_s=600)["state"]
             'succeeded'
         """
-        job_id = _id(job)
+        job_id = id_of(job)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             tell = getattr(display, "tell", None)
@@ -389,7 +364,7 @@ class Flopwatch(Connection):
             >>> flopwatch.wait_for_sweep(sweep)["counts"]["succeeded"]
             3
         """
-        sweep_id = _id(sweep)
+        sweep_id = id_of(sweep)
         deadline = deadline_of(timeout_s)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
@@ -412,7 +387,7 @@ class Flopwatch(Connection):
         Raises:
             WaitTimeout: the job was not done after `timeout_s`. It is noticed at the server's next sign of life.
         """
-        return self.stream(f"/jobs/{_id(job)}/events", f"Job {_id(job)}", timeout_s)
+        return self.stream(f"/jobs/{id_of(job)}/events", f"Job {id_of(job)}", timeout_s)
 
     # Looking
 
@@ -423,7 +398,7 @@ class Flopwatch(Connection):
             >>> flopwatch.job(job["id"])["kind"]
             'benchmark'
         """
-        answer: Answer = self.get(f"/jobs/{_id(job)}")
+        answer: Answer = self.get(f"/jobs/{id_of(job)}")
         return answer
 
     def list_jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> list[Answer]:
@@ -433,7 +408,7 @@ class Flopwatch(Connection):
             limit: at most so many jobs.
             filters: `state`, `kind`, `labels` and `sweep`.
         """
-        return self.pages("/jobs", limit, **_filter_query(filters))
+        return self.pages("/jobs", limit, **filter_query(filters))
 
     def jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> pd.DataFrame:
         """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
@@ -493,7 +468,7 @@ class Flopwatch(Connection):
 
     def sweep_state(self, sweep: Thing) -> Answer:
         """Return a sweep as it is now, with the `counts` of its jobs by state, and its `searches`."""
-        return dict(self.get(f"/sweeps/{_id(sweep)}"))
+        return dict(self.get(f"/sweeps/{id_of(sweep)}"))
 
     def list_sweeps(self, limit: int = 50) -> list[Answer]:
         """Return the sweeps, newest first."""
@@ -510,7 +485,7 @@ class Flopwatch(Connection):
             >>> flopwatch.logs(job)
             'a line of output\\n'
         """
-        return self.text(f"/jobs/{_id(job)}/logs", attempt=attempt)
+        return self.text(f"/jobs/{id_of(job)}/logs", attempt=attempt)
 
     # Results
 
@@ -531,7 +506,7 @@ class Flopwatch(Connection):
             [[1.25, 'ms']]
         """
         params = {"samples": True if samples else None, "attempt": attempt}
-        return _frame(self.all_rows(f"/jobs/{_id(job)}/measurements", params))
+        return _frame(self.all_rows(f"/jobs/{id_of(job)}/measurements", params))
 
     def table(self, **options: Unpack[TableOptions]) -> pd.DataFrame:
         """Return the measurements of jobs as a table: one row per case, one column per metric.
@@ -558,7 +533,7 @@ class Flopwatch(Connection):
             >>> float(table["forward_ms"].mean()), table.attrs["units"]["forward_ms"]
             (1.25, 'ms')
         """
-        return _frame(self.get("/tables", format="json", **_table_query(options)))
+        return _frame(self.get("/tables", format="json", **table_query(options)))
 
     def table_text(
         self,
@@ -584,23 +559,23 @@ class Flopwatch(Connection):
         """
         # The query leaves out options that are not set.
         style = {"best": best or None, "links": links or None, "caption": caption, "latex_label": latex_label}
-        return self.text("/tables", format=format, **_table_query(options), **style)
+        return self.text("/tables", format=format, **table_query(options), **style)
 
     def missing(self, job: Thing) -> list[str]:
         """Return why cells of a job's table have no numbers, in sentences."""
-        return list(self.get("/tables", job=_id(job))["missing"])
+        return list(self.get("/tables", job=id_of(job))["missing"])
 
     def has_measurements(self, job: Thing) -> bool:
         """Return True if a job, or the attempt of it that recorded something last, has measurements."""
-        return bool(self.get(f"/jobs/{_id(job)}/measurements", limit=1)["rows"])
+        return bool(self.get(f"/jobs/{id_of(job)}/measurements", limit=1)["rows"])
 
     def units(self, job: Thing) -> list[Answer]:
         """Return the units of a job: title, outcome, environment and validity of each."""
-        return list(self.get(f"/jobs/{_id(job)}/units")["data"])
+        return list(self.get(f"/jobs/{id_of(job)}/units")["data"])
 
     def list_tables(self, job: Thing) -> list[Answer]:
         """Return the names, columns and numbers of rows of the tables that a job's units reported."""
-        tables: list[Answer] = self.get(f"/jobs/{_id(job)}/tables")["data"]
+        tables: list[Answer] = self.get(f"/jobs/{id_of(job)}/tables")["data"]
         return tables
 
     def job_table(
@@ -660,7 +635,7 @@ class Flopwatch(Connection):
             `attrs` have what the server says of the whole: `sentence` and `conclusion`, `alternated` (False: the jobs
             ran at different times), `baseline`, `candidate`, `differences`, `environment_differences`, and `notes`.
         """
-        params = _compared(baseline, candidate, metrics, fail_above_percent)
+        params = comparison_query(baseline, candidate, metrics, fail_above_percent)
         return _frame(self.get("/compare", **params, limit=limit, format="json"))
 
     def compare_text(
@@ -674,7 +649,11 @@ class Flopwatch(Connection):
         limit: int | None = None,
     ) -> ComparisonText:
         """Return the same comparison as `compare`, written as "markdown", "latex", "csv", "html" or "json"."""
-        params = {**_compared(baseline, candidate, metrics, fail_above_percent), "limit": limit, "format": format}
+        params = {
+            **comparison_query(baseline, candidate, metrics, fail_above_percent),
+            "limit": limit,
+            "format": format,
+        }
         answer = self.send("GET", "/compare", params=params)
         gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
         return ComparisonText(answer.text, gate, unquote(sentence))
@@ -688,16 +667,15 @@ class Flopwatch(Connection):
             metric: draw this metric.
             rows: at most so many rows of the results.
         """
-        return self.text(f"/jobs/{_id(job)}/export", metric=metric, rows=rows)
+        return self.text(f"/jobs/{id_of(job)}/export", metric=metric, rows=rows)
 
     def export_sweep(self, sweep: Thing, *, metric: str | None = None, rows: int | None = None) -> str:
         """Return a sweep as one HTML page; the arguments are those of `export_job`."""
-        return self.text(f"/sweeps/{_id(sweep)}/export", metric=metric, rows=rows)
+        return self.text(f"/sweeps/{id_of(sweep)}/export", metric=metric, rows=rows)
 
     def export_comparison(self, baseline: Thing, candidate: Thing | None = None) -> str:
         """Return the comparison of two jobs, or of the sides of one job of kind `compare`, as one HTML page."""
-        ids = {"job": _id(baseline)} if candidate is None else {"baseline": _id(baseline), "candidate": _id(candidate)}
-        return self.text("/compare/export", **ids)
+        return self.text("/compare/export", **comparison_query(baseline, candidate))
 
     # Baselines
 
@@ -712,7 +690,7 @@ class Flopwatch(Connection):
             >>> flopwatch.set_baseline("main", job=job)["number_of_cases"]
             1
         """
-        body = {"job": None if job is None else _id(job), "sweep": None if sweep is None else _id(sweep)}
+        body = {"job": None if job is None else id_of(job), "sweep": None if sweep is None else id_of(sweep)}
         return dict(self.send("PUT", _baseline_path(name), body=body).json())
 
     def baseline(self, name: str) -> Answer:
@@ -789,7 +767,8 @@ class Flopwatch(Connection):
         for job in jobs:
             by_kind.setdefault(job["kind"], []).append(job["id"])
         comparisons = [
-            self.get("/compare", **_compared(baseline, ids, metrics, fail_above_percent)) for ids in by_kind.values()
+            self.get("/compare", **comparison_query(baseline, ids, metrics, fail_above_percent))
+            for ids in by_kind.values()
         ]
         for one in comparisons:
             if one["gate"]["outcome"] == "not_comparable":
@@ -829,7 +808,7 @@ class Flopwatch(Connection):
 
     def list_files(self, job: Thing) -> list[Answer]:
         """Return a job's files: name, kind, size in bytes, SHA-256."""
-        files: list[Answer] = self.get(f"/jobs/{_id(job)}/artifacts")["data"]
+        files: list[Answer] = self.get(f"/jobs/{id_of(job)}/artifacts")["data"]
         return files
 
     def download(self, job: Thing, name: str | None = None, *, to: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -850,7 +829,7 @@ class Flopwatch(Connection):
             >>> [path.name for path in flopwatch.download(job, to=folder)]
             ['trace.json.gz']
         """
-        job_id, files = _id(job), self.list_files(job)
+        job_id, files = id_of(job), self.list_files(job)
         chosen = [one for one in files if name in (None, one["name"])]
         if name is not None and not chosen:
             names = ", ".join(one["name"] for one in files) or "none"
@@ -873,23 +852,23 @@ class Flopwatch(Connection):
             >>> flopwatch.cancel(flopwatch.rerun(job, device="cuda"))["state"]
             'cancelled'
         """
-        return dict(self.send("POST", f"/jobs/{_id(job)}/cancel").json())
+        return dict(self.send("POST", f"/jobs/{id_of(job)}/cancel").json())
 
     def cancel_sweep(self, sweep: Thing) -> Answer:
         """Cancel the jobs of a sweep that are not finished; the others keep their results."""
-        return dict(self.send("POST", f"/sweeps/{_id(sweep)}/cancel").json())
+        return dict(self.send("POST", f"/sweeps/{id_of(sweep)}/cancel").json())
 
     def resume_sweep(self, sweep: Thing) -> Answer:
         """Run again what has no result: a new job for each point whose latest one failed or was cancelled."""
-        return dict(self.send("POST", f"/sweeps/{_id(sweep)}/resume").json())
+        return dict(self.send("POST", f"/sweeps/{id_of(sweep)}/resume").json())
 
     def retry(self, job: Thing) -> Answer:
         """Queue a failed or cancelled job for its next attempt: the same job, the same spec."""
-        return dict(self.send("POST", f"/jobs/{_id(job)}/retry").json())
+        return dict(self.send("POST", f"/jobs/{id_of(job)}/retry").json())
 
     def delete(self, job: Thing) -> None:
         """Delete a finished job with its results and files."""
-        self.send("DELETE", f"/jobs/{_id(job)}")
+        self.send("DELETE", f"/jobs/{id_of(job)}")
 
     def cancel_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
         """Cancel all queued and running jobs that match every filter; those of `list_jobs`, at least one.
@@ -897,7 +876,7 @@ class Flopwatch(Connection):
         Returns:
             `cancelled`: how many were queued; `requested`: how many run, and end soon.
         """
-        return dict(self.send("POST", "/jobs/cancel", params=_filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
+        return dict(self.send("POST", "/jobs/cancel", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
 
     def delete_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
         """Delete all finished jobs that match every filter; those of `list_jobs`, at least one.
@@ -905,7 +884,7 @@ class Flopwatch(Connection):
         Returns:
             How many were `deleted`, and how many stay, since they are `unfinished` or `in_baselines`.
         """
-        return dict(self.send("DELETE", "/jobs", params=_filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
+        return dict(self.send("DELETE", "/jobs", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
 
     def paused_kinds(self) -> list[str] | str:
         """Return the kinds of which no job starts: a list, or "all"."""
@@ -919,50 +898,6 @@ class Flopwatch(Connection):
 
     def _with_preset(self, spec: Mapping[str, Any], preset: str | None) -> Answer:
         return dict(spec) if preset is None else _merged(self.preset(str(spec.get("kind")), preset), spec)
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Show]:
-    """Show progress as a bar on standard error, with the time that is left, if that is a terminal; else nothing."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _total, _message: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield _Bar(bar)
-
-
-class _Bar:
-    """Shows progress by one of rich's bars; lines about finished cells stay above it."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task = bar.add_task("waiting", total=None)
-
-    def __call__(self, done: int, total: int, message: str) -> None:
-        self._bar.update(self._task, description=one_line(message))
-        if total:
-            self._bar.update(self._task, completed=done, total=total)
-
-    def tell(self, line: str) -> None:
-        self._bar.console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _left(seconds: Sequence[float], cells: int) -> str:
@@ -979,10 +914,6 @@ def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
     return f", {searches[0]['axis']} {searches[0]['largest']} fits"
 
 
-def _id(thing: Thing) -> int:
-    return thing if isinstance(thing, int) else int(thing["id"])
-
-
 def _options(
     name: str | None, labels: Mapping[str, str] | None, priority: int, timeout_s: float | str | None, max_attempts: int
 ) -> Answer:
@@ -995,78 +926,8 @@ def _options(
     }
 
 
-def _label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
-    return [f"{key}:{value}" for key, value in (labels or {}).items()] or None
-
-
-def _filter_query(filters: JobFilter) -> Answer:
-    """Return the query parameters of a filter of jobs."""
-    _refuse_unknown(filters, JobFilter)
-    sweep = filters.get("sweep")
-    return {
-        "state": filters.get("state"),
-        "kind": filters.get("kind"),
-        "label": _label_filter(filters.get("labels")),
-        "sweep": None if sweep is None else _id(sweep),
-    }
-
-
-def _table_query(options: TableOptions) -> Answer:
-    """Return the query parameters that choose the jobs of a table, and lay it out."""
-    _refuse_unknown(options, TableOptions)
-    query: Answer = dict(options)
-    labels, kind = query.pop("labels", None), query.get("kind")
-    reference = [f"{name}={value_text(value)}" for name, value in (query.get("relative_to") or {}).items()]
-    return {
-        **query,
-        "job": _ids(query.get("job")),
-        "sweep": _ids(query.get("sweep")),
-        "kind": [kind] if isinstance(kind, str) else kind,
-        "label": _label_filter(labels),
-        "relative_to": reference or None,
-    }
-
-
-def _refuse_unknown(given: Mapping[str, Any], options: type) -> None:
-    """Raise TypeError for an option that there is not, as a call with an unknown argument does."""
-    unknown = [name for name in given if name not in options.__annotations__]
-    if unknown:
-        raise TypeError(f"there is no option {unknown[0]!r}; there are {', '.join(options.__annotations__)}")
-
-
-def _ids(things: Thing | Sequence[Thing] | None) -> list[int] | None:
-    one_or_more = [things] if isinstance(things, int | Mapping) else things
-    return None if one_or_more is None else [_id(one) for one in one_or_more]
-
-
 def _job_table_path(job: Thing, name: str) -> str:
-    return f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
-
-
-def _compared(
-    baseline: Thing | Sequence[Thing] | str,
-    candidate: Thing | Sequence[Thing] | None,
-    metrics: Sequence[str] | None,
-    fail_above_percent: float | None,
-) -> Answer:
-    """Return the query that asks for a comparison."""
-
-    def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
-        return [_id(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
-
-    sides: Answer
-    if candidate is None:
-        if isinstance(baseline, str):
-            raise ClientError(f"Say which job is compared with the baseline {baseline!r}.")
-        jobs = ids(baseline)
-        if len(jobs) != 1:
-            raise ClientError("Say which jobs are compared with these; or pass one job of kind compare.")
-        sides = {"job": jobs[0]}
-    elif isinstance(baseline, str):
-        sides = {"baseline_name": baseline, "candidate": ids(candidate)}
-    else:
-        sides = {"baseline": ids(baseline), "candidate": ids(candidate)}
-    return {**sides, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
+    return f"/jobs/{id_of(job)}/tables/{quote(name, safe='')}"
 
 
 def _baseline_path(name: str) -> str:

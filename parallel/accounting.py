@@ -1,7 +1,7 @@
-"""Bytes that ranks exchange, on paper: of one collective operation, and of a training step by strategy. Needs no torch.
+"""Formulas for the bytes that ranks exchange in a collective operation and in a training step. Needs no torch.
 
-Sizes are those of the whole tensor, on every operation: what a rank has after an all-gather, and what it hands to a
-reduce-scatter. NCCL's rings move the fewest bytes possible (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+Sizes of all operations are those of the whole tensor: the output of an all-gather, the input of a reduce-scatter.
+NCCL's rings move the fewest bytes possible (Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", 2009, sections 3 and 4), and nccl-tests derives its bus bandwidth from the
 same counts (NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth"). NVLink multicast (NVLS) moves fewer.
 """
@@ -76,8 +76,8 @@ def step_traffic(
 ) -> Traffic:
     """Return the traffic of one training step with one backward pass.
 
-    Data parallelism reduces every gradient on all ranks, whatever the strategy: strategies differ in when (Li et al.,
-    2020, section 3.2). A sharded optimizer then gathers the parameters (ZeRO stage 1 with a whole all-reduce:
+    With every strategy of data parallelism, all gradients are all-reduced; strategies differ only in the time (Li et
+    al., 2020, section 3.2). A sharded optimizer then gathers the parameters (ZeRO stage 1 with a whole all-reduce:
     Rajbhandari et al., 2020, section 7.1). Full sharding gathers each sharded parameter for the forward and for the
     backward pass, and reduces its gradient to its owners (stage 3, section 7.2.2: 3/2 of data parallelism); parameters
     that every rank keeps are all-reduced.

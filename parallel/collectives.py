@@ -1,7 +1,7 @@
-"""Collective operations, as the data-parallel wrappers share them.
+"""Collective operations for the data-parallel wrappers.
 
-The first part starts averages, gathers and scatters in a process group, whatever its backend and torch's version. The
-second records when a step's operations ran.
+The first part starts averages, gathers and scatters in a process group of any backend. The second part records when a
+step's operations ran.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 MIB = 2**20
 END_S = 1.0
-"""Seconds that the notification of an operation's end may take to arrive."""
+"""Longest delay between an operation's end and its notification, in seconds."""
 
 
 class Work(Protocol):
@@ -33,21 +33,20 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Averaging:
-    """The way in which a group averages: the caller multiplies a tensor by `factor`, then the group runs
-    `operation`."""
+    """How a group averages: the caller multiplies a tensor by `factor`, then the group runs `operation`."""
 
     operation: dist.ReduceOp.RedOpType
     factor: float
 
     @property
     def in_operation(self) -> bool:
-        """Whether the operation divides by itself, so that no pass over the tensor is needed before it."""
+        """Whether the operation itself divides, so that the tensor need not be scaled before."""
         return self.factor == 1.0
 
 
 def averaging(group: dist.ProcessGroup, device: torch.device) -> Averaging:
-    """Return how a group averages: NCCL multiplies each rank's values by 1/ranks while it reads them; other backends
-    add up values that are scaled before.
+    """Return how a group averages: NCCL multiplies each rank's values by 1/ranks while it reads them; for other
+    backends, values are scaled before they are summed.
 
     Scaling before the sum keeps float16 sums in range.
     """
@@ -96,11 +95,11 @@ def start_all_reduces(tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpT
     works = [
         _started("all_reduce", tensor.nbytes, functools.partial(group.allreduce, [tensor], alone)) for tensor in real
     ]
-    return works[0] if len(works) == 1 else Started(works)
+    return works[0] if len(works) == 1 else StartedTogether(works)
 
 
 def _asynchronous(options: Any, operation: dist.ReduceOp.RedOpType) -> Any:
-    """Return options for an operation that is waited for later, on NCCL's stream."""
+    """Return options for an operation that runs on NCCL's stream, and for which callers wait later."""
     options.reduceOp = operation
     if hasattr(options, "asyncOp"):
         options.asyncOp = True
@@ -129,13 +128,13 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Started:
-    """Operations that were started together; waiting waits for all of them."""
+class StartedTogether:
+    """Operations that were started together; `wait` waits for all of them."""
 
     def __init__(self, works: Sequence[Work], keep: object = None) -> None:
         self._works = works
         self._keep = keep
-        """Tensors that the operations read or write: they must live until then."""
+        """Tensors that the operations read or write; they must live until the operations are done."""
 
     def wait(self) -> None:
         for work in self._works:
@@ -145,7 +144,7 @@ class Started:
 
 def start_together(
     starts: Sequence[Callable[[], Work | None]], group: dist.ProcessGroup, device: torch.device, keep: object = None
-) -> Started:
+) -> StartedTogether:
     """Start operations of one kind at once: NCCL makes one kernel of them, so that small ones cost no launch each.
 
     Args:
@@ -154,7 +153,7 @@ def start_together(
         keep: Tensors that must live until the operations are done.
     """
     if len(starts) < 2 or not uses_nccl(group, device):
-        return Started([work for start in starts if (work := start()) is not None], keep)
+        return StartedTogether([work for start in starts if (work := start()) is not None], keep)
 
     def start_all() -> Work:
         with dist._coalescing_manager(group=group, async_ops=True) as together:  # type: ignore[attr-defined]
@@ -163,7 +162,7 @@ def start_together(
         return together  # type: ignore[no-any-return]
 
     timeline = _recording[-1] if _recording else None
-    return Started([start_all() if timeline is None else timeline.note_together(start_all)], keep)
+    return StartedTogether([start_all() if timeline is None else timeline.note_together(start_all)], keep)
 
 
 def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -191,11 +190,10 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def check_same_everywhere(what: str, value: object, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Check on every rank that a value's text is the same on all ranks, before a difference can make them wait for each
-    other.
+    """Check that a value's text is the same on all ranks, since ranks that differ would wait for each other.
 
     Raises:
-        RuntimeError: it is not the same on every rank; names a rank whose value differs from the first rank's.
+        RuntimeError: it is not; raised on every rank, and names a rank whose value differs from the first rank's.
     """
     digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], signed=True)
     everywhere = torch.empty(group.size(), dtype=torch.int64, device=device)
@@ -210,19 +208,19 @@ def check_same_everywhere(what: str, value: object, device: torch.device, group:
 
 
 ALIGNMENT = 128
-"""Bytes at whose multiples tensors begin that share memory: fused optimizers read aligned memory faster."""
+"""Alignment in bytes of tensors that share memory: fused optimizers read aligned memory faster."""
 
 
 def aligned(numel: int, element_size: int) -> int:
-    """Return how many elements to set aside for `numel` of them, so that the next tensor is aligned."""
+    """Return the number of elements to reserve for `numel` of them, so that the next tensor is aligned."""
     step = max(1, ALIGNMENT // element_size)
     return -(-numel // step) * step
 
 
 def view_like(parameter: Tensor, memory: Tensor, start: int) -> Tensor:
-    """Return the elements of one-dimensional memory from `start` on in a parameter's shape, and in its order of axes.
+    """Return a view of one-dimensional memory from `start` on, with a parameter's shape and strides.
 
-    Autograd adds to gradients faster that lie in memory as their parameters do, and warns of others.
+    Autograd accumulates faster into gradients that have their parameter's strides, and warns of others.
     """
     return memory.as_strided(parameter.shape, strides_of(parameter), memory.storage_offset() + start)
 
@@ -240,15 +238,15 @@ def strides_of(parameter: Tensor) -> tuple[int, ...]:
 def owns_its_memory(tensor: Tensor) -> bool:
     """Return True if no other tensor uses this one's memory, so that it may be overwritten.
 
-    Gradients of several parameters can be one and the same memory: those of a and b in `a.view(-1) + b` are.
+    Gradients of several parameters can share memory, such as those of a and b in `a.view(-1) + b`.
     """
     storage = tensor.untyped_storage()
     # Two users are the tensor and the object that `storage` is.
     return bool(torch._C._storage_Use_Count(storage._cdata) == 2)
 
 
-class Usage:
-    """Finds out which parameters have a gradient on any rank. Only a rank that lacks one waits for the answer.
+class GradientUsage:
+    """Exchanges which parameters have a gradient on any rank. Only a rank without some gradient waits for the result.
 
     Without it, a parameter that no rank used would get a gradient of zeros, and an optimizer with weight decay or
     momentum would change it.
@@ -263,7 +261,7 @@ class Usage:
         self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, group)
         self._answer: list[int] | None = None
 
-    def anywhere(self, index: int) -> bool:
+    def used_on_any_rank(self, index: int) -> bool:
         """Return True if some rank has a gradient for the parameter with this index."""
         if self._answer is None:
             self.wait()
@@ -271,7 +269,7 @@ class Usage:
         return bool(self._answer[index])
 
     def wait(self) -> None:
-        """Wait for the exchange; a GPU's host does not."""
+        """Wait for the exchange; on a GPU the current stream waits, not the host."""
         self._work.wait()
 
 
@@ -292,8 +290,8 @@ class Interval:
 class Timeline:
     """The spans of all operations that this package started while the timeline recorded, in any thread.
 
-    On a GPU events take the times. Operations of one group run one after the other there, so one starts when it is
-    started and the one before it has ended. On a CPU they may run at the same time.
+    On a GPU the times are those of events. Operations of one group run there one after the other, so an operation
+    begins when it has been started and the previous one has ended. On a CPU operations may run at the same time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -313,7 +311,7 @@ class Timeline:
         return event
 
     def note(self, name: str, size_bytes: int, start: Callable[[], Work]) -> Work:
-        """Start an operation and note it."""
+        """Start an operation and record it."""
         if self._inside is not None:
             self._inside.append((name, size_bytes))
             return start()
@@ -323,7 +321,7 @@ class Timeline:
         return work
 
     def note_together(self, start: Callable[[], Work]) -> Work:
-        """Start operations at once and note them as one."""
+        """Start several operations together and record them as one."""
         self._inside = []
         begun = self._moment()
         work, ended = self._watched(start())
@@ -332,10 +330,10 @@ class Timeline:
         return work
 
     def _watched(self, work: Work) -> tuple[Work, list[Any]]:
-        """Return the operation, and a list that holds the moment of its end when that has come."""
+        """Return the operation, and a list to which the moment of its end is added when it ends."""
         ended: list[Any] = []
         if self._side is not None:
-            # A stream that waits for nothing else.
+            # On a stream of its own, which waits for nothing else.
             with torch.cuda.stream(self._side):
                 work.wait()
                 ended.append(self._moment())
@@ -343,15 +341,15 @@ class Timeline:
         try:
             work.get_future().add_done_callback(lambda future: ended.append(time.perf_counter()))  # type: ignore[attr-defined]
         except RuntimeError:
-            # gloo does not report the end of a reduce-scatter: it counts as ended when a caller has waited for it.
-            return _Waited(work, ended), ended
+            # gloo does not report the end of a reduce-scatter: its end is the moment when a caller has waited for it.
+            return _RecordedWait(work, ended), ended
         return work, ended
 
     def intervals(self) -> list[Interval]:
         """Return the operations in the order in which they were started.
 
         Raises:
-            RuntimeError: one has not ended; it must have been waited for.
+            RuntimeError: an operation has not ended, since its caller has not waited for it.
         """
         if self._on_gpu:
             torch.cuda.synchronize()
@@ -375,8 +373,8 @@ class Timeline:
         return 1e3 * float(moment - self._begin)
 
 
-class _Waited:
-    """An operation that records when it has been waited for."""
+class _RecordedWait:
+    """An operation whose `wait` records the moment of its return as the operation's end."""
 
     def __init__(self, work: Work, ended: list[Any]) -> None:
         self._work, self._ended = work, ended
@@ -392,7 +390,7 @@ _recording: list[Timeline] = []
 
 @contextmanager
 def recorded(device: torch.device) -> Iterator[Timeline]:
-    """Record a timeline of what this rank starts inside."""
+    """Record a timeline of the operations that this rank starts inside the context."""
     timeline = Timeline(device)
     _recording.append(timeline)
     try:

@@ -14,8 +14,8 @@ BucketedDataParallel    during the backward pass, one all-reduce per bucket of p
 
 In all of them, all ranks run their operations in one order, which depends only on the module: the order in which
 parameters were registered, or its reverse. It depends neither on the order in which autograd finishes gradients nor on
-which gradients it computes. So ranks that use different parameters still meet in the same operations. A rank without a
-gradient for a parameter counts as one whose gradient is zero; a parameter that no rank used keeps the gradient None.
+which gradients it computes. So ranks that use different parameters still run the same operations. A rank without a
+gradient for a parameter contributes zeros; a parameter that no rank used keeps the gradient None.
 
 On GPUs the operations run on NCCL's stream, beside the backward pass.
 """
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from parallel.collectives import (
     MIB,
     Averaging,
-    Usage,
+    GradientUsage,
     Work,
     aligned,
     averaging,
@@ -57,7 +57,7 @@ class DataParallel(nn.Module):
     only. Gradients must be dense.
 
     Args:
-        module: The model, on its device, the same on every rank; the first rank's values become everybody's.
+        module: The model, on its device, the same on every rank. All ranks get the first rank's values.
         process_group: The ranks; by default all of them.
 
     Raises:
@@ -110,8 +110,8 @@ class DataParallel(nn.Module):
     def _averaging(self) -> Averaging:
         return averaging(self.group, self._device)
 
-    def _usage(self) -> Usage:
-        return Usage((p.grad is not None for p in self.trainable.values()), self._device, self.group)
+    def _usage(self) -> GradientUsage:
+        return GradientUsage((p.grad is not None for p in self.trainable.values()), self._device, self.group)
 
 
 def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
@@ -144,7 +144,7 @@ class NaiveDataParallel(DataParallel):
             start_all_reduce(dense, self._averaging.operation, self.group).wait()
             if dense is not total:
                 total.copy_(dense)
-            if gradient is None and usage.anywhere(index):
+            if gradient is None and usage.used_on_any_rank(index):
                 parameter.grad = total
         usage.wait()
 
@@ -172,7 +172,7 @@ class FlatDataParallel(DataParallel):
                 flat.mul_(self._averaging.factor)
             start_all_reduce(flat, self._averaging.operation, self.group).wait()
             for (index, _, parameter), gradient, place in zip(kind, gradients, places, strict=True):
-                if gradient is not None or usage.anywhere(index):
+                if gradient is not None or usage.used_on_any_rank(index):
                     parameter.grad = place
         usage.wait()
 
@@ -180,17 +180,17 @@ class FlatDataParallel(DataParallel):
 class Bucket:
     """Parameters of one dtype whose gradients are averaged together, and those gradients while they are communicated.
 
-    When the last gradient is complete, all are copied next to each other by one call, and are views of that memory from
-    then on. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory is taken when
-    the bucket is sent, and belongs to the gradients: it goes when they are set to None.
+    When the last gradient is complete, one call copies all gradients next to each other; from then on they are views of
+    that memory. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory is
+    allocated when the bucket is sent, and freed when the gradients are set to None.
 
     With `copies` False no gradient is copied: the group gets a list of them.
 
-    Autograd appends each parameter whose gradient it completes to `arrived`. The hook is `list.append`, in C: Python
-    code for each parameter would delay the backward pass wherever the host is slower than the device. Only one
-    parameter has a Python hook, set by `watch`: the one whose gradient came last in the round before. If another one
-    comes last, the bucket is not full when that hook runs. A later bucket's hook then finds it full, or the end of the
-    round does.
+    Autograd appends each parameter whose gradient is complete to `arrived`. The hook is `list.append`, in C: Python
+    code for each parameter would delay the backward pass if the host is slower than the device. Only one parameter has
+    a Python hook, set by `watch`: the one whose gradient arrived last in the previous round. If another gradient
+    arrives last, the bucket is not full when that hook runs; it is then sent by a later bucket's hook, or at the end of
+    the round.
     """
 
     def __init__(self, members: Sequence[tuple[str, nn.Parameter]], *, copies: bool = True) -> None:
@@ -200,7 +200,7 @@ class Bucket:
         first = self.parameters[0]
         self.dtype, self.device = first.dtype, first.device
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
-        """Shape, strides and offset in the bucket's memory, in elements, of each gradient."""
+        """Each gradient's shape, strides, and offset in the bucket's memory in elements."""
         self.numel = 0
         for parameter in self.parameters:
             self._places.append((parameter.shape, strides_of(parameter), self.numel))
@@ -215,26 +215,26 @@ class Bucket:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a round: no gradient is here yet."""
+        """Begin a round: no gradient has arrived yet."""
         self.arrived.clear()
         self.accumulated = False
         """Whether a pass inside `no_sync` added to a gradient that had arrived."""
         self.memory: Tensor | None = None
         self.views: list[Tensor] = []
-        """The gradients, here on their way."""
+        """The gradients that are being sent."""
         self.missing: list[int] = []
         """Indices of parameters that have no gradient on this rank in this round."""
         self.work: Work | None = None
 
     def watch(self, parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> None:
-        """Call `hook` when this parameter's gradient is complete, and no longer when the former one's is."""
+        """Call `hook` when this parameter's gradient is complete, instead of the parameter watched before."""
         if self._watch is not None:
             self._watch.remove()
         self.watched = parameter
-        # Behind the note of its arrival: hooks run in the order of registration.
+        # Runs after the hook that appends to `arrived`: hooks run in the order of registration.
         self._watch = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def unhook(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove all hooks."""
         for handle in (*self._notes, self._watch):
             handle.remove()
@@ -246,29 +246,29 @@ class Bucket:
         return len(set(map(id, self.arrived))) == len(self.parameters)
 
     @property
-    def came_again(self) -> bool:
-        """True if a gradient was added to after it had arrived."""
+    def arrived_again(self) -> bool:
+        """True if a backward pass added to a gradient that had arrived."""
         return self.accumulated or len(set(map(id, self.arrived))) < len(self.arrived)
 
     @property
     def last(self) -> nn.Parameter | None:
-        """The parameter that made the bucket full, if no gradient came twice before."""
+        """The parameter whose gradient arrived last; None if another gradient arrived twice before."""
         first_pass = self.arrived[: len(self.parameters)]
         if len(set(map(id, first_pass))) < len(self.parameters):
             return None
         return first_pass[-1]  # type: ignore[return-value]
 
-    def forget_after(self, count: int) -> None:
-        """Forget all arrivals but the first `count`: they were not to be sent."""
+    def drop_arrivals_after(self, count: int) -> None:
+        """Drop all arrivals after the first `count`, which happened inside `no_sync`."""
         if len(self.arrived) > count:
             before = set(map(id, self.arrived[:count]))
             self.accumulated = self.accumulated or not before.isdisjoint(map(id, self.arrived[count:]))
             del self.arrived[count:]
 
-    def take(self, factor: float) -> None:
-        """Take all gradients, scaled by `factor`; the parameters have none until the round ends.
+    def collect(self, factor: float) -> None:
+        """Collect all gradients, scaled by `factor`; the parameters' gradients are None until the round ends.
 
-        Autograd may accumulate further gradients meanwhile; they do not touch the memory that is being sent.
+        Autograd may accumulate further gradients meanwhile, in other memory than that being sent.
         """
         gradients = [dense_gradient(name, p) for name, p in zip(self.names, self.parameters, strict=True)]
         for parameter in self.parameters:
@@ -297,7 +297,7 @@ class Bucket:
             torch._foreach_copy_(to, copied)
 
     def _in_place(self, index: int, gradient: Tensor | None, factor: float) -> Tensor:
-        """Return a gradient where it lies, or a copy if others use that memory."""
+        """Return a gradient without copying it, or a copy if other tensors use its memory."""
         shape, strides, _ = self._places[index]
         if gradient is not None and gradient.stride() == strides and owns_its_memory(gradient):
             gradient = gradient.detach()
@@ -313,9 +313,9 @@ class Bucket:
         flat = [view if view.is_contiguous() else view.as_strided((view.numel(),), (1,)) for view in self.views]
         self.work = start_all_reduces(flat, operation, group)
 
-    def hand_out(self, used: Callable[[str], bool]) -> None:
-        """Wait for the averages and make them the parameters' gradients; `used` says which parameters have a gradient
-        on any rank."""
+    def set_gradients(self, used: Callable[[str], bool]) -> None:
+        """Wait for the averages and make them the parameters' gradients. `used` returns whether the parameter of a name
+        has a gradient on any rank."""
         assert self.work is not None
         self.work.wait()
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -344,8 +344,8 @@ class OverlappingDataParallel(DataParallel):
     A bucket is sent when it is full and all buckets before it are sent. `finish_gradient_synchronization` sends the
     rest, waits, and gives every parameter its gradient; from a bucket's sending to then, its gradients are None.
 
-    Each bucket watches the parameter whose gradient came last in the previous round, since a check at every parameter
-    would take too much of the host's time. Only the moment of sending depends on this, not the content or the order.
+    Each bucket watches the parameter whose gradient arrived last in the previous round, since a check at every
+    parameter would take too much host time. This affects only the moment of sending, not the content or the order.
     """
 
     def __init__(
@@ -362,13 +362,13 @@ class OverlappingDataParallel(DataParallel):
         self.buckets = [Bucket(members, copies=copies) for members in divided]
         self._index_of = {name: index for index, name in enumerate(self.trainable)}
         self._sent = 0
-        self._usage_now: Usage | None = None
+        self._used_by_any: GradientUsage | None = None
         self._hook = _hook(weakref.ref(self))
         for bucket in self.buckets:
             bucket.watch(bucket.parameters[-1], self._hook)
-        # The hooks of a deleted wrapper must neither keep its parameters alive nor take the gradients of the next
-        # wrapper.
-        weakref.finalize(self, _unhook, self.buckets)
+        # The hooks of a deleted wrapper must not keep its parameters alive, and must not collect the gradients of the
+        # next wrapper.
+        weakref.finalize(self, _remove_hooks, self.buckets)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -378,12 +378,12 @@ class OverlappingDataParallel(DataParallel):
                 yield
         finally:
             for bucket, count in zip(self.buckets, before, strict=True):
-                bucket.forget_after(count)
+                bucket.drop_arrivals_after(count)
 
     no_sync.__doc__ = DataParallel.no_sync.__doc__
 
     def send_full_buckets(self) -> None:
-        """Send what can be sent."""
+        """Send the buckets that are full, in order, up to the first one that is not."""
         if not self.synchronizes:
             return
         while self._sent < len(self.buckets) and self.buckets[self._sent].full:
@@ -396,41 +396,43 @@ class OverlappingDataParallel(DataParallel):
 
     def _send_next(self) -> None:
         bucket = self.buckets[self._sent]
-        bucket.take(self._averaging.factor)
+        bucket.collect(self._averaging.factor)
         self._sent += 1
         if self._sent == len(self.buckets):
-            # Before the last bucket: behind it, these few bytes would be one more latency that nothing hides.
+            # Before the last bucket: after it, the latency of this small operation would not overlap with anything.
             missing = {bucket.names[index] for bucket in self.buckets for index in bucket.missing}
-            self._usage_now = Usage((name not in missing for name in self.trainable), self._device, self.group)
+            self._used_by_any = GradientUsage(
+                (name not in missing for name in self.trainable), self._device, self.group
+            )
         bucket.send(self._averaging.operation, self.group)
 
     def _finish(self) -> None:
         # The ranks must agree on a second round, so this does not ask whether a bucket was sent in between.
-        again = any(bucket.came_again for bucket in self.buckets)
+        again = any(bucket.arrived_again for bucket in self.buckets)
         late = self._end_round()
         if again or late:
-            # Averages of averages are the averages: what has been averaged stays as it is.
+            # Averaging again does not change gradients that are averages already.
             for parameter, gradient in late:
                 assert parameter.grad is not None
                 parameter.grad.add_(gradient)
             self._end_round()
 
     def _end_round(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Send what is left, wait, and hand the averages out; return the gradients that came too late for them."""
+        """Send the other buckets, wait, and set the averages as gradients; return gradients that arrived too late."""
         sent = self.buckets[: self._sent]
         late = [(p, gradient) for bucket in sent for p in bucket.parameters if (gradient := p.grad) is not None]
         while self._sent < len(self.buckets):
             self._send_next()
-        usage = self._usage_now
+        usage = self._used_by_any
         assert usage is not None
         for bucket in self.buckets:
-            bucket.hand_out(lambda name: usage.anywhere(self._index_of[name]))
+            bucket.set_gradients(lambda name: usage.used_on_any_rank(self._index_of[name]))
             last = bucket.last
             if last is not None and last is not bucket.watched:
                 bucket.watch(last, self._hook)
             bucket.begin()
         usage.wait()
-        self._usage_now, self._sent = None, 0
+        self._used_by_any, self._sent = None, 0
         return late
 
 
@@ -443,9 +445,9 @@ def _hook(this: weakref.ReferenceType[OverlappingDataParallel]) -> Callable[[Ten
     return gradient_is_complete
 
 
-def _unhook(buckets: list[Bucket]) -> None:
+def _remove_hooks(buckets: list[Bucket]) -> None:
     for bucket in buckets:
-        bucket.unhook()
+        bucket.remove_hooks()
 
 
 class OverlappedDataParallel(OverlappingDataParallel):

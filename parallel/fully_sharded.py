@@ -10,11 +10,11 @@ The model is cut into units. Before a unit runs, forward or backward, its parame
 it, they are freed. After a unit's backward pass its gradients are reduced to the ranks that own them. While one unit
 computes, the next unit's parameters and the last unit's gradients are being communicated.
 
-Every tensor is gathered from where its parts are to where it is used, and every gradient is reduced from where autograd
-left it: NCCL takes all tensors of a unit in one launch, so nothing is copied into or out of buffers.
+Tensors are gathered directly into the parameters' memory, and gradients are reduced directly from autograd's tensors:
+NCCL takes all tensors of a unit in one launch, so nothing is copied into or out of buffers.
 
 This is ZeRO stage 3 (Rajbhandari et al., 2020, section 5.3) with the units and the prefetching of PyTorch FSDP (Zhao et
-al., 2023, sections 3.2 and 3.3). Between operations on the ranks there is one order only: that in which units run.
+al., 2023, sections 3.2 and 3.3). All ranks start operations in the same order: that in which units run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from parallel.collectives import (
     Averaging,
-    Started,
-    Usage,
+    GradientUsage,
+    StartedTogether,
     averaging,
     broadcast_module,
     default_group,
@@ -45,15 +45,15 @@ from parallel.collectives import (
 from parallel.data_parallel import dense_gradient
 
 Owner = tuple[nn.Module, str]
-"""A module that uses a parameter, and the name that it has there."""
+"""A module that uses a parameter, and the parameter's name in the module."""
 
 
-class Held:
-    """A parameter in its two forms: `part`, which the optimizer sees, and `whole`, with which modules compute.
+class UnitParameter:
+    """A parameter in its two forms: `part`, which the optimizer updates, and `whole`, with which modules compute.
 
-    Modules have `whole` as their parameter while they run, forward or backward, else `part`. `whole` has memory only
-    from `take_memory` to `free`. Autograd may keep it for the backward pass meanwhile: it finds the same values there
-    when the memory has been filled again.
+    Modules have `whole` as their parameter while they run, forward or backward, and otherwise `part`. `whole` has
+    memory only from `take_memory` to `free`. Autograd may save it for the backward pass, before which the memory is
+    filled again with the same values.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Held:
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=original.device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
-        # `data` counts its versions apart: refilling the memory is no change that autograd has to know.
+        # `data` has its own version counter, so that autograd does not take refilling the memory for a modification.
         self.memory = memory.data
         self._bytes = memory.untyped_storage().nbytes()
         self.free()
@@ -90,13 +90,13 @@ class Held:
         self.memory.untyped_storage().resize_(0)
 
     def show(self, parameter: nn.Parameter) -> None:
-        """Let modules have `whole` or `part` as their parameter."""
+        """Set `whole` or `part` as the modules' parameter."""
         for module, name in self.owners:
             # Not by setattr: that would unregister and register, and so change the order of parameters.
             module._parameters[name] = parameter
 
     def add_gradient(self, gradient: Tensor) -> None:
-        """Add an averaged gradient of the part to what it has."""
+        """Add an averaged gradient to the part's gradient."""
         gradient = gradient.to(self.part.dtype)
         if self.part.grad is None:
             self.part.grad = gradient.view(self.part.shape)
@@ -105,19 +105,19 @@ class Held:
 
 
 class ShardedUnit:
-    """Parameters that are gathered, reduced and freed together, and where they are in that."""
+    """Parameters that are gathered, reduced and freed together, and the state of these operations."""
 
-    def __init__(self, name: str, module: nn.Module, held: list[Held]) -> None:
+    def __init__(self, name: str, module: nn.Module, held: list[UnitParameter]) -> None:
         self.name, self.module = name, module
         self.held = held
         self.sharded = [one for one in held if one.is_sharded]
-        self.stays = False
-        """Whether it is whole from its forward to the end of its backward pass."""
-        self.gathering: Started | None = None
+        self.stays_whole = False
+        """Whether it stays whole from its forward pass to the end of its backward pass."""
+        self.gathering: StartedTogether | None = None
         self.is_whole = False
         self.in_backward = False
         self.reduced = False
-        """Whether its gradients have been reduced since the last end of a synchronization."""
+        """Whether its gradients have been reduced since the last synchronization."""
 
     def show_whole(self) -> None:
         for one in self.held:
@@ -146,7 +146,7 @@ class FullyShardedDataParallel(nn.Module):
     step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
 
     Args:
-        module: The model, on its device, the same on every rank; the first rank's values become everybody's.
+        module: The model, on its device, the same on every rank. All ranks get the first rank's values.
         compute_dtype: Floating-point parameters are cast to it before they travel, and so are the inputs of modules
             that have parameters; gradients travel in it. Parts, their gradients and the optimizer's state keep the
             module's dtype. None: everything is in the module's dtype.
@@ -182,13 +182,13 @@ class FullyShardedDataParallel(nn.Module):
         self._order: list[ShardedUnit] = []
         """The units in the order in which they ran in the last forward pass."""
         self._previous_order: list[ShardedUnit] = []
-        self._reducing: list[tuple[Started, list[tuple[Held, Tensor]]]] = []
-        self._unclear: list[tuple[Held, Tensor]] = []
-        """Reduced gradients of parameters that this rank did not use: another one may have."""
+        self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
+        self._unused_here: list[tuple[UnitParameter, Tensor]] = []
+        """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
         self._watches: list[Any] = []
-        """Hooks on the inputs of units. One on several tensors holds the nodes that hold it, so that none of them would
-        ever be freed, nor the unit: they are removed when the backward pass is over."""
+        """Hooks on the inputs of units, removed after the backward pass. A hook on several tensors and their autograd
+        nodes reference each other, so that they and the unit would never be freed."""
         weakref.finalize(self, _remove_all, self._watches)
         self._attach()
 
@@ -218,18 +218,18 @@ class FullyShardedDataParallel(nn.Module):
                     if parameter is not None:
                         owners.setdefault(id(parameter), []).append((child, name))
                         users.setdefault(id(parameter), set()).add(unit_name if unit_module is not None else "\0root")
-        held: dict[str, list[Held]] = {}
+        held: dict[str, list[UnitParameter]] = {}
         for name, parameter in list(self.module.named_parameters()):
             dtype = self._dtype_of(parameter)
             if dtype != parameter.dtype or (parameter.dim() >= 2 and self.group.size() > 1):
                 uses = users[id(parameter)]
                 unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
-                one = Held(name, parameter, owners[id(parameter)], self.group, dtype)
+                one = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype)
                 held.setdefault(unit_name, []).append(one)
         units = [ShardedUnit(name, modules[name], held[name]) for name in modules if name in held]
         if "\0root" in held:
             root = ShardedUnit("", self.module, held["\0root"])
-            root.stays = True
+            root.stays_whole = True
             units.insert(0, root)
         return units
 
@@ -302,7 +302,7 @@ class FullyShardedDataParallel(nn.Module):
     def before_forward(self, unit: ShardedUnit, inputs: Any) -> None:
         """Make a unit whole, start gathering the one that ran after it last time, and watch for its backward pass."""
         if unit.in_backward or _in_backward():
-            # Activation checkpointing runs it once more.
+            # Activation checkpointing runs the unit again.
             self._make_whole(unit)
             unit.show_whole()
             if unit.in_backward:
@@ -314,7 +314,7 @@ class FullyShardedDataParallel(nn.Module):
             unit.show_whole()
             if place + 1 < len(self._previous_order) and self._previous_order[place] is unit:
                 self._start_gathering(self._previous_order[place + 1])
-        if unit.stays or not torch.is_grad_enabled():
+        if unit.stays_whole or not torch.is_grad_enabled():
             return
         differentiable = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if differentiable:
@@ -332,7 +332,7 @@ class FullyShardedDataParallel(nn.Module):
             return
         unit.show_parts()
         is_last = len(self._order) == len(self._previous_order) and self._previous_order[-1:] == [unit]
-        if not (torch.is_grad_enabled() and differentiable and (unit.stays or is_last)):
+        if not (torch.is_grad_enabled() and differentiable and (unit.stays_whole or is_last)):
             self._free(unit)
 
     def before_backward(self, unit: ShardedUnit) -> None:
@@ -341,7 +341,7 @@ class FullyShardedDataParallel(nn.Module):
             return
         unit.in_backward = True
         self._make_whole(unit)
-        # Activation checkpointing may run a part of it again.
+        # Activation checkpointing may run a part of the unit again.
         unit.show_whole()
         if unit in self._order:
             place = len(self._order) - 1 - self._order[::-1].index(unit)
@@ -362,7 +362,7 @@ class FullyShardedDataParallel(nn.Module):
         return averaging(self.group, self._device)
 
     def _reduce(self, unit: ShardedUnit) -> None:
-        """Start reducing a unit's gradients to the ranks' parts, with zeros for those that this rank does not have."""
+        """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
         unit.reduced = True
         starts: list[Callable[[], Any]] = []
         results, keep = [], []
@@ -381,11 +381,11 @@ class FullyShardedDataParallel(nn.Module):
             keep.append(source)
         if starts:
             self._reducing.append((start_together(starts, self.group, self._device, keep=keep), results))
-        # One unit's gradients are on their way while the next one computes; more would keep more memory.
+        # One unit's gradients are communicated while the next unit computes; more units would need more memory.
         while len(self._reducing) > 1:
             self._take_reduced()
 
-    def _source(self, one: Held, gradient: Tensor | None) -> Tensor:
+    def _source(self, one: UnitParameter, gradient: Tensor | None) -> Tensor:
         """Return a parameter's gradient as the ranks' parts side by side, scaled for the average."""
         one.whole.grad = None
         factor = self._averaging.factor
@@ -407,7 +407,7 @@ class FullyShardedDataParallel(nn.Module):
             if one.name in self._used:
                 one.add_gradient(result)
             else:
-                self._unclear.append((one, result))
+                self._unused_here.append((one, result))
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
@@ -434,23 +434,23 @@ class FullyShardedDataParallel(nn.Module):
         sharded = [one for unit in self.units for one in unit.sharded if one.part.requires_grad]
         names = [*(one.name for one in sharded), *kept]
         if names:
-            usage = Usage((name in self._used for name in names), self._device, self.group)
+            usage = GradientUsage((name in self._used for name in names), self._device, self.group)
             self._average_kept(kept, usage, offset=len(sharded))
             while self._reducing:
                 self._take_reduced()
             numbers = {name: number for number, name in enumerate(names)}
-            for one, result in self._unclear:
-                if usage.anywhere(numbers[one.name]):
+            for one, result in self._unused_here:
+                if usage.used_on_any_rank(numbers[one.name]):
                     one.add_gradient(result)
             usage.wait()
-        self._unclear.clear()
+        self._unused_here.clear()
         self._used.clear()
         _remove_all(self._watches)
         for unit in self.units:
             self._free(unit)
             unit.in_backward = unit.reduced = False
 
-    def _average_kept(self, kept: dict[str, nn.Parameter], usage: Usage, offset: int) -> None:
+    def _average_kept(self, kept: dict[str, nn.Parameter], usage: GradientUsage, offset: int) -> None:
         """Average the gradients of parameters that every rank keeps: one all-reduce per dtype."""
         kinds: dict[torch.dtype, list[tuple[int, nn.Parameter]]] = {}
         for number, parameter in enumerate(kept.values()):
@@ -468,7 +468,7 @@ class FullyShardedDataParallel(nn.Module):
                 mine = [gradients[place] for place in here]
                 torch._foreach_copy_(mine, [averages[place] for place in here])
             for (number, parameter), average in zip(kind, averages, strict=True):
-                if parameter.grad is None and usage.anywhere(number):
+                if parameter.grad is None and usage.used_on_any_rank(number):
                     parameter.grad = average.clone()
 
     # State
@@ -491,7 +491,7 @@ class FullyShardedDataParallel(nn.Module):
             state[name] = copies[id(value)]
         return state
 
-    def _gathered(self, one: Held) -> Tensor:
+    def _gathered(self, one: UnitParameter) -> Tensor:
         whole = torch.empty(one.memory.shape, dtype=one.part.dtype, device=one.part.device)
         start_all_gather(whole, one.part.detach(), self.group).wait()
         return whole[: one.numel].view(one.shape).clone()

@@ -5,9 +5,8 @@
 calls `train(rank, {"steps": 10})` in two new processes, in each of which the default process group is initialised, and
 returns the calls' results. torch's elastic launcher starts the processes; they meet at 127.0.0.1, at a port that the
 kernel chooses, so jobs on one host cannot meet each other's. Each rank is connected to the launching process by a
-socket, over which it sends heartbeats, finished steps, reports and its result. When one rank raises, dies, or makes no
-step in time, all are killed at once: the others may wait for it in a collective operation, where no signal handler
-would run.
+socket, over which it sends finished steps, reports and its result. When one rank raises, dies, or makes no step in
+time, all are killed at once: the others may wait for it in a collective operation, where no signal handler would run.
 
 Ranks inherit the environment, so settings such as NCCL_NVLS_ENABLE reach them. A rank's standard output and error are
 in `folder`, in `rank-0.log` and so on. A rank dies with the process that launched it.
@@ -46,12 +45,12 @@ BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device that each backend is used for."""
 START_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 60.0
-LAST_WORDS_S = 0.5
-"""Seconds that a silent rank, which is about to be killed, gets to log its stack."""
+STACK_DUMP_S = 0.5
+"""Seconds in which ranks log their stacks before they are killed for a timeout."""
 END_S = 10.0
-"""Seconds that killed ranks may take to vanish."""
+"""Seconds that killed ranks may take to end."""
 CAUSE_S = 0.3
-"""Seconds for which to look for the cause of a failure among the other ranks."""
+"""Seconds after a failure in which to wait for an earlier failure of another rank, its cause."""
 LOG_TAIL_BYTES = 4000
 REQUEST, LOG = "PARALLEL_RANK_REQUEST", "PARALLEL_RANK_LOG"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where NCCL and torch make files; none are made here
@@ -95,11 +94,11 @@ class Rank:
     _channel: Connection = field(repr=False)
 
     def step_done(self) -> None:
-        """Report that a step is done. From the first one on, each must follow the last within the step's timeout."""
+        """Report that a step is done. After the first step, each must follow within the step's timeout."""
         _send(self._channel, "step", None)
 
     def report(self, message: Plain) -> None:
-        """Hand plain data to the launching process, which passes it to `reported`."""
+        """Send plain data to the launching process, which passes it to `reported`."""
         _send(self._channel, "report", message)
 
 
@@ -196,7 +195,7 @@ def _gpus() -> int:
 
 
 def _name_of(function: Callable[..., Plain]) -> str:
-    """Return "module:function". A program that runs as `python -m package.module` is imported by that name."""
+    """Return "module:function". A module that runs by `python -m package.module` gets its importable name."""
     module = function.__module__
     if module == "__main__":
         specification = getattr(sys.modules["__main__"], "__spec__", None)
@@ -233,7 +232,7 @@ def _send(channel: Connection, kind: str, content: object) -> None:
 
 
 class _Elastic(threading.Thread):
-    """torch's elastic launcher, in a thread of its own: there it leaves this process's signal handlers alone."""
+    """torch's elastic launcher, in a thread of its own, where it does not replace this process's signal handlers."""
 
     def __init__(self, world_size: int, folder: Path, request: str) -> None:
         super().__init__(name="elastic-launcher", daemon=True)
@@ -256,15 +255,15 @@ class _Elastic(threading.Thread):
             monitor_interval=0.05,
             logs_specs=_logs(self._folder, self._request),
         )
-        # It warns that ranks outlive a process without its signal handlers (ours do not), and tells failures by exit
-        # codes (RanksFailed says more).
+        # Hides a warning that ranks outlive a process without its signal handlers (ours do not), and reports of exit
+        # codes (RanksFailed has more information).
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
         try:
             elastic_launch(config, sys.executable)("-P", "-c", _RANK_PROGRAM)
         except ChildFailedError:
-            # The ranks' own connections say which one failed and why.
+            # The ranks' connections show which one failed and why.
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that launched
+        except BaseException as error:  # noqa: BLE001 - the launching thread raises it
             self.error = error
 
 
@@ -282,7 +281,7 @@ def _logs(folder: Path, request: str) -> Any:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     class Logs(LogsSpecs):
-        """The launcher asks where logs go, with each rank's environment, to which this adds what the rank needs."""
+        """Gives the launcher the log files, and adds the request to each rank's environment."""
 
         def __init__(self) -> None:
             super().__init__(str(folder))
@@ -327,7 +326,7 @@ class _Ranks:
         self.results: dict[int, str] = {}
         self._channels: dict[int, Connection] = {}
         self._processes: dict[int, int] = {}
-        """Descriptors of the ranks' processes, which never come to mean others: by rank, or negative process id."""
+        """Process descriptors (unlike process ids, never reused) by rank, or by negative process id if unconnected."""
         self._pids: dict[int, int] = {}
         self._open: dict[int, Connection] = {}
         """The connections that are not closed yet."""
@@ -348,7 +347,7 @@ class _Ranks:
                     index, pid = json.loads(channel.recv_bytes())
                     process = os.pidfd_open(pid)
                 except (AuthenticationError, EOFError, OSError):
-                    continue  # a rank that died at once, which the launcher tells, or a stranger
+                    continue  # a rank that died at once, which the launcher reports, or another process
                 self._channels[index] = self._open[index] = channel
                 self._pids[index], self._processes[index] = pid, process
                 continue
@@ -360,7 +359,7 @@ class _Ranks:
                     missing, f"did not start within {self._start_timeout_s:g} s", **self._log_of(missing)
                 )
 
-        # Only now: a rank that has begun could fail before the others can be heard.
+        # Only now, since a rank that begins earlier could fail before the others are connected.
         for channel in self._channels.values():
             channel.send_bytes(self._arguments.encode())
 
@@ -371,19 +370,19 @@ class _Ranks:
         raise RanksFailed(missing, "ended before it began", **self._log_of(missing))
 
     def _missing(self) -> int:
-        """Return a rank that is not connected: one that has written why, if there is one."""
+        """Return a rank that is not connected, preferably one with a log that says why."""
         missing = [index for index in range(self._world_size) if index not in self._channels]
         return max(missing, key=lambda index: bool(self._log_of(index)["log"]))
 
     def listen(self) -> None:
-        """Take the ranks' messages until all have returned and closed their connections."""
+        """Receive the ranks' messages until all have returned and closed their connections."""
         while self._open:
             now = time.monotonic()
             deadlines = {index: self._deadline(index) for index in self._open}
-            # If this process was slow to look, messages that ranks sent in time may still wait here.
+            # If this process was slow, messages that ranks sent in time may not have been read yet.
             late = [index for index, deadline in deadlines.items() if deadline < now and not self._open[index].poll()]
             if late:
-                self._silent(late)
+                self._raise_timeout(late)
             self._receive(max(0.0, min(deadlines.values()) - now))
             if self._failures:
                 # The effects of one rank's failure on others may have arrived before its cause.
@@ -396,11 +395,11 @@ class _Ranks:
         return all(self._steps[index] or index in self.results for index in self._steps)
 
     def _deadline(self, index: int) -> float:
-        """Return when a rank must be heard next. Until all make steps, those that do may have to wait for others."""
+        """Return the latest time of a rank's next message. Ranks may have to wait until all others make steps."""
         return self._deadlines[index] if self._all_stepping() else self._start_deadline
 
     def _receive(self, timeout_s: float) -> None:
-        """Take a message from each rank that has sent one."""
+        """Receive a message from each rank that has sent one."""
         ranks = {channel: index for index, channel in self._open.items()}
         for channel in wait(list(ranks), timeout=timeout_s):
             index = ranks[channel]  # type: ignore[index]
@@ -409,20 +408,20 @@ class _Ranks:
             except (EOFError, OSError):
                 del self._open[index]
                 if index not in self.results and index not in self._raised:
-                    # Nothing but a rank's own end closes its connection without a word: it comes before any error.
+                    # Only a rank's death closes its connection without a message: it is the cause of other errors.
                     error = RanksFailed(index, f"died after step {self._steps[index]}", **self._log_of(index))
                     self._failures.append(((0.0, index), error))
             else:
-                self._take(index, kind, at, content)
+                self._handle(index, kind, at, content)
 
-    def _take(self, index: int, kind: str, at: float, content: Any) -> None:
+    def _handle(self, index: int, kind: str, at: float, content: Any) -> None:
         next_deadline = time.monotonic() + self._step_timeout_s
         match kind:
             case "step":
                 self._steps[index] += 1
                 self._deadlines[index] = next_deadline
                 if self._steps[index] == 1 and self._all_stepping():
-                    # Ranks that were ready early have waited for the others: that was no slow step.
+                    # Ranks that were ready early have waited for the others, so their deadlines begin now.
                     self._deadlines = dict.fromkeys(self._deadlines, next_deadline)
             case "report":
                 self._reported(index, content)
@@ -434,8 +433,8 @@ class _Ranks:
                 error = RanksFailed(index, f"raised {content['error']}", trace=content["trace"], **self._log_of(index))
                 self._failures.append(((at, index), error))
 
-    def _silent(self, late: list[int]) -> None:
-        """Blame a rank for a timeout: a stopped one, else the one with the fewest steps, if it is alone with them."""
+    def _raise_timeout(self, late: list[int]) -> None:
+        """Raise RanksTimedOut for a stopped rank, or else for the only rank with the fewest steps."""
         stopped = [index for index in self._pids if _is_stopped(self._pids[index])]
         fewest = min(self._steps[index] for index in late)
         slowest = [index for index in late if self._steps[index] == fewest]
@@ -445,16 +444,16 @@ class _Ranks:
         doing = f"no step within {limit:g} s after step {fewest}" if started else f"no first step within {limit:g} s"
         if stopped:
             raise RanksTimedOut(stopped[0], f"was stopped and made {doing}", **self._log_of(stopped[0]))
-        self._last_words()
+        self._log_stacks()
         blamed = slowest[0] if len(slowest) == 1 else None
         seen = slowest[0]
         raise RanksTimedOut(blamed, f"made {doing}", **self._log_of(seen))
 
-    def _last_words(self) -> None:
-        """Let every rank write its present stack to its log."""
+    def _log_stacks(self) -> None:
+        """Make every rank write its present stack to its log."""
         for process in self._processes.values():
             _signal(process, signal.SIGUSR1)
-        time.sleep(LAST_WORDS_S)
+        time.sleep(STACK_DUMP_S)
 
     def _log_of(self, index: int) -> dict[str, Any]:
         path = log_file(self._folder, index)
@@ -465,7 +464,7 @@ class _Ranks:
         return {"log": content, "log_file": path}
 
     def end(self) -> None:
-        """Make sure that no rank is left, and remove shared memory that ranks have not removed themselves."""
+        """End all ranks, and remove shared memory that ranks have not removed themselves."""
         shared: set[Path] = set()
         if len(self._pids) < self._world_size:
             self._find_unconnected()
@@ -520,7 +519,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def children_of(parent: int) -> list[int]:
-    """Return the process ids of a process's children, ended ones that nobody has waited for among them."""
+    """Return the process ids of a process's children, including zombies."""
     children = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -547,8 +546,8 @@ def rank_main() -> None:
     """Run as a rank: connect to the launching process, join the process group, call the function, send its result."""
     request = _Request(**json.loads(os.environ.pop(REQUEST)))
     _die_with_parent(request.parent)
-    # The elastic launcher sends it to all ranks when one has ended. They are killed anyway, and until then a rank that
-    # ends without a word is the one to blame.
+    # The elastic launcher sends SIGTERM to all ranks when one has ended. They are killed anyway, and if they ended now,
+    # it would look as if they had died first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -557,7 +556,7 @@ def rank_main() -> None:
     channel.send_bytes(json.dumps([index, os.getpid()]).encode())
     try:
         arguments = json.loads(channel.recv_bytes())
-        # The garbage collector would look through all that is imported again and again, and find nothing.
+        # The garbage collector would scan all imported objects repeatedly, and free nothing.
         gc.disable()
         device = _join(request)
         module, _, name = request.function.partition(":")
@@ -586,14 +585,14 @@ def _join(request: _Request) -> torch.device:
         return device
     if request.threads is not None:
         torch.set_num_threads(request.threads)
-    # Ranks of one host need no name service and no network.
+    # The ranks are on one host, so gloo needs neither the host's name nor its network.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=timeout)
     return torch.device("cpu")
 
 
 def _leave() -> None:
-    """Destroy the process group, if the function has left it."""
+    """Destroy the process group, unless the function has."""
     import torch.distributed as dist
 
     if dist.is_initialized():

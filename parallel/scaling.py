@@ -1,7 +1,7 @@
 """Formulas of parallel training: bytes on each device, and the batch at which computation hides communication.
 
-A formula is kept as text, and its value is computed exactly from this text, so people read the formula that was
-computed. Its symbols are:
+A formula is stored as text, and its value is computed exactly from this text, so the shown formula is the computed one.
+Its symbols are:
 
 - P, G, O: bytes of parameters, gradients and optimizer state of one replica; K: bytes of the 16-bit copies of the
   weights that autocast keeps; A: bytes saved for the backward pass.

@@ -1,9 +1,8 @@
 """An optimizer whose state is divided among the ranks.
 
-Each parameter belongs to one rank, which alone keeps its optimizer state and updates it; then all ranks fetch the new
-values. Parameters of about the same place in the order of sizes form a chunk, and lie side by side in memory, each
-rank's part of the same length, so that one all-gather without copies exchanges a chunk. It runs while the next chunk is
-being updated.
+Only one rank keeps a parameter's optimizer state and updates the parameter; then all ranks gather the new values.
+Parameters of similar size form a chunk, whose memory is contiguous and has equally long parts for the ranks, so that
+one all-gather without copies exchanges a chunk. It runs while the next chunk is being updated.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class ShardedOptimizer(Optimizer):
         self._take_over()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, on every rank alike; its parameters go to the ranks with the least so far."""
+        """Add a parameter group; call it on every rank. Its parameters go to the ranks with the fewest bytes so far."""
         super().add_param_group(param_group)
         if self._local is None:
             return  # torch's constructor adds the first groups
@@ -155,13 +154,13 @@ class ShardedOptimizer(Optimizer):
         members: list[list[Tensor]],
         kwargs: dict[str, Any],
     ) -> None:
-        """Let the optimizer see only some of its parameters, and update those."""
+        """Update only some of the optimizer's parameters, by hiding the others from it."""
         assert self._local is not None
         chosen = set(parameters)
         if not chosen:
             return
         for group, setting, all_members in zip(self._local.param_groups, settings, members, strict=True):
-            # Counters that an optimizer keeps in its groups count steps, not chunks.
+            # Counters in the optimizer's groups must count steps, not chunks.
             group.update(setting)
             group["params"] = [parameter for parameter in all_members if parameter in chosen]
         self._local.step(**kwargs)
@@ -187,7 +186,7 @@ class ShardedOptimizer(Optimizer):
             self._owner[parameter] = owner
             self._bytes[owner] += parameter.nbytes
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        # Every rank must do the same, whatever else uses this rank's memory.
+        # All ranks must decide alike, even if other tensors use this rank's memory.
         movable = self._movable_everywhere(by_size)
         for parameter in by_size:
             if parameter in movable:
@@ -211,7 +210,7 @@ class ShardedOptimizer(Optimizer):
     def _into_chunks(self, parameters: Sequence[Tensor]) -> list[Chunk]:
         """Cut the parameters, the largest first, where one rank's share of a chunk is complete.
 
-        Neighbours in this order have about one size and different owners, so the ranks' shares are about equal.
+        Neighbours in this order have similar sizes and different ranks, so the ranks' shares are about equal.
         """
         ranks = self.group.size()
         share = max(LEAST_CHUNK_BYTES, sum(p.nbytes for p in parameters) / CHUNKS) / ranks
@@ -247,7 +246,7 @@ class ShardedOptimizer(Optimizer):
         return {"params": mine, **_hyperparameters(group)}
 
     def _take_over(self) -> None:
-        """Show the optimizer's own state and hyper-parameters, defaults among them."""
+        """Adopt the optimizer's state and hyper-parameters, including its defaults."""
         assert self._local is not None
         self.state = self._local.state
         for group, local in zip(self.param_groups, self._local.param_groups, strict=True):

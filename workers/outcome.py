@@ -72,7 +72,7 @@ def failure_code(error: BaseException) -> str:
     return "storage_full" if is_no_space(error) else "failed"
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's type, and its text if it has one. A unit that exits by sys.exit has not done its work."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"{text} (sys.exit was called before the work was done)" if isinstance(error, SystemExit) else text

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
 """Names of torch.compile's errors on a host that lacks what it needs."""
-TOO_SMALL = {"NothingRuns", "OutOfResources"}
+TOO_SMALL = {"NoTilingRuns", "OutOfResources"}
 """Names of Triton's error, and our search's, on a device with too little shared memory."""
-UNSUPPORTED_DTYPE_MESSAGES = re.compile(r"not implemented for '\w+'")
+UNSUPPORTED_DTYPE = re.compile(r"not implemented for '\w+'")
 """Part of torch's error for an operation that a device does not have for a data type: 'Half', 'BFloat16', …"""
 NOT_BUILT = {"BuildError", "CompilerMissing"}
 """Names of the errors of our own C++."""
@@ -92,7 +92,7 @@ def load(registry: Registry, name: str) -> Any:
         raise InvalidEnvironment(str(error)) from error
 
 
-def translated(error: BaseException) -> RunnerError | None:
+def as_runner_error(error: BaseException) -> RunnerError | None:
     """Return the job's error for an error of torch, if its meaning is known."""
     from kernels.attention.library import NO_KERNEL
 
@@ -100,7 +100,7 @@ def translated(error: BaseException) -> RunnerError | None:
     if any(NO_KERNEL in str(cause) for cause in causes):
         return Unsupported(f"torch has no such attention kernel for these inputs: {error}")
     for cause in causes:
-        if isinstance(cause, RuntimeError) and UNSUPPORTED_DTYPE_MESSAGES.search(str(cause)):
+        if isinstance(cause, RuntimeError) and UNSUPPORTED_DTYPE.search(str(cause)):
             return Unsupported(f"torch lacks an operation for this data type on this device: {cause}")
         if type(cause).__name__ in NO_COMPILER:
             return InvalidEnvironment(f"torch.compile does not work on this host: {cause}")

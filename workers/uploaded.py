@@ -116,7 +116,7 @@ def _module(code: CodeSpec) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         traceback.print_exc()
-        raise BrokenCode(f"{code.label()} cannot be imported: {_in_words(error, path)}") from error
+        raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, path)}") from error
     return module
 
 
@@ -128,7 +128,7 @@ def _remember_lines(path: Path, content: bytes) -> None:
     linecache.cache[str(path)] = len(content), None, lines, str(path)
 
 
-def _in_words(error: Exception, path: Path) -> str:
+def _describe(error: Exception, path: Path) -> str:
     """Return the error with the line of the uploaded file in which it was raised."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{type(error).__name__}: {error.msg}, line {error.lineno}"

@@ -128,9 +128,9 @@ def test_the_parts_alone(calls: Any, fake: ctypes.CDLL) -> None:
     q, k, v = (one.detach() for one in draw())
     assert native.forward(q, k, v, True) is None
     teach(calls, fake)
-    found = native.forward(q, k, v, True)
-    assert found is not None
-    out, logsumexp = found
+    results = native.forward(q, k, v, True)
+    assert results is not None
+    out, logsumexp = results
     torch.testing.assert_close(out, q + 2 * k + 3 * v)
     assert logsumexp.eq(0.25).all()
     given = native.gradients(q, q, k, v, out, logsumexp, True)

@@ -25,7 +25,7 @@ def test_parts_add_up(
     )
     inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     out = attention(inputs[0], inputs[1], inputs[2], is_causal)
-    found = oracle(q, k, v, grad_out, is_causal)
-    torch.testing.assert_close(found.out, out.detach())
-    torch.testing.assert_close(found.gradients, torch.autograd.grad(out, inputs, grad_out))
+    results = oracle(q, k, v, grad_out, is_causal)
+    torch.testing.assert_close(results.out, out.detach())
+    torch.testing.assert_close(results.gradients, torch.autograd.grad(out, inputs, grad_out))
     assert oracle(q, k, v, None, is_causal).gradients == ()

@@ -15,9 +15,9 @@ def test_the_error_of_the_whole_and_of_its_worst_element() -> None:
     right[7] = 2
     out = right.clone()
     out[7, 3] += 0.5
-    found = error(out, right)
-    assert found.relative == pytest.approx(0.5 / math.sqrt(99 * 4 + 16))
-    assert found.element == pytest.approx(0.25), "relative to its row's largest"
+    distance = error(out, right)
+    assert distance.relative == pytest.approx(0.5 / math.sqrt(99 * 4 + 16))
+    assert distance.element == pytest.approx(0.25), "relative to its row's largest"
 
 
 def test_a_vanishing_row_is_measured_by_the_others() -> None:
@@ -31,13 +31,13 @@ def test_a_vanishing_row_is_measured_by_the_others() -> None:
 def test_an_oracle_that_is_zero_everywhere() -> None:
     zero = torch.zeros(3, 4, dtype=torch.float64)
     assert error(zero.float(), zero) == Error(0.0, 0.0)
-    found = error(zero + 1, zero)
-    assert (found.relative, found.element) == (pytest.approx(1.0), pytest.approx(1.0))
+    distance = error(zero + 1, zero)
+    assert (distance.relative, distance.element) == (pytest.approx(1.0), pytest.approx(1.0))
     assert error(zero + 1, zero, scale=100.0).relative == pytest.approx(0.01)
     out = zero.clone()
     out[1] = 0.5
-    found = error(out, zero)
-    assert (found.relative, found.element) == (pytest.approx(0.5 / math.sqrt(3)), pytest.approx(0.5))
+    distance = error(out, zero)
+    assert (distance.relative, distance.element) == (pytest.approx(0.5 / math.sqrt(3)), pytest.approx(0.5))
     assert error(zero[:0], zero[:0]) == Error(0.0, 0.0)
 
 
@@ -54,8 +54,8 @@ def test_one_wrong_element_of_a_row_is_wrong(dtype: torch.dtype, is_causal: bool
     """In a long sequence, where it changes the error of the whole by next to nothing."""
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     q, k, v, grad_out = (torch.randn(1, 2, 700, 32, generator=generator).to(dtype) for _ in range(4))
-    found = oracle(q, k, v, grad_out, is_causal)
-    for right, limit in zip((found.out, *found.gradients), found.limits, strict=True):
+    expected = oracle(q, k, v, grad_out, is_causal)
+    for right, limit in zip((expected.out, *expected.gradients), expected.limits, strict=True):
         given = right.to(dtype)
         assert error(given, right).why_wrong(limit) is None
         for row in rng.sample(range(700), 20):
@@ -74,10 +74,10 @@ def test_keys_that_no_query_sees_do_not_loosen_the_limits(queries: int, rng: ran
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     q, grad_out = (torch.randn(1, 2, queries, 64, generator=generator).bfloat16() for _ in range(2))
     k, v = (torch.randn(1, 2, 1377, 64, generator=generator).bfloat16() for _ in range(2))
-    found = oracle(q, k, v, grad_out, is_causal=True)
+    with_unseen = oracle(q, k, v, grad_out, is_causal=True)
     seen = oracle(q, k[:, :, :queries], v[:, :, :queries], grad_out, is_causal=True)
     for right, limit, part, expected in zip(
-        found.gradients, found.limits[1:], seen.gradients, seen.limits[1:], strict=True
+        with_unseen.gradients, with_unseen.limits[1:], seen.gradients, seen.limits[1:], strict=True
     ):
         # Those to as many keys as queries; but for the rows of zeros nothing differs.
         assert limit.relative == pytest.approx(expected.relative, rel=1e-3)
@@ -111,7 +111,7 @@ def test_only_round_off_may_stand_for_zero(head_dim: int, rows: int, rng: random
 
 
 @pytest.mark.parametrize(
-    ("found", "wrong"),
+    ("distance", "wrong"),
     [
         (Error(0.01, 0.05), None),
         (Error(0.03, 0.03), "relative error 3.00e-02, allowed 2.0e-02"),
@@ -120,8 +120,8 @@ def test_only_round_off_may_stand_for_zero(head_dim: int, rows: int, rng: random
         (Error(0.0, math.nan), "relative error nan in one element"),
     ],
 )
-def test_errors_above_the_tolerance_are_wrong(found: Error, wrong: str | None) -> None:
-    reason = found.why_wrong(fixed_limits(TOLERANCES[torch.bfloat16]))
+def test_errors_above_the_tolerance_are_wrong(distance: Error, wrong: str | None) -> None:
+    reason = distance.why_wrong(fixed_limits(TOLERANCES[torch.bfloat16]))
     assert (reason is None) if wrong is None else (reason or "").startswith(wrong)
 
 

@@ -1,4 +1,4 @@
-"""Measurements by ranks on GPUs: which part of the communication runs beside computation, and memory."""
+"""Measurements of ranks on GPUs: the share of communication that overlaps with computation, and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, LAYERS, BATCH = 4096, 8, 4096
 
 
 def layers() -> nn.Module:
-    """A stack whose layers compute for longer than their gradients travel."""
+    """A stack whose layers' computation takes longer than the communication of their gradients."""
     torch.manual_seed(0)
     with device():
         return Stack()
@@ -50,7 +50,7 @@ def backward(model: Any, inputs: torch.Tensor) -> None:
 
 
 def shares(strategy: str) -> dict[str, float]:
-    """Profile a step; return NCCL's time, and which share of it lies within the time of a computing kernel."""
+    """Profile a step; return NCCL's time, and the share of it in which a computing kernel also runs."""
     model = WRAPPERS[strategy](layers())
     inputs = torch.randn(BATCH, WIDTH, device=device())
     for _ in range(3):
@@ -78,7 +78,7 @@ def shares(strategy: str) -> dict[str, float]:
 
 def peaks() -> dict[str, float]:
     """Peak bytes of a step without an optimizer, by strategy."""
-    found: dict[str, float] = {"parameters": LAYERS * WIDTH * WIDTH * 4}
+    peak_bytes: dict[str, float] = {"parameters": LAYERS * WIDTH * WIDTH * 4}
     inputs = torch.randn(8, WIDTH, device=device())
     for name in ("alone", "bucketed", "fully sharded"):
         model = WRAPPERS.get(name, lambda module: module)(layers())
@@ -86,7 +86,7 @@ def peaks() -> dict[str, float]:
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
         backward(model, inputs)
-        found[name] = torch.cuda.max_memory_allocated()
+        peak_bytes[name] = torch.cuda.max_memory_allocated()
         del model
         gc.collect()
-    return found
+    return peak_bytes

@@ -65,7 +65,7 @@ class Pool:
 
 
 def serve(index: int, world_size: int, backend: str, store: str, channel: Connection) -> None:
-    """Be a rank: do what is sent until the connection closes."""
+    """Run as a rank: call the functions that the test sends, until the connection closes."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Functions that launched ranks call in tests. Ranks import them by name."""
+"""Functions that launched ranks call in tests. Ranks import this module by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tell(rank: Rank, variable: str) -> list[Any]:
 
 
 def fail(rank: Rank, how: str, culprit: int, folder: str) -> None:
-    """One rank fails when all have told their process and made a step; the others wait as long as they may."""
+    """One rank fails after all have reported their process and made a step; the others wait without end."""
     rank.report(os.getpid())
     rank.step_done()
     Path(folder, f"stepped-{rank.index}").touch()

@@ -1,4 +1,4 @@
-"""Bytes on paper."""
+"""Formulas for exchanged bytes."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ def test_operations_can_be_started_together(ranks: Pool, what: str) -> None:
 
 @pytest.mark.parametrize("wrapper", ["naive", "overlapped", "bucketed, one", "fully sharded"])
 def test_a_step_can_be_recorded(two_ranks: Pool, wrapper: str) -> None:
-    for found in two_ranks(timing.timeline, wrapper):
-        intervals = found["intervals"]
-        assert found["after"] == len(intervals)  # nothing is noted after the recording
-        assert all(0 <= start <= end <= found["took_ms"] + 1000 for _, _, start, end in intervals)
+    for report in two_ranks(timing.timeline, wrapper):
+        intervals = report["intervals"]
+        assert report["after"] == len(intervals)  # nothing is noted after the recording
+        assert all(0 <= start <= end <= report["took_ms"] + 1000 for _, _, start, end in intervals)
         reduced = [size for name, size, _, _ in intervals if name == "all_reduce"]
         if wrapper == "fully sharded":
             names = [name for name, *_ in intervals]
@@ -26,8 +26,8 @@ def test_a_step_can_be_recorded(two_ranks: Pool, wrapper: str) -> None:
             assert names[0] == "all_gather"
         else:
             # Every gradient, with gaps for alignment, and a byte per parameter for whether it was used.
-            assert found["gradients"] + found["parameters"] <= sum(reduced) <= 2 * found["gradients"] + 4096
-            assert len(reduced) == (3 if wrapper == "bucketed, one" else found["parameters"] + 1)
+            assert report["gradients"] + report["parameters"] <= sum(reduced) <= 2 * report["gradients"] + 4096
+            assert len(reduced) == (3 if wrapper == "bucketed, one" else report["parameters"] + 1)
 
 
 @pytest.mark.parametrize("wrapper", ["naive", "flat", "overlapped", "bucketed, one", "fully sharded"])

@@ -43,41 +43,41 @@ FORWARD, BACKWARD = [0, 1, 2, 3], [3, 2, 1, 0]
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("alone_first", [True, False])
 def test_the_order_of_gradients_may_change(two_ranks: Pool, set_to_none: bool, alone_first: bool) -> None:
-    """The step in which it changes sends at its end; the next one has learned, and sends in the backward pass."""
+    """The step in which the order changes sends the bucket at its end; the next step sends in the backward pass."""
     steps = [FORWARD, BACKWARD, BACKWARD, FORWARD, FORWARD]
-    for found in two_ranks(training.orders, "bucketed, one", set_to_none, steps, True, alone_first):
-        assert found["sent"] == [1, 0, 1, 0, 1]
-        assert found["operations"] == [2] * 5  # the bucket, and who used what
+    for report in two_ranks(training.orders, "bucketed, one", set_to_none, steps, True, alone_first):
+        assert report["sent"] == [1, 0, 1, 0, 1]
+        assert report["operations"] == [2] * 5  # the bucket, and who used what
 
 
 def test_sending_early_would_cost_a_second_round(two_ranks: Pool) -> None:
-    """The control of the test above: whoever sends without asking whether all gradients are there."""
+    """The control of the test above: a bucket is sent without a check that all gradients are complete."""
     steps = [FORWARD, BACKWARD, BACKWARD]
-    for found in two_ranks(training.orders, "bucketed, one", False, steps, False):
-        assert found["sent"] == [1, 1, 1]
-        assert found["operations"][1] == 4
+    for report in two_ranks(training.orders, "bucketed, one", False, steps, False):
+        assert report["sent"] == [1, 1, 1]
+        assert report["operations"][1] == 4
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_buckets_last_parameter_may_be_unused(two_ranks: Pool, set_to_none: bool) -> None:
-    for found in two_ranks(training.orders, "bucketed, one", set_to_none, [FORWARD, [1, 2, 3], FORWARD]):
-        assert found["sent"] == [1, 0, 1]
-        assert found["operations"] == [2] * 3
+    for report in two_ranks(training.orders, "bucketed, one", set_to_none, [FORWARD, [1, 2, 3], FORWARD]):
+        assert report["sent"] == [1, 0, 1]
+        assert report["operations"] == [2] * 3
 
 
 @pytest.mark.parametrize("wrapper", ["overlapped", "bucketed, tiny", "bucketed, growing"])
 def test_orders_may_change_with_several_buckets(ranks: Pool, wrapper: str) -> None:
-    for found in ranks(training.orders, wrapper, False, [FORWARD, BACKWARD, [1, 3], FORWARD, FORWARD]):
-        assert found["sent"][0] == found["sent"][-1] > 1
+    for report in ranks(training.orders, wrapper, False, [FORWARD, BACKWARD, [1, 3], FORWARD, FORWARD]):
+        assert report["sent"][0] == report["sent"][-1] > 1
 
 
 def test_gradients_are_views_of_the_bucket(two_ranks: Pool) -> None:
-    for found in two_ranks(training.bucket_views):
+    for report in two_ranks(training.bucket_views):
         for mode in (True, False):
             # One bucket per dtype; the unused layer's gradient is nowhere.
-            assert found[f"memories after {mode}"] == {"torch.float32": 1, "torch.float64": 1}
-        assert found["address after True"] == found["address after False"]
-        assert not any(found["kept"])
+            assert report[f"memories after {mode}"] == {"torch.float32": 1, "torch.float64": 1}
+        assert report["address after True"] == report["address after False"]
+        assert not any(report["kept"])
 
 
 def test_gradients_in_one_memory_are_averaged_once(ranks: Pool) -> None:

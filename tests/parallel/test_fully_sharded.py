@@ -49,24 +49,24 @@ def test_the_wrapped_module_can_be_called_itself(two_ranks: Pool) -> None:
 
 
 def test_computation_in_another_dtype(ranks: Pool) -> None:
-    for found in ranks(training.fully_sharded_compute_dtype):
-        assert found["computed"] == ["torch.bfloat16"]
-        assert found["masters"] == ["torch.float32", "torch.float64"]
-        assert (found["state"], found["gradient"]) == ("torch.float32", "torch.float32")
-        for ours, theirs in found["losses"]:
+    for report in ranks(training.fully_sharded_compute_dtype):
+        assert report["computed"] == ["torch.bfloat16"]
+        assert report["masters"] == ["torch.float32", "torch.float64"]
+        assert (report["state"], report["gradient"]) == ("torch.float32", "torch.float32")
+        for ours, theirs in report["losses"]:
             assert ours == pytest.approx(theirs, rel=0.03)
-        assert found["losses"][-1][0] < found["losses"][0][0]
+        assert report["losses"][-1][0] < report["losses"][0][0]
 
 
 def test_each_rank_keeps_its_parts_only(ranks: Pool) -> None:
     world_size = ranks.world_size
-    for found in ranks(training.fully_sharded_sizes):
-        parts = found["parts"]
+    for report in ranks(training.fully_sharded_sizes):
+        parts = report["parts"]
         assert parts["embedding.weight"] == -(-13 * 8 // world_size)
         assert parts["blocks.0.up.weight"] == -(-11 * 8 // world_size)
         assert parts["frozen.weight"] == -(-8 * 8 // world_size)
         assert (parts["norm.weight"], parts["blocks.0.up.bias"]) == (8, 11)
-        assert found["memory"] == 0
+        assert report["memory"] == 0
         # The tied embedding stays; of the blocks only the one that runs is whole.
-        assert found["units"][:3] == ["", "blocks.0", "blocks.1"]
-        assert all(whole == ["", "blocks.1"] for whole in found["whole"])
+        assert report["units"][:3] == ["", "blocks.0", "blocks.1"]
+        assert all(whole == ["", "blocks.1"] for whole in report["whole"])

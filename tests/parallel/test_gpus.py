@@ -42,45 +42,45 @@ def test_fully_sharded_otherwise(two_gpus: Pool) -> None:
     two_gpus(training.fully_sharded_parity, False, "", 2)
     two_gpus(training.fully_sharded_branches, {0: [0, 1], 1: [1, 0, 2]})
     two_gpus(training.fully_sharded_after_evaluation)
-    for found in two_gpus(training.fully_sharded_compute_dtype):
-        assert found["computed"] == ["torch.bfloat16"]
-        for ours, theirs in found["losses"]:
+    for report in two_gpus(training.fully_sharded_compute_dtype):
+        assert report["computed"] == ["torch.bfloat16"]
+        for ours, theirs in report["losses"]:
             assert ours == pytest.approx(theirs, rel=0.03)
 
 
 def test_fully_sharded_with_an_opaque_operation(two_gpus: Pool) -> None:
-    """Triton's attention is one operation that autograd does not look into."""
+    """Triton's attention is a single operation for autograd."""
     two_gpus(training.fully_sharded_opaque)
 
 
 @pytest.mark.parametrize("strategy", ["bucketed", "overlapped"])
 def test_communication_runs_beside_computation(two_gpus: Pool, strategy: str) -> None:
     """Of the time that NCCL works in a step, at most half lies after the last kernel of the backward pass."""
-    for found in two_gpus(overlap.shares, strategy):
-        assert found["communication_ms"] > 0
-        assert found["beside_computation"] > 0.5, found
+    for report in two_gpus(overlap.shares, strategy):
+        assert report["communication_ms"] > 0
+        assert report["beside_computation"] > 0.5, report
 
 
 def test_naive_communication_does_not(two_gpus: Pool) -> None:
     """The control of the test above."""
-    for found in two_gpus(overlap.shares, "naive"):
-        assert found["beside_computation"] < 0.1, found
+    for report in two_gpus(overlap.shares, "naive"):
+        assert report["beside_computation"] < 0.1, report
 
 
 @pytest.mark.parametrize("wrapper", ["bucketed, in place", "fully sharded"])
 def test_a_step_can_be_recorded(two_gpus: Pool, wrapper: str) -> None:
-    for found in two_gpus(timing.timeline, wrapper):
-        intervals = found["intervals"]
-        assert found["after"] == len(intervals) > 3
+    for report in two_gpus(timing.timeline, wrapper):
+        intervals = report["intervals"]
+        assert report["after"] == len(intervals) > 3
         assert all(0 <= start <= end for _, _, start, end in intervals)
         ends = [end for *_, end in intervals]
         assert ends == sorted(ends)
 
 
 def test_memory_beyond_the_gradients(two_gpus: Pool) -> None:
-    """Bucketed keeps the gradients and, for a moment, one or two more (of eight); sharding halves what lasts."""
-    for found in two_gpus(overlap.peaks):
-        parameters = found["parameters"]
-        assert found["alone"] == pytest.approx(2 * parameters, rel=0.1)
-        assert found["bucketed"] < 2.4 * parameters
-        assert found["fully sharded"] < 1.75 * parameters
+    """Buckets add one or two layers' gradients (of eight) for a moment; sharding halves parameters and gradients."""
+    for peak_bytes in two_gpus(overlap.peaks):
+        parameters = peak_bytes["parameters"]
+        assert peak_bytes["alone"] == pytest.approx(2 * parameters, rel=0.1)
+        assert peak_bytes["bucketed"] < 2.4 * parameters
+        assert peak_bytes["fully sharded"] < 1.75 * parameters

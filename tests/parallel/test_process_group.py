@@ -38,7 +38,7 @@ rank_main()""",
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that start in a tenth of a second, without torch and a process group."""
+    """Make ranks start in 0.1 s, without torch and a process group."""
     monkeypatch.setattr(process_group, "_RANK_PROGRAM", WITHOUT_TORCH)
 
 
@@ -58,7 +58,7 @@ def run(function: Any, *arguments: Any, folder: Path, pids: list[int] | None = N
 
 
 def hold_time(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Any], bool]) -> None:
-    """Let no time of the ranks be over before this is true of them: on a busy host a rank may be slow to get there."""
+    """Let no deadline pass before this is true of the ranks, since ranks may be slow on a busy host."""
 
     class Held(process_group._Ranks):
         def _held(self, deadline: float) -> float:
@@ -79,30 +79,30 @@ def hold_time(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Any], bool])
 
 
 def wait_for_last_words(monkeypatch: pytest.MonkeyPatch, log: Path, words: str) -> None:
-    """Let no rank be killed before its stack is in its log: on a busy host it may be slow to write that."""
-    ask = process_group._Ranks._last_words
+    """Kill no rank before its stack is in its log, since writing it may be slow on a busy host."""
+    ask = process_group._Ranks._log_stacks
 
     def asked(self: Any) -> None:
         ask(self)
         wait_until(lambda: words in log.read_text(), repr(words), 30)
 
-    monkeypatch.setattr(process_group._Ranks, "_last_words", asked)
+    monkeypatch.setattr(process_group._Ranks, "_log_stacks", asked)
 
 
 class StepClock:
-    """The launcher's time, which also moves on by some seconds whenever it hears of a step."""
+    """The launcher's clock, which also advances by some seconds at each step that a rank reports."""
 
     sleep = staticmethod(time.sleep)
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
         self._offset_s = 0.0
-        take = process_group._Ranks._take
+        take = process_group._Ranks._handle
 
         def taken(ranks: Any, index: int, kind: str, at: float, content: Any) -> None:
             self._offset_s += step_s if kind == "step" else 0.0
             take(ranks, index, kind, at, content)
 
-        monkeypatch.setattr(process_group._Ranks, "_take", taken)
+        monkeypatch.setattr(process_group._Ranks, "_handle", taken)
         monkeypatch.setattr(process_group, "time", self)
 
     def monotonic(self) -> float:
@@ -251,14 +251,14 @@ def test_the_cause_is_distinguished_from_its_effects(
     light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = tmp_path / "heard"
-    take = process_group._Ranks._take
+    take = process_group._Ranks._handle
 
     def taken(self: Any, index: int, kind: str, at: float, content: Any) -> None:
         take(self, index, kind, at, content)
         if kind == "raised":
             heard.touch()
 
-    monkeypatch.setattr(process_group._Ranks, "_take", taken)
+    monkeypatch.setattr(process_group._Ranks, "_handle", taken)
     monkeypatch.setattr(process_group, "CAUSE_S", 10.0)
     with pytest.raises(RanksFailed, match="rank 1 died after step 0"):
         run(ranks.fail_of_anothers_failure, str(heard), folder=tmp_path)

@@ -14,15 +14,15 @@ def test_training_equals_the_plain_optimizer(ranks: Pool, kind: str) -> None:
 
 
 def test_each_parameters_state_is_on_one_rank(ranks: Pool) -> None:
-    found = ranks(training.optimizer_memory)
-    names = [name for one in found for name in one["parameters"]]
+    reports = ranks(training.optimizer_memory)
+    names = [name for one in reports for name in one["parameters"]]
     assert len(names) == len(set(names)) > 8
-    total, largest = found[0]["all"], found[0]["largest"]
+    total, largest = reports[0]["all"], reports[0]["largest"]
     # Two moments per parameter. Greedy: no rank has more than its share and one largest parameter.
-    assert sum(one["bytes"] for one in found) == 2 * total
-    for one in found:
+    assert sum(one["bytes"] for one in reports) == 2 * total
+    for one in reports:
         assert one["loose"] == ["frozen.weight", "frozen.bias"]  # all others are exchanged in chunks
-        assert one["bytes"] / 2 <= total / len(found) + largest
+        assert one["bytes"] / 2 <= total / len(reports) + largest
 
 
 def test_fewer_parameters_than_ranks(ranks: Pool) -> None:
@@ -35,10 +35,10 @@ def test_parameter_groups_and_later_ones(ranks: Pool) -> None:
 
 @pytest.mark.parametrize("to", [0, 1])
 def test_state_is_consolidated_and_loaded(ranks: Pool, to: int) -> None:
-    for rank, found in enumerate(ranks(training.optimizer_state, to)):
+    for rank, report in enumerate(ranks(training.optimizer_state, to)):
         other = (rank + 1) % ranks.world_size
-        assert f"this is the part of rank {other} of {ranks.world_size}" in found["refused"]
-        assert 0 < found["part"] < found["whole"]
+        assert f"this is the part of rank {other} of {ranks.world_size}" in report["refused"]
+        assert 0 < report["part"] < report["whole"]
 
 
 def test_parameters_that_share_memory_stay_where_they_are(ranks: Pool) -> None:

@@ -20,11 +20,11 @@ def timeline(wrapper: str) -> dict[str, Any]:
         loss_of(model(part(inputs)), part(targets)).backward()
         model.finish_gradient_synchronization()
         took_ms = 1e3 * (time.perf_counter() - began)
-    found = both.intervals()
+    intervals = both.intervals()
     loss_of(model(part(inputs)), part(targets)).backward()
     model.finish_gradient_synchronization()
     return {
-        "intervals": [(one.operation, one.size_bytes, one.start_ms, one.end_ms) for one in found],
+        "intervals": [(one.operation, one.size_bytes, one.start_ms, one.end_ms) for one in intervals],
         "after": len(both.intervals()),
         "took_ms": took_ms,
         "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),

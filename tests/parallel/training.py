@@ -1,4 +1,4 @@
-"""Functions of the pool's ranks: they train in parallel, and compare with one process on the whole batch."""
+"""Functions of the pool's ranks: train in parallel, and compare with one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def part(tensor: Tensor) -> Tensor:
 
 
 def different_model() -> Everything:
-    """A model that is another one on every rank: only a broadcast makes them equal."""
+    """A model that differs on every rank, so that only a broadcast makes them equal."""
     torch.manual_seed(dist.get_rank())
     model = Everything()
     model.count += dist.get_rank()
@@ -113,7 +113,7 @@ def accumulation(wrapper: str, no_sync: bool) -> None:
 
 
 def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
-    """Ranks use different parameters, in different orders: averages count the others as zero, and nobody waits."""
+    """Ranks use different parameters in different orders; averages count unused ones as zero, and no rank waits."""
     torch.manual_seed(dist.get_rank())
     model = WRAPPERS[wrapper](Branches().to(device()))
     torch.manual_seed(0)
@@ -148,7 +148,7 @@ def orders(
     alone = Branches().to(device())
     world = dist.get_world_size()
     inputs = torch.randn(world, 4, device=device())
-    found: dict[str, list[int]] = {"sent": [], "operations": []}
+    counts: dict[str, list[int]] = {"sent": [], "operations": []}
     full = parallel.data_parallel.Bucket.full
     if not checked:
         parallel.data_parallel.Bucket.full = property(lambda bucket: True)
@@ -161,9 +161,9 @@ def orders(
                     with model.no_sync():
                         model(inputs[dist.get_rank()], [0, 1, 2, 3]).sum().backward()
                 model(inputs[dist.get_rank()], chosen).sum().backward()
-                found["sent"].append(model._sent)
+                counts["sent"].append(model._sent)
                 model.finish_gradient_synchronization()
-            found["operations"].append(len(timeline.intervals()))
+            counts["operations"].append(len(timeline.intervals()))
             for rank in range(world):
                 if alone_first:
                     (alone(inputs[rank], [0, 1, 2, 3]).sum() / world).backward()
@@ -171,7 +171,7 @@ def orders(
             same_as(model.module, alone)
     finally:
         parallel.data_parallel.Bucket.full = full
-    return found
+    return counts
 
 
 def no_gradient_at_all(wrapper: str) -> None:
@@ -185,15 +185,15 @@ def no_gradient_at_all(wrapper: str) -> None:
 
 
 def bucket_views() -> dict[str, Any]:
-    """Return which gradients share memory, before and after zero_grad, and whether anything but they keeps it."""
+    """Return which gradients share memory, before and after zero_grad, and whether anything else keeps it."""
     model = parallel.BucketedDataParallel(Everything(), None)
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for mode in (True, False):
         model.zero_grad(set_to_none=mode)
         inputs, targets = batch(0)
         loss_of(model(part(inputs)), part(targets)).backward()
         model.finish_gradient_synchronization()
-        found[f"memories after {mode}"] = {
+        report[f"memories after {mode}"] = {
             str(dtype): len(
                 {
                     parameter.grad.untyped_storage().data_ptr()
@@ -203,9 +203,9 @@ def bucket_views() -> dict[str, Any]:
             )
             for dtype in (torch.float32, torch.float64)
         }
-        found[f"address after {mode}"] = model.module.norm.weight.grad.untyped_storage().data_ptr()
-    found["kept"] = [bucket.memory is not None for bucket in model.buckets]
-    return found
+        report[f"address after {mode}"] = model.module.norm.weight.grad.untyped_storage().data_ptr()
+    report["kept"] = [bucket.memory is not None for bucket in model.buckets]
+    return report
 
 
 def raises(what: str) -> str:
@@ -226,7 +226,7 @@ def raises(what: str) -> str:
 
 
 def rewrapped() -> None:
-    """The hooks of a wrapper that is gone leave the next one's gradients alone."""
+    """The hooks of a deleted wrapper do not change the next wrapper's gradients."""
     module = nn.Linear(3, 2)
     parallel.OverlappedDataParallel(module)
     model = parallel.BucketedDataParallel(module)
@@ -406,7 +406,7 @@ def checkpointing(model: Everything, use_reentrant: bool) -> None:
 
 
 def outer_checkpointing(model: Everything, use_reentrant: bool) -> None:
-    """As TransformerLM does: the block is called inside the checkpoint."""
+    """Calls the block inside the checkpoint, as TransformerLM does."""
     from torch.utils.checkpoint import checkpoint
 
     class Checkpointed(nn.ModuleList):
@@ -571,7 +571,7 @@ def fully_sharded_zeroed_between() -> None:
 
 
 def fully_sharded_called_inside() -> list[int]:
-    """Call the wrapped module itself, as a method of it that generates would, again and again."""
+    """Call the wrapped module itself repeatedly, as its method `generate` would."""
     model = parallel.FullyShardedDataParallel(first_ranks_model())
     alone = first_ranks_model()
     inputs, _ = batch(0)

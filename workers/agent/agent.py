@@ -36,7 +36,7 @@ from workers.devices.discovery import Host, discover
 from workers.devices.locks import DeviceLocks, HeldDevices
 from workers.jobs import RUNNERS
 from workers.model.registry import MODELS
-from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
+from workers.outcome import Abandoned, Cancelled, GivenBack, describe_error
 from workers.processes.launch import Launcher
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 MAX_DEVICELESS = 4
 """Largest number of simultaneous jobs that only estimate: they need no device, but each has a process."""
 TICK_S = 0.05
-"""Seconds between two looks of an idle agent for new work. One look costs microseconds."""
+"""Seconds between two checks of an idle agent for new jobs; a check costs microseconds."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 """Seconds for which an agent claims nothing after it could not start a job, doubled each time until a job has run. So
 an agent without threads or descriptors does not use up the attempts of the whole queue.
@@ -54,19 +54,19 @@ an agent without threads or descriptors does not use up the attempts of the whol
 def capabilities(*, allow_code: bool) -> frozenset[str]:
     """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
     names = {"attention": ATTENTION.names(), "model": MODELS.names(), tools.FAMILY: tools.installed()}
-    found = {f"{family}:{name}" for family, members in names.items() for name in members}
-    return frozenset(found | {RUNS_CODE} if allow_code else found)
+    qualified = {f"{family}:{name}" for family, members in names.items() for name in members}
+    return frozenset(qualified | {RUNS_CODE} if allow_code else qualified)
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that results depend on."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in ("flopwatch", "torch", "triton"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 class Agent:
@@ -305,7 +305,7 @@ class Agent:
             if isinstance(error, BlockingIOError):  # another process took the host first; that is not an error
                 self._queue.give_back(claim)
             else:
-                self._queue.give_up(claim, in_words(error))
+                self._queue.give_up(claim, describe_error(error))
         else:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
             self.runs[claim.attempt_id] = run

@@ -55,8 +55,8 @@ from workers.outcome import (
     RunnerError,
     Succeeded,
     Unsupported,
+    describe_error,
     failure_code,
-    in_words,
     is_exhausted,
 )
 from workers.processes.keeper import Request
@@ -212,7 +212,7 @@ class JobRun:
             if is_exhausted(error):
                 raise
             logger.exception("job %s could not be planned", self.claim.job_id)
-            return Failed("failed", in_words(error))
+            return Failed("failed", describe_error(error))
         if (not_clear := self._clear_devices()) is not None:
             return not_clear
         for index, unit in enumerate(units):
@@ -344,7 +344,7 @@ class JobRun:
             error = ask(wrapper.output, succeeded=isinstance(outcome, Succeeded))
         except Exception as raised:
             logger.exception("job %s: the words of its wrapper cannot be read", self.claim.job_id)
-            return Failed("failed", in_words(raised))
+            return Failed("failed", describe_error(raised))
         if error is None:
             return outcome
         return Failed("invalid_environment", cut(error))
@@ -529,7 +529,7 @@ class JobRun:
         """End without the results, since the worker must end. A full disk may still have room for the reason: then the
         job need not wait for the end of its lease, and its attempt says why it ended.
         """
-        reason = f"the worker had to end, and could not store how the job had ended: {in_words(error)}"
+        reason = f"the worker had to end, and could not store how the job had ended: {describe_error(error)}"
         logger.error("job %s: %s", self.claim.job_id, reason)
         if not isinstance(outcome, GivenBack):
             with suppress(*STORE_UNAVAILABLE), patience(RETRY_S):
@@ -548,7 +548,7 @@ class JobRun:
         self._events.clear()
         self._spool.forget_results()
         self.host_unfit = is_exhausted(error)
-        reason = in_words(error)
+        reason = describe_error(error)
         outcome = (
             GivenBack(reason)
             if self.host_unfit

@@ -20,7 +20,7 @@ from workers.measure import nvml
 
 logger = logging.getLogger(__name__)
 
-NOTHING_OF_A_GPU: dict[str, Any] = dict.fromkeys(
+UNKNOWN_GPU_LOAD: dict[str, Any] = dict.fromkeys(
     (
         "utilisation_percent",
         "memory_used_mib",
@@ -52,7 +52,7 @@ def read(host: Host, find_gpu: Callable[[str], nvml.Gpu | None] = nvml.find_gpu)
     devices: list[dict[str, Any]] = [cpu]
     for gpu in host.gpus:
         found = find_gpu(gpu.uuid)
-        devices.append({"type": "cuda", "uuid": gpu.uuid, **(NOTHING_OF_A_GPU if found is None else found.load())})
+        devices.append({"type": "cuda", "uuid": gpu.uuid, **(UNKNOWN_GPU_LOAD if found is None else found.load())})
     return {"read_at": rfc3339(utc_now()), "devices": devices}
 
 

@@ -225,7 +225,8 @@ class Spool:
         """
         verdicts = {unit.index: unit.verdicts for unit in self._units}
         return Changed(
-            self._measurements, lambda record: replace(record, validity=_of(verdicts[record.unit_index], record))
+            self._measurements,
+            lambda record: replace(record, validity=_verdict_on(verdicts[record.unit_index], record)),
         )
 
     @property
@@ -234,8 +235,8 @@ class Spool:
         # Each unit's checks get a share, so that tables of that name together stay within the job's bounds.
         share = max(1, len(self._units))
         rows, size = min(MAX_ROWS, MAX_TABLES_ROWS // share), min(MAX_BYTES, MAX_TABLES_BYTES // share)
-        found = [(unit, checks_table(self._verdicts_of(unit), max_rows=rows, max_bytes=size)) for unit in self._units]
-        checks = [_stored(table, table.to_json(), unit.index) for unit, table in found if table is not None]
+        tables = [(unit, checks_table(self._verdicts_of(unit), max_rows=rows, max_bytes=size)) for unit in self._units]
+        checks = [_stored(table, table.to_json(), unit.index) for unit, table in tables if table is not None]
         return [*self._tables, *checks]
 
     @property
@@ -291,9 +292,9 @@ def _stored(table: Table, rows: bytes, unit_index: int) -> TableRecord:
     return TableRecord(unit_index, table.name, columns, len(table.rows), zlib.compress(rows))
 
 
-def _of(verdicts: Mapping[str | None, CaseVerdict], record: MeasurementRecord) -> str | None:
-    found = verdicts.get(record.case_key) or verdicts.get(None)
-    return None if found is None else found.verdict
+def _verdict_on(verdicts: Mapping[str | None, CaseVerdict], record: MeasurementRecord) -> str | None:
+    verdict = verdicts.get(record.case_key) or verdicts.get(None)
+    return None if verdict is None else verdict.verdict
 
 
 def _listed(columns: Sequence[Column]) -> str:

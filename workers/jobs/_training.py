@@ -19,7 +19,7 @@ from workers import uploaded
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
-from workers.torch_host import choose_device, load, set_precision, translated
+from workers.torch_host import as_runner_error, choose_device, load, set_precision
 
 if TYPE_CHECKING:
     import torch
@@ -271,7 +271,7 @@ def known_errors() -> Iterator[None]:
     except CannotCapture as error:
         raise Unsupported(f"cuda_graph: {error}") from error
     except RuntimeError as error:
-        if meaning := translated(error):
+        if meaning := as_runner_error(error):
             raise meaning from error
         raise
 
@@ -402,7 +402,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> None:
     values.set("tokens_per_s", None, [tokens / seconds])
     flops = step_flops(spec, training.model)
     if flops is None:
-        values.rest("unknown", f"model {name_of(spec)!r} does not tell its FLOPs")
+        values.set_missing("unknown", f"model {name_of(spec)!r} does not tell its FLOPs")
         return
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])

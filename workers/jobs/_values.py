@@ -34,28 +34,28 @@ class Values:
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.metrics = metrics
-        self._found: dict[tuple[str, str | None], tuple[str, str | None, Sequence[float] | None]] = {}
+        self._results: dict[tuple[str, str | None], tuple[str, str | None, Sequence[float] | None]] = {}
 
     def set(self, name: str, phase: str | None, samples: Sequence[float] | None, reason: str = "") -> None:
         """Set a metric's samples, or None and the reason why they are unknown."""
-        self._found[name, phase] = ("unknown", reason, None) if samples is None else ("ok", None, samples)
+        self._results[name, phase] = ("unknown", reason, None) if samples is None else ("ok", None, samples)
 
-    def rest(self, outcome: str, reason: str, of: Iterable[Metric] | None = None) -> None:
+    def set_missing(self, outcome: str, reason: str, of: Iterable[Metric] | None = None) -> None:
         """Give this outcome to every metric that has no result yet; `of` limits it to these metrics."""
         for metric in self.metrics if of is None else of:
-            self._found.setdefault((metric.name, metric.phase), (outcome, reason, None))
+            self._results.setdefault((metric.name, metric.phase), (outcome, reason, None))
 
     def samples(self, name: str, phase: str | None) -> Sequence[float] | None:
         """Return a metric's samples; None if it has none or no result yet."""
-        return self._found.get((name, phase), ("", None, None))[2]
+        return self._results.get((name, phase), ("", None, None))[2]
 
     def overrule(self, outcome: str, reason: str, but: Iterable[str] = ()) -> None:
         """Give this outcome to every metric, also to those with samples; metrics named `but` keep their results."""
         kept = set(but)
         for metric in self.metrics:
             if metric.name not in kept:
-                self._found.pop((metric.name, metric.phase), None)
-        self.rest(outcome, reason)
+                self._results.pop((metric.name, metric.phase), None)
+        self.set_missing(outcome, reason)
 
     @property
     def outcome(self) -> str:
@@ -69,8 +69,8 @@ class Values:
 
     @property
     def _first(self) -> tuple[str, str | None]:
-        found = [self._found[metric.name, metric.phase][:2] for metric in self.metrics]
-        return next(((outcome, reason) for outcome, reason in found if outcome in FAULTS), found[0])
+        outcomes = [self._results[metric.name, metric.phase][:2] for metric in self.metrics]
+        return next(((outcome, reason) for outcome, reason in outcomes if outcome in FAULTS), outcomes[0])
 
     def headline(self) -> str:
         """Return the first metric's median, or the reason why the case has none, in a few words."""
@@ -85,7 +85,7 @@ class Values:
         from workers.measure.measurement import Measurement
 
         for metric in self.metrics:
-            outcome, reason, samples = self._found[metric.name, metric.phase]
+            outcome, reason, samples = self._results[metric.name, metric.phase]
             report.measure(
                 Measurement(
                     case=case.coordinates,

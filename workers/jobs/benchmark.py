@@ -74,7 +74,7 @@ def measure(
     except OutOfMemory as error:
         monitor.watch(last=True)
         values = Values(_training.metrics(spec.mode))
-        values.rest("oom", str(error))
+        values.set_missing("oom", str(error))
         return values, monitor.conclude([])
     _training.add_rates(values, training, report.ceilings)
     return values, monitor.conclude(checks)

@@ -109,7 +109,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
     def resume(self, spec: Any, unit: Unit, position: int, failure: Failed) -> None:  # type: ignore[override]
         """Let the job fail: a dead rank, unlike a cell's own error, is not a result of the cell."""
 
-    def see_that_devices_answer(self, context: CollectiveContext) -> None:
+    def check_devices_answer(self, context: CollectiveContext) -> None:
         """End the job after a rank has died. This process itself leaves the GPUs to the ranks."""
         if context.failure is not None:
             raise context.failure
@@ -127,7 +127,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
             context.ranks.join()
             context.ranks.report_logs(context.report)
             context.ranks = None
-            trial.values.rest(error.outcome, str(error))
+            trial.values.set_missing(error.outcome, str(error))
             return
         if reason := next((answer["reason"] for answer in answers if answer.get("reason")), None):
             raise OutOfMemory(reason)

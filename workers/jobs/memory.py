@@ -265,7 +265,7 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     if session.initialisation is not None:
         add_phase(values, INITIALISATION, [session.initialisation])
     if session.lacked is not None:
-        values.rest("oom", session.reason)
+        values.set_missing("oom", session.reason)
         return values, [check_history([session.lacked])]
     for index, one in enumerate(session.steps[-1]):
         if one in session.phases():

@@ -17,7 +17,7 @@ from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric
 from workers.measure.table import Column, Scalar, first_rows
 from workers.reporter import Reporter
-from workers.torch_host import translated
+from workers.torch_host import as_runner_error
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +169,7 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
         with translate_oom("the step"):
             watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
     except Exception as error:
-        why = str(translated(error) or f"{type(error).__name__}: {short_message(error)}")
+        why = str(as_runner_error(error) or f"{type(error).__name__}: {short_message(error)}")
         add_rows(watched.tensors(scaled=scaled, error=why), cell, context)
         raise
     tensors = watched.tensors(scaled=scaled)

@@ -16,7 +16,7 @@ from app.importing import without_collector
 from workers.jobs import RUNNERS, runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.messages import Ended, Message, Started, to_line
-from workers.outcome import EXIT_CODES, RunnerError, failure_code, in_words
+from workers.outcome import EXIT_CODES, RunnerError, describe_error, failure_code
 from workers.processes.keeper import Request
 from workers.reporter import Reporter
 
@@ -56,7 +56,7 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")
     except BaseException as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
-        code, detail = failure_code(error), in_words(error)
+        code, detail = failure_code(error), describe_error(error)
         traceback.print_exc()
     else:
         send(Ended(None, ""))

@@ -207,7 +207,7 @@ class Launcher:
                 self._lock.release()
 
     def end_leftovers(self) -> list[int]:
-        """Kill the processes that killed agents have left on this agent's devices; returns the pids of those found."""
+        """Kill the processes that killed agents have left on this agent's devices; returns their pids."""
         return end_leftovers(self._mark)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def own_mark(lock_folder: Path) -> str:
 def end_leftovers(mark: str) -> list[int]:
     """Kill every process of a dead agent with the same user, PID namespace and lock folder as the agent of `mark`.
 
-    Returns the pids of the processes found. Call it until there are none, since a process may take seconds to release a
+    Returns their pids. Call it until there are none, since a process may take seconds to release a
     GPU's memory.
     """
     pids = sorted(map(int, filter(str.isdigit, os.listdir(_PROC))))  # noqa: PTH208

@@ -283,7 +283,7 @@ def all_of(up: subprocess.Popen[str]) -> list[psutil.Process]:
     return processes
 
 
-def is_gone(processes: list[psutil.Process], url: str) -> bool:
+def missing_file_message(processes: list[psutil.Process], url: str) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=20)
     with pytest.raises(httpx.TransportError):
         httpx.get(url + "/healthz", trust_env=False)
@@ -297,7 +297,7 @@ def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path) -> No
     processes = all_of(up)
     up.kill()
     assert up.wait(40) == -signal.SIGKILL
-    assert is_gone(processes, url)
+    assert missing_file_message(processes, url)
 
 
 def modes_below(folder: Path) -> dict[Path, int]:
@@ -341,7 +341,7 @@ def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path:
         wait_until(lambda: client.get("/workers").json()["data"][0]["state"] == "draining", "draining", 30)
     up.send_signal(signal.SIGTERM)
     assert up.wait(60) == 0
-    assert is_gone(processes, url)
+    assert missing_file_message(processes, url)
     with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
         job, _version = Reading(database).job(gated["id"])
     assert (job["state"], job["attempt"]) == ("queued", 0)

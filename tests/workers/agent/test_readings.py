@@ -18,7 +18,7 @@ class Busy:
     """A GPU that NVML knows."""
 
     def load(self) -> dict[str, Any]:
-        return dict.fromkeys(readings.NOTHING_OF_A_GPU, 7)
+        return dict.fromkeys(readings.UNKNOWN_GPU_LOAD, 7)
 
 
 def test_each_device_in_the_order_of_the_registration() -> None:
@@ -28,7 +28,7 @@ def test_each_device_in_the_order_of_the_registration() -> None:
     assert cpu["memory_used_mib"] > 0
     assert 0 <= cpu["utilisation_percent"] <= 100
     assert known["utilisation_percent"] == 7
-    assert {name: unknown[name] for name in readings.NOTHING_OF_A_GPU} == readings.NOTHING_OF_A_GPU
+    assert {name: unknown[name] for name in readings.UNKNOWN_GPU_LOAD} == readings.UNKNOWN_GPU_LOAD
     assert parsed_time(found["read_at"]).tzinfo is not None
 
 

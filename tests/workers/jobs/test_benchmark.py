@@ -34,7 +34,7 @@ from workers.model.graphed import CannotCapture
 from workers.model.registry import MODELS
 from workers.model.steps import ForwardStep
 from workers.outcome import InvalidEnvironment, Unsupported
-from workers.torch_host import set_precision, translated
+from workers.torch_host import as_runner_error, set_precision
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 PARAMETERS = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
@@ -90,7 +90,7 @@ def metrics(report: Report) -> dict[str, dict[str, Any]]:
 def test_device_time_has_its_share_of_wall_time(busy: Any, device_ms: Any, percent: Any) -> None:
     values = Values(_training.metrics("forward"))
     _training.add_busy(values, 10.0, busy)
-    values.rest("failed", "not asked")
+    values.set_missing("failed", "not asked")
     report = Report(Path())
     values.report(Case("benchmark", {}), "1x GPU", report)
     for name, expected in (("device_ms", device_ms), ("gpu_busy_percent", percent)):
@@ -494,15 +494,15 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
 
     error = RuntimeError("backend='inductor' raised")
     error.__cause__ = InvalidCxxCompiler()
-    assert isinstance(translated(error), InvalidEnvironment)
-    assert isinstance(translated(CompilerMissing("no c++")), InvalidEnvironment)
-    assert translated(RuntimeError("x")) is None
+    assert isinstance(as_runner_error(error), InvalidEnvironment)
+    assert isinstance(as_runner_error(CompilerMissing("no c++")), InvalidEnvironment)
+    assert as_runner_error(RuntimeError("x")) is None
 
 
 def test_an_operation_unknown_to_torch_is_unsupported() -> None:
     with pytest.raises(NotImplementedError) as error:
         torch.linalg.qr(torch.ones(2, 2, dtype=torch.float16))
-    assert isinstance(translated(error.value), Unsupported)
+    assert isinstance(as_runner_error(error.value), Unsupported)
 
 
 def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,11 @@ from workers.jobs._values import FAULTS, Metric, Values
 from workers.outcome import Failed, RunnerError, Unsupported
 from workers.reporter import Reporter
 from workers.torch_host import (
+    as_runner_error,
     check_device_answers,
     choose_device,
     reset_process,
     set_precision,
-    translated,
     why_no_precision,
 )
 
@@ -134,7 +134,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         """Return the precision in which this process computes the cell ("fp32", "tf32", …); None: any."""
         return None
 
-    def see_that_devices_answer(self, context: ContextT) -> None:
+    def check_devices_answer(self, context: ContextT) -> None:
         """Check that every device still answers. Called after each cell.
 
         Raises:
@@ -170,13 +170,13 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         key = device_key(devices[0], len(devices))
         first, crashed = unit.params.get("first", 0), unit.params.get("crashed")
         outcomes = Counter[str]()
-        with few_objects_to_collect():
+        with frozen_objects():
             for index, cell in enumerate(cells[first:], start=first):
                 report.progress(index, len(cells), cell.title)
                 began = time.perf_counter()
                 values = Values(self.metrics(spec, cell))
                 if index == first and crashed is not None:
-                    values.rest("crashed", crashed)
+                    values.set_missing("crashed", crashed)
                     found = verdict([check_measured(values)])
                 else:
                     # The crashed cell reports no cursor: a unit that makes no progress must not resume there again.
@@ -214,18 +214,18 @@ class GridRunner(abc.ABC, Generic[ContextT]):
             self._set_precision(cell, context.devices)
             self.measure(spec, cell, context, trial)
         except OutOfMemory as error:
-            values.rest("oom", str(error))
+            values.set_missing("oom", str(error))
         except RunnerError as error:
-            values.rest(error.code, str(error))
+            values.set_missing(error.code, str(error))
         except Exception as error:  # noqa: BLE001 - a user's own kernel may raise anything
             if is_out_of_memory(error):
-                values.rest("oom", f"out of memory: {short_message(error)}")
-            elif meaning := translated(error):
-                values.rest(meaning.code, str(meaning))
+                values.set_missing("oom", f"out of memory: {short_message(error)}")
+            elif meaning := as_runner_error(error):
+                values.set_missing(meaning.code, str(meaning))
             else:
                 traceback.print_exc()
-                values.rest("failed", f"{type(error).__name__}: {short_message(error)}")
-        self.see_that_devices_answer(context)
+                values.set_missing("failed", f"{type(error).__name__}: {short_message(error)}")
+        self.check_devices_answer(context)
         checks = [check_measured(values), *trial.checks]
         if not self.timed:
             return verdict(checks)
@@ -266,7 +266,7 @@ def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> Non
 
 
 @contextlib.contextmanager
-def few_objects_to_collect() -> Iterator[None]:
+def frozen_objects() -> Iterator[None]:
     """Keep the collector, which runs with each cell, from visiting the objects that live now: hundreds of modules."""
     gc.collect()
     gc.freeze()

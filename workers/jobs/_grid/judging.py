@@ -118,7 +118,7 @@ def judge(operation: Operation, reference: Reference) -> Judgement:
     return _judge(operation, reference, negated=False)
 
 
-def judge_again(operation: Operation, reference: Reference) -> Judgement:
+def judge_negated(operation: Operation, reference: Reference) -> Judgement:
     """Check again with one input negated during the call, so that a stored result of an earlier call is wrong."""
     with reference.negated():
         return _judge(operation, reference, negated=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
-from workers.jobs._grid.judging import Reference, judge, judge_again, set_errors
+from workers.jobs._grid.judging import Reference, judge, judge_negated, set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.check import SEVERITIES
 from workers.reporter import Reporter
@@ -135,7 +135,9 @@ class OperationRunner(GridRunner[OperationContext]):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            trial.values.rest("unknown", f"no memory for the inputs and their float64 oracle: {short_message(error)}")
+            trial.values.set_missing(
+                "unknown", f"no memory for the inputs and their float64 oracle: {short_message(error)}"
+            )
             return
         changed, wrong = list[str](), None
         try:
@@ -170,7 +172,7 @@ class OperationRunner(GridRunner[OperationContext]):
         passes: Sequence[str] = PASSES[spec.mode]
         if reference.grad_out is not None and operation.grad_out is None:
             passes = ("forward",)
-            values.rest("unsupported", NO_BACKWARD, filter(self._needs_backward, self.metrics(spec, cell)))
+            values.set_missing("unsupported", NO_BACKWARD, filter(self._needs_backward, self.metrics(spec, cell)))
         with translate_oom("the first call"):
             first = judge(operation, reference)
         set_errors(values, first)
@@ -179,7 +181,7 @@ class OperationRunner(GridRunner[OperationContext]):
             return first.wrong
         timings = self._time(spec, operation, passes, context, trial)
         with translate_oom("the call after timing"):
-            last = judge_again(operation, reference)
+            last = judge_negated(operation, reference)
         set_errors(values, first, last)
         if last.wrong:
             return f"right at first, wrong after timing, with input {reference.linear_in} negated: {last.wrong}"

@@ -60,7 +60,7 @@ class DdpRunner:
         found = run_ranks(spec, monitor, report)
         if isinstance(found, str):
             monitor.watch(last=True)
-            values.rest("oom", found)
+            values.set_missing("oom", found)
             checks: list[Check] = []
         else:
             checks = add_values(values, spec, devices, found, report.ceilings)

@@ -76,9 +76,9 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
             try:
                 Profiling(timed, values, report).run()
             except OutOfMemory as error:
-                values.rest("oom", str(error))
+                values.set_missing("oom", str(error))
         else:
-            values.rest("oom", timed)
+            values.set_missing("oom", timed)
     values.report(case, device_key, report)
 
 
@@ -203,7 +203,7 @@ def time_unprofiled(
     except OutOfMemory as error:
         monitor.watch(last=True)
         found, checks = str(error), []
-        values.rest("oom", found)
+        values.set_missing("oom", found)
     else:
         samples = times.samples("step_ms", "step") or ()
         (host_bound,) = [check for check in checks if check.name == "host_bound"]

@@ -19,8 +19,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.database import sqlite
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
-from app.store.queue import fence, submission
-from app.store.queue import transitions as queue_module
+from app.store.queue import fence, submission, transitions
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import (
@@ -201,7 +200,7 @@ class TestSweepsAsWholes:
         def fail(*_: Any) -> None:
             raise RuntimeError("amid it")
 
-        monkeypatch.setattr(queue_module, "sweep_dict", fail)
+        monkeypatch.setattr(transitions, "sweep_dict", fail)
         with pytest.raises(RuntimeError, match="amid it"):
             queue.cancel_sweep(swept)
         assert reading.jobs(sweep=swept) == before

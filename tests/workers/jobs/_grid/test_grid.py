@@ -248,7 +248,7 @@ def test_values_that_are_wrong_lose_what_was_found() -> None:
 def test_the_rest_of_some_metrics() -> None:
     metrics = [Metric("forward_ms", "forward", "ms"), Metric("backward_ms", "backward", "ms")]
     values = Values(metrics)
-    values.rest("unsupported", "no backward pass", metrics[1:])
+    values.set_missing("unsupported", "no backward pass", metrics[1:])
     values.set("forward_ms", "forward", [1.0])
-    values.rest("failed", "too late")
+    values.set_missing("failed", "too late")
     assert (values.outcome, values.reason) == ("ok", None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.tolerance import fixed_limits
 from workers.jobs._grid import judging
-from workers.jobs._grid.judging import Reference, checksum, judge, judge_again, set_errors
+from workers.jobs._grid.judging import Reference, checksum, judge, judge_negated, set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.operations import Operation
 
@@ -91,7 +91,7 @@ def test_what_is_right_is_right_with_an_input_negated(rng: random.Random) -> Non
     reference = make_reference(rng)
     operation = Operation(product, reference.inputs, reference.grad_out)
     bits = [tensor.detach().clone() for tensor in reference.inputs]
-    for found in (judge(operation, reference), judge_again(operation, reference)):
+    for found in (judge(operation, reference), judge_negated(operation, reference)):
         assert found.wrong is None
         assert len(found.errors) == 3
         assert max(found.errors) < 1e-5
@@ -106,7 +106,7 @@ def test_a_failed_second_judgement_restores_the_inputs(rng: random.Random) -> No
         raise ValueError("the second input is a pineapple")
 
     with pytest.raises(ValueError, match="pineapple"):
-        judge_again(Operation(fail, reference.inputs, reference.grad_out), reference)
+        judge_negated(Operation(fail, reference.inputs, reference.grad_out), reference)
     assert reference.changed() == []
 
 
@@ -121,7 +121,7 @@ def test_a_result_that_is_kept_is_right_once(rng: random.Random) -> None:
 
     operation = Operation(keeps, reference.inputs, None)
     assert judge(operation, reference).wrong is None
-    assert (judge_again(operation, reference).wrong or "").startswith("the output: relative error 2.00e+00")
+    assert (judge_negated(operation, reference).wrong or "").startswith("the output: relative error 2.00e+00")
 
 
 def test_what_was_changed_is_named(rng: random.Random) -> None:

@@ -547,7 +547,7 @@ def test_norms_in_a_graph_need_their_own_kernels(report: Report, kernel: str, kn
     profiling._add_classes([Work(name, "kernel", 0, 9, 9, 1, torch_profiler.GRAPH) for name in (kernel, "sgemm")])
     assert ("normalisation" in shares(report, "forward")) is known
     assert shares(report, "forward")["matmul"] == 50
-    profiling.values.rest("unknown", "not measured here")
+    profiling.values.set_missing("unknown", "not measured here")
     profiling.values.report(spec.case(), "cuda", report)
     row = metrics(report)["normalisation_share_percent", "forward"]
     assert row["outcome"] == ("ok" if known else "unknown")

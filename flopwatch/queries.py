@@ -1,0 +1,114 @@
+"""The query parameters that the client sends: filters of jobs, tables, and the sides of comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+from app.table_options import Statistic
+from app.text.values import value_text
+from flopwatch.connection import Answer, ClientError
+
+Thing: TypeAlias = int | Mapping[str, Any]
+"""A job or a sweep: its id, or what the server answered."""
+
+
+class JobFilter(TypedDict, total=False):
+    """A filter of jobs: a job matches if it has everything that is given."""
+
+    state: str | None
+    kind: str | None
+    labels: Mapping[str, str] | None
+    sweep: Thing | None
+
+
+class TableOptions(TypedDict, total=False):
+    """The jobs of a table of measurements and its layout; `Flopwatch.table` describes them."""
+
+    job: Thing | Sequence[Thing] | None
+    sweep: Thing | Sequence[Thing] | None
+    kind: str | Sequence[str] | None
+    labels: Mapping[str, str] | None
+    since: str | None
+    until: str | None
+    rows: Sequence[str] | None
+    columns: Sequence[str] | None
+    statistic: Statistic | None
+    pivot: str | None
+    relative_to: Mapping[str, Any] | None
+    sort: str | None
+    limit: int | None
+
+
+def id_of(thing: Thing) -> int:
+    return thing if isinstance(thing, int) else int(thing["id"])
+
+
+def ids_of(things: Thing | Sequence[Thing] | None) -> list[int] | None:
+    one_or_more = [things] if isinstance(things, int | Mapping) else things
+    return None if one_or_more is None else [id_of(one) for one in one_or_more]
+
+
+def label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
+    return [f"{key}:{value}" for key, value in (labels or {}).items()] or None
+
+
+def filter_query(filters: JobFilter) -> Answer:
+    """Return the query parameters of a filter of jobs."""
+    _refuse_unknown(filters, JobFilter)
+    sweep = filters.get("sweep")
+    return {
+        "state": filters.get("state"),
+        "kind": filters.get("kind"),
+        "label": label_filter(filters.get("labels")),
+        "sweep": None if sweep is None else id_of(sweep),
+    }
+
+
+def table_query(options: TableOptions) -> Answer:
+    """Return the query parameters that choose the jobs of a table, and lay it out."""
+    _refuse_unknown(options, TableOptions)
+    query: Answer = dict(options)
+    labels, kind = query.pop("labels", None), query.get("kind")
+    reference = [f"{name}={value_text(value)}" for name, value in (query.get("relative_to") or {}).items()]
+    return {
+        **query,
+        "job": ids_of(query.get("job")),
+        "sweep": ids_of(query.get("sweep")),
+        "kind": [kind] if isinstance(kind, str) else kind,
+        "label": label_filter(labels),
+        "relative_to": reference or None,
+    }
+
+
+def _refuse_unknown(given: Mapping[str, Any], options: type) -> None:
+    """Raise TypeError for an option that there is not, as a call with an unknown argument does."""
+    unknown = [name for name in given if name not in options.__annotations__]
+    if unknown:
+        raise TypeError(f"there is no option {unknown[0]!r}; there are {', '.join(options.__annotations__)}")
+
+
+def comparison_query(
+    baseline: Thing | Sequence[Thing] | str,
+    candidate: Thing | Sequence[Thing] | None,
+    metrics: Sequence[str] | None = None,
+    fail_above_percent: float | None = None,
+) -> Answer:
+    """Return the query that asks for a comparison."""
+
+    def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
+        return [id_of(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+
+    sides: Answer
+    if candidate is None:
+        if isinstance(baseline, str):
+            raise ClientError(f"Say which job is compared with the baseline {baseline!r}.")
+        jobs = ids(baseline)
+        if len(jobs) != 1:
+            raise ClientError("Say which jobs are compared with these; or pass one job of kind compare.")
+        sides = {"job": jobs[0]}
+    elif isinstance(baseline, str):
+        sides = {"baseline_name": baseline, "candidate": ids(candidate)}
+    else:
+        sides = {"baseline": ids(baseline), "candidate": ids(candidate)}
+    return {**sides, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
