@@ -74,8 +74,8 @@ class TestSubmit:
         response = queue.submit(NewJob(BenchmarkSpec())).response
         assert list(response) == [
             "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
-            "timeout_s", "progress", "error", "worker_id", "sweep_id", "environment", "validity", "created_at",
-            "started_at", "finished_at", "cancel_requested_at", "unique_key", "waiting", "broken",
+            "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
+            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
