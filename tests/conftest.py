@@ -104,14 +104,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     ]
 
 
-class NothingAlone(pytest.Collector):
+class NothingAlone(pytest.File):
     """Stands for a file without a test marked alone: importing all of them would take as long as those tests."""
 
     def collect(self) -> list[pytest.Item]:
         return []
 
 
-class NeedsTheService(pytest.Collector):
+class NeedsTheService(pytest.File):
     """Stands for a folder or file that this host cannot import."""
 
     def collect(self) -> list[pytest.Item]:
@@ -127,13 +127,13 @@ def _needs_the_service(path: Path) -> bool:
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return NeedsTheService.from_parent(parent, name=path.name) if _needs_the_service(path) else None
+    return NeedsTheService.from_parent(parent, path=path) if _needs_the_service(path) else None
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if parent.config.getoption("--share") == "alone" and b"pytest.mark.alone" not in module_path.read_bytes():
-        return NothingAlone.from_parent(parent, name=module_path.name)
-    return NeedsTheService.from_parent(parent, name=module_path.name) if _needs_the_service(module_path) else None
+        return NothingAlone.from_parent(parent, path=module_path)
+    return NeedsTheService.from_parent(parent, path=module_path) if _needs_the_service(module_path) else None
 
 
 @functools.cache

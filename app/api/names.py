@@ -24,11 +24,11 @@ class Known:
     """The names that registered workers have, per family; falsy while no worker has ever registered."""
 
     def __init__(
-        self, names: dict[str, set[str]], known_files: Callable[[Collection[str]], set[str]] = lambda _: set()
+        self, names: dict[str, set[str]], existing_files: Callable[[Collection[str]], set[str]] = lambda _: set()
     ) -> None:
         self.kinds = frozenset(names["kinds"])
         self.capabilities = frozenset(names["capabilities"])
-        self.known_files = known_files
+        self.existing_files = existing_files
         """A function that returns the existing ones of these uploaded files, given by SHA-256."""
 
     def __bool__(self) -> bool:
@@ -71,7 +71,7 @@ def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]
 def _wrong_code(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
     """Yield an error for each uploaded function that no worker may run, or whose file does not exist."""
     named = list(codes_of(spec.model_dump(mode="json")))
-    files = known.known_files({sha256 for _, sha256 in named})
+    files = known.existing_files({sha256 for _, sha256 in named})
     for where, sha256 in named:
         if RUNS_CODE not in known.capabilities:
             yield where, NOBODY_RUNS_CODE

@@ -227,7 +227,7 @@ def _unreached(
     if plan is None or plan.holds_specs:
         return []
     left = [(case.key, stored.renamed(case.coordinates)) for case in plan.cases() if case.key not in measured]
-    # If the keys of the measured cases differ from the planned ones, nobody can tell which cases are left.
+    # If the keys of the measured cases differ from the planned ones, the remaining cases are unknown.
     return left if len(left) + len(measured) == plan.number_of_cells() else []
 
 

@@ -196,7 +196,7 @@ class Row:
         """Say what would decide about a difference of this many percent: more processes, or measuring in turns.
 
         More processes make finding it more likely, and narrow the interval. If there are already as many as usually
-        find it, the sides differ by nearly this much, and nobody can say how many would decide.
+        find it, the sides differ by nearly this much, and the number that would decide is unknown.
         """
         if 100 * self.drift > limit_percent:
             return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"

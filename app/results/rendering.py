@@ -7,17 +7,16 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+from app.columns import ColumnType
 from app.errors import InvalidRequest
 from app.metrics import readable
-from app.results.digits import cell_text, column_texts
+from app.results.digits import column_texts
 from app.results.sheet import Cell, Column, Sheet
 from app.table_options import FORMATS, Format
-
-__all__ = ["cell_text", "csv_lines", "json_columns", "render", "scalar_columns", "scalar_rows"]
 
 EMPTY = "No results.\n"
 LONG = 40
@@ -46,10 +45,10 @@ def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:
 
 
 def _json(sheet: Sheet, _base_url: str | None) -> str:
-    columns, rows = _numbers(sheet)
+    columns, rows = _scalars(sheet)
     names = [column.name for column in columns]
     answer: dict[str, Any] = {
-        "columns": json_columns(columns),
+        "columns": [{"name": column.name, "type": column.type, "unit": column.unit} for column in columns],
         "rows": [dict(zip(names, row, strict=True)) for row in rows],
         "next": sheet.next,
     }
@@ -60,20 +59,11 @@ def _json(sheet: Sheet, _base_url: str | None) -> str:
     return json.dumps(answer, allow_nan=False)
 
 
-def json_columns(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return columns as JSON describes them."""
-    return [{"name": column.name, "type": column.type, "unit": column.unit} for column in columns]
-
-
 def _csv(sheet: Sheet, _base_url: str | None) -> str:
-    columns, rows = _numbers(sheet)
-    return csv_lines([[column.name for column in columns], *rows])
-
-
-def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
-    """Write rows of scalars as lines of a CSV file."""
+    columns, rows = _scalars(sheet)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([[_csv_cell(value) for value in row] for row in rows])
+    lines = [[column.name for column in columns], *rows]
+    csv.writer(text, lineterminator="\n").writerows([[_csv_cell(value) for value in row] for row in lines])
     return text.getvalue()
 
 
@@ -89,56 +79,37 @@ def _csv_cell(value: Any) -> Any:
     return shown.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _numbers(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
-    """Return the sheet with several columns for each metric; all its cells are scalars."""
-    columns = scalar_columns(sheet.columns, spreads=sheet.spreads, traces=sheet.traces)
-    return columns, scalar_rows(sheet.columns, sheet.rows, spreads=sheet.spreads, traces=sheet.traces)
-
-
-def scalar_columns(columns: Sequence[Column], *, spreads: bool, traces: bool) -> list[Column]:
-    """Return the columns of JSON and CSV: several for each metric, whose values `scalar_rows` gives."""
-    scalars: list[Column] = []
-    for column in columns:
-        scalars.append(column)
-        parts: list[tuple[str, Any, str | None]] = []
-        if column.role == "metric":
-            parts += [("_std", "number", column.unit)] if spreads else []
-            parts.append(("_n", "integer", None))
-        if column.role in ("metric", "gain"):
-            parts.append(("_outcome", "string", None))
-            parts += [("_job", "integer", None), ("_validity", "string", None)] if traces else []
-        for suffix, type_, unit in parts:
+def _scalars(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
+    """Return the columns and rows of JSON and CSV, whose cells are scalars: each metric has several columns."""
+    columns: list[Column] = []
+    parts: list[Callable[[Cell], tuple[Any, ...]] | None] = []
+    """For each column of the sheet the function that gives the scalars of a cell; None if its cells are scalars."""
+    for column in sheet.columns:
+        columns.append(column)
+        more = _more_columns(column, sheet)
+        for suffix, _, type_, unit in more:
             name = column.name + suffix if column.group is None else f"{column.group}{suffix}, {column.head}"
-            scalars.append(Column(name, type_, unit))
-    return scalars
-
-
-def scalar_rows(
-    columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, spreads: bool, traces: bool
-) -> list[list[Any]]:
-    """Return rows as JSON and CSV have them: for each cell the values of the columns that `scalar_columns` gives it."""
-    parts = [_parts(column.role, spreads, traces) for column in columns]
-    return [
-        [
-            part
-            for value, parts_of in zip(row, parts, strict=True)
-            for part in ((value,) if parts_of is None else parts_of(value))
-        ]
-        for row in rows
+            columns.append(Column(name, type_, unit))
+        parts.append(attrgetter("value", *(attribute for _, attribute, _, _ in more)) if more else None)
+    rows = [
+        [part for value, of in zip(row, parts, strict=True) for part in ((value,) if of is None else of(value))]
+        for row in sheet.rows
     ]
+    return columns, rows
 
 
-def _parts(role: str, spreads: bool, traces: bool) -> Callable[[Cell], tuple[Any, ...]] | None:
-    """Return the function that gives a cell's values; None for columns whose cells are scalars."""
-    if role not in ("metric", "gain"):
-        return None
-    names = ["value"]
-    if role == "metric":
-        names += ["spread", "n"] if spreads else ["n"]
-    names.append("outcome")
-    if traces:
-        names += ["job", "validity"]
-    return attrgetter(*names)
+def _more_columns(column: Column, sheet: Sheet) -> list[tuple[str, str, ColumnType, str | None]]:
+    """Return the columns that JSON and CSV have beside the value of a metric: the end of the column's name, the
+    attribute of Cell, the type and the unit. None for a column of scalars."""
+    more: list[tuple[str, str, ColumnType, str | None]] = []
+    if column.role == "metric":
+        more += [("_std", "spread", "number", column.unit)] if sheet.spreads else []
+        more.append(("_n", "n", "integer", None))
+    if column.role in ("metric", "gain"):
+        more.append(("_outcome", "outcome", "string", None))
+        if sheet.traces:
+            more += [("_job", "job", "integer", None), ("_validity", "validity", "string", None)]
+    return more
 
 
 class _Texts:

@@ -59,8 +59,6 @@ class Column:
     """The name that several columns share, such as the metric that a pivot spreads over them; `name` includes it."""
     head: str | None = None
     """The text that distinguishes a column from the others of its group."""
-    reads: str | None = None
-    """The head of the column in print, in place of its name."""
     links: bool = False
     """True if its cells are ids of jobs, which HTML links to their pages."""
 

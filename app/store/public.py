@@ -21,7 +21,9 @@ NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
 
 _INTERNAL = ("device_type", "devices", "exclusive_host", "requirements", "point", "metrics", "version")
 """Columns of the table `job` that clients do not see. They see all others under the columns' names."""
-_PUBLIC = tuple(column.name for column in tables.job.c if column.name not in _INTERNAL)
+_LAST = ("environment", "validity")
+"""Long values stand at the end, for people who read the JSON."""
+_PUBLIC = tuple(column.name for column in tables.job.c if column.name not in (*_INTERNAL, *_LAST))
 
 
 def checked_id(number: int, what: str) -> int:
@@ -48,6 +50,7 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
         **{name: rfc3339(row[name]) if isinstance(row[name], datetime) else row[name] for name in _PUBLIC},
         "progress": row["progress"] or NO_PROGRESS,
         "waiting": waiting,
+        **{name: row[name] for name in _LAST},
         "broken": broken(row),
     }
 

@@ -131,14 +131,14 @@ class Job(SQLModel, table=True):
     metrics: dict[str, float] | None = Field(default=None, sa_column=_json())
     """Of a job with one case: the value of each metric that the last attempt with results measured, as tables show it.
     Lists of jobs are sorted by it. Null for a job with several cases."""
+    unique_key: str | None = None
+    """Of the jobs with this key, at most one is queued or running."""
     version: int
     """Grows with every change; the job's ETag."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
     started_at: datetime | None = Field(default=None, sa_column=_time())
     finished_at: datetime | None = Field(default=None, sa_column=_time())
     cancel_requested_at: datetime | None = Field(default=None, sa_column=_time())
-    unique_key: str | None = None
-    """Of the jobs with this key, at most one is queued or running."""
 
 
 class JobLabel(SQLModel, table=True):

@@ -21,6 +21,7 @@ FORBIDDEN_IMPORTS = {
         "import pydantic",
     ),
     "only the command line is built on the client": ("app/web/forms.py", "import flopwatch.own_code"),
+    "the service below its pages knows nothing of the client": ("app/specs/_code.py", "import flopwatch.spelling"),
     "only the store talks to the database": ("workers/agent/agent.py", "import sqlalchemy"),
     "results hold no SQL": ("app/results/sides.py", "import sqlalchemy"),
     "kernels knows nothing of the others": ("kernels/__init__.py", "import parallel"),

@@ -533,3 +533,11 @@ def test_an_unknown_option_is_refused(flopwatch: Flopwatch) -> None:
         flopwatch.table(colums=["step_ms"])  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'name'; there are state, kind"):
         flopwatch.delete_jobs(name="mine")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("token", ["", " secret"])
+def test_a_token_that_no_server_takes_is_refused_unprinted(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("FLOPWATCH_API_TOKEN", token)
+    with pytest.raises(ClientError, match="FLOPWATCH_API_TOKEN: is empty, or begins") as refused:
+        Flopwatch("http://127.0.0.1:1")
+    assert "secret" not in str(refused.value)

@@ -119,6 +119,12 @@ def test_failures_in_either_run_count(suite: Path) -> None:
     assert "FAILED tests/test_small.py::test_alone[1]" in done.stdout
 
 
+def test_a_file_without_tests_that_run_alone(suite: Path) -> None:
+    (suite / "tests/test_plain.py").write_text("def test_plain(): pass\n")
+    done = run(suite, "tools.suite", *TWO_WORKERS, "tests/test_plain.py")
+    assert (counted(done, "passed"), done.returncode) == ([1], 0), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("chosen", "counts", "code"), [("together", [7], 0), ("alone and 2", [1], 0), ("none", [], 5)])
 def test_there_may_be_no_tests_of_either_kind(suite: Path, chosen: str, counts: list[int], code: int) -> None:
     done = run(suite, "tools.suite", *TWO_WORKERS, "tests", "-k", chosen)

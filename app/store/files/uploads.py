@@ -44,14 +44,14 @@ class Uploads:
     def read(self, sha256: str) -> bytes:
         """Return a file's content. Raises NotFound."""
         with self._database.read() as connection:
-            if not known_files(connection, [sha256]):
+            if not existing_files(connection, [sha256]):
                 raise NotFound(f"Nobody has uploaded a file with the SHA-256 {sha256}, or no job names it any more.")
         return self._files.open_path(sha256).read_bytes()
 
     def known(self, sha256s: Collection[str]) -> set[str]:
         """Return those of the files that are there."""
         with self._database.read() as connection:
-            return known_files(connection, sha256s)
+            return existing_files(connection, sha256s)
 
 
 def url_of(sha256: str) -> str:
@@ -59,18 +59,21 @@ def url_of(sha256: str) -> str:
     return f"/files/{sha256}"
 
 
-def is_gone(sha256: str) -> str:
-    """Say that a file was removed, and the cure."""
+def missing_file_message(sha256: str) -> str:
+    """Return a sentence that the file was removed, and how to bring it back."""
     return f"The file {sha256} is not there any more: upload it again (PUT {url_of(sha256)})."
 
 
-def known_files(connection: Connection, sha256s: Collection[str]) -> set[str]:
+def existing_files(connection: Connection, sha256s: Collection[str]) -> set[str]:
     """Return those of the files that are there."""
     return set(connection.execute(select(_file.sha256).where(_file.sha256.in_(sha256s))).scalars())
 
 
-def keep_code(connection: Connection, jobs: Sequence[Mapping[Any, Any]]) -> None:
-    """Keep the files that new jobs name, given as rows with ids. Raises Conflict if one was removed meanwhile."""
+def record_code_use(connection: Connection, jobs: Sequence[Mapping[Any, Any]]) -> None:
+    """Record which uploaded files new jobs name, so that the files stay; `jobs` are rows with ids.
+
+    Raises Conflict if a file was removed meanwhile.
+    """
     rows = [
         {"job_id": job["id"], "sha256": sha256}
         for job in jobs
@@ -80,6 +83,6 @@ def keep_code(connection: Connection, jobs: Sequence[Mapping[Any, Any]]) -> None
     if not rows:
         return
     wanted = {row["sha256"] for row in rows}
-    if gone := wanted - known_files(connection, wanted):
-        raise Conflict(is_gone(min(gone)))
+    if gone := wanted - existing_files(connection, wanted):
+        raise Conflict(missing_file_message(min(gone)))
     connection.execute(insert(tables.job_code), rows)

@@ -22,7 +22,7 @@ from app.specs._code import codes_of
 from app.specs._fit import Fit
 from app.specs._sweep import Point, expand, member_name
 from app.store import tables
-from app.store.files.uploads import is_gone, known_files
+from app.store.files.uploads import existing_files, missing_file_message
 from app.store.queue import submission, sweeps
 from app.store.records import NewJob
 from app.store.tables import utc_now
@@ -63,7 +63,8 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
         return None
     tried = _tried(connection, sweep["id"], fit)
     return [
-        _public(connection, sweep, fit, point, tried.get(sweeps.place(point.choice), [])) for point in points_of(sweep)
+        _public(connection, sweep, fit, point, tried.get(sweeps.point_key(point.choice), []))
+        for point in points_of(sweep)
     ]
 
 
@@ -79,9 +80,9 @@ def submit_next(connection: Connection, job: Mapping[Any, Any]) -> None:
     point = next((point for point in points_of(sweep) if point.choice == choice), None)
     if point is None:
         return
-    problem = _submit_next_of(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
+    problem = _submit_next_job(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
     if problem is not None:
-        # The job that has just ended has no part in this: its results are kept, and the search reports its standing.
+        # This is not the fault of the job that has just ended, so its results are kept. The search's status says why.
         logger.warning("sweep %s: %s", sweep["id"], problem)
 
 
@@ -94,7 +95,7 @@ def resume(connection: Connection, sweep: Mapping[Any, Any]) -> tuple[int, str |
     if fit is None:
         return 0, None
     tried = _tried(connection, sweep["id"], fit)
-    done = [_submit_next_of(connection, sweep, fit, point, tried) for point in points_of(sweep)]
+    done = [_submit_next_job(connection, sweep, fit, point, tried) for point in points_of(sweep)]
     return sum(is_new for is_new, _ in done), next((problem for _, problem in done if problem), None)
 
 
@@ -106,7 +107,7 @@ def new_job(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> New
     return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=at)
 
 
-def _submit_next_of(
+def _submit_next_job(
     connection: Connection,
     sweep: Mapping[Any, Any],
     fit: Fit,
@@ -114,7 +115,7 @@ def _submit_next_of(
     tried: Mapping[frozenset[tuple[str, int]], Sequence[Tried]],
 ) -> tuple[bool, str | None]:
     """Submit a search's next job; returns whether it did, and the reason if it could not."""
-    value = _next(fit, tried.get(sweeps.place(point.choice), ()))
+    value = _next_value(fit, tried.get(sweeps.point_key(point.choice), ()))
     if value is None:
         return False, None
     try:
@@ -129,20 +130,20 @@ def _submit_next_of(
     return True, None
 
 
-def _next(fit: Fit, tried: Sequence[Tried]) -> int | None:
+def _next_value(fit: Fit, tried: Sequence[Tried]) -> int | None:
     """Return the value to try next; None at the end, while a job is queued or running, and if a job has left the search
     open."""
     if any(one.outcome not in (FITS, TOO_LARGE) for one in tried):
         return None
-    return fit.next_value(*_sides(tried))
+    return fit.next_value(*_fitting_and_too_large(tried))
 
 
-def _sides(tried: Sequence[Tried]) -> tuple[list[int], list[int]]:
+def _fitting_and_too_large(tried: Sequence[Tried]) -> tuple[list[int], list[int]]:
     return tuple([one.value for one in tried if one.outcome == outcome] for outcome in (FITS, TOO_LARGE))  # type: ignore[return-value]
 
 
 def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tuple[str, int]], list[Tried]]:
-    """Return the values that were tried, in order, by the place of their search in the grid."""
+    """Return the values that were tried, in order, by the key of their search's point (sweeps.point_key)."""
     query = select(_job.id, _job.state, _job.point, _job.attempt).where(_job.id.in_(sweeps.latest_jobs([sweep_id])))
     jobs = connection.execute(query.order_by(_job.id)).all()
     outcomes: dict[tuple[int, int], set[str]] = {}
@@ -155,9 +156,9 @@ def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tu
     for job in jobs:
         if not isinstance(job.point, dict) or fit.axis not in job.point:
             continue
-        place = sweeps.place({path: index for path, index in job.point.items() if path != fit.axis})
+        key = sweeps.point_key({path: index for path, index in job.point.items() if path != fit.axis})
         outcome = _outcome(job.state, outcomes.get((job.id, job.attempt), set()))
-        tried.setdefault(place, []).append(Tried(job.point[fit.axis], job.id, job.state, outcome))
+        tried.setdefault(key, []).append(Tried(job.point[fit.axis], job.id, job.state, outcome))
     return tried
 
 
@@ -175,15 +176,15 @@ def _outcome(state: str, outcomes: set[str]) -> str | None:
 def _public(
     connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
 ) -> dict[str, Any]:
-    fitted, too_large = _sides(tried)
+    fitted, too_large = _fitting_and_too_large(tried)
     first_too_large = min(too_large, default=None)
     largest = max((value for value in fitted if first_too_large is None or value < first_too_large), default=None)
     jobs = {one.value: one.job for one in tried}
-    standing = _standing(connection, sweep, fit, point, tried)
+    status = _status(connection, sweep, fit, point, tried)
     return {
         "point": {path: sweep["grid"][path][index] for path, index in point.choice.items()},
         "axis": fit.axis,
-        **vars(standing),
+        **vars(status),
         "largest": largest,
         "largest_job": jobs.get(largest) if largest is not None else None,
         "too_large": first_too_large,
@@ -193,8 +194,8 @@ def _public(
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """The standing of a search: its state (searching, done or stopped), the reason, and whether resuming continues
+class _Status:
+    """The status of a search: its state (searching, done or stopped), the reason, and whether resuming continues
     it."""
 
     state: str
@@ -202,12 +203,12 @@ class _Standing:
     resumable: bool = False
 
 
-def _standing(
+def _status(
     connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
-) -> _Standing:
-    fitted, too_large = _sides(tried)
+) -> _Status:
+    fitted, too_large = _fitting_and_too_large(tried)
     if any(one.outcome is None for one in tried):
-        return _Standing("searching")
+        return _Status("searching")
     undecided = [one for one in tried if one.outcome == UNKNOWN]
     if undecided:
         return _undecided(fit, next((one for one in undecided if one.state == "succeeded"), undecided[-1]))
@@ -215,38 +216,40 @@ def _standing(
     if value is not None:
         return _without_job(connection, sweep, fit, point, value)
     if fitted and too_large and max(fitted) > min(too_large):
-        return _Standing(
+        return _Status(
             "done",
             f"{max(fitted)} fitted, too, although {min(too_large)} did not: memory does not grow with the value.",
         )
     if not too_large:
-        return _Standing("done", f"Every value up to {fit.upto} that was tried fits.")
-    return _Standing("done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits.")
+        return _Status("done", f"Every value up to {fit.upto} that was tried fits.")
+    return _Status("done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits.")
 
 
-def _undecided(fit: Fit, one: Tried) -> _Standing:
+def _undecided(fit: Fit, one: Tried) -> _Status:
     which = f"Job {one.job} ({fit.axis} {one.value})"
     if one.state == "succeeded":
         # Resuming repeats only what has failed or was cancelled.
-        return _Standing(
+        return _Status(
             "stopped",
             f"{which} succeeded, but its results do not tell whether the value fits: see why. To try it once more, "
             "delete that job and resume the sweep.",
         )
     how = "has failed" if one.state == "failed" else "was cancelled"
-    return _Standing("stopped", f"{which} {how}: see why, and resume the sweep.", resumable=True)
+    return _Status("stopped", f"{which} {how}: see why, and resume the sweep.", resumable=True)
 
 
-def _without_job(connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> _Standing:
-    """Return the standing of a search whose next value no job tries."""
+def _without_job(connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> _Status:
+    """Return the status of a search whose next value no job tries."""
     try:
         spec = new_job(sweep, fit, point, value).spec
     except ValidationError as invalid:
-        return _Standing("stopped", f"{_not_valid(fit, value, invalid)} Submit another sweep for that.")
+        return _Status("stopped", f"{_not_valid(fit, value, invalid)} Submit another sweep for that.")
     wanted = {sha256 for _, sha256 in codes_of(spec.model_dump(mode="json"))}
-    if wanted and (gone := wanted - known_files(connection, wanted)):
-        return _Standing("stopped", f"{fit.axis} {value} has no job: {is_gone(min(gone))} Then resume the sweep.", True)
-    return _Standing("stopped", f"{fit.axis} {value} has no job. Resume the sweep to go on.", resumable=True)
+    if wanted and (gone := wanted - existing_files(connection, wanted)):
+        return _Status(
+            "stopped", f"{fit.axis} {value} has no job: {missing_file_message(min(gone))} Then resume the sweep.", True
+        )
+    return _Status("stopped", f"{fit.axis} {value} has no job. Resume the sweep to go on.", resumable=True)
 
 
 def _not_valid(fit: Fit, value: int, invalid: ValidationError) -> str:

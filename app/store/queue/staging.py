@@ -26,7 +26,7 @@ MAX_BYTES = 2 << 20
 PAUSE_S = 0.01
 """Seconds between two slices, in which a writer that waits in another process wakes up and takes its turn."""
 
-_RESULTS = (tables.measurement, tables.result_table, tables.unit, tables.artifact)
+RESULT_TABLES = (tables.measurement, tables.result_table, tables.unit, tables.artifact)
 _attempt = tables.attempt.c
 
 _MARK = update(tables.attempt).where(_attempt.id == bindparam("attempt_id")).values(staged=bindparam("is_staged"))
@@ -95,7 +95,7 @@ def leftover(connection: Connection) -> tuple[int, int, int] | None:
 
 def unstage(connection: Connection, attempt_id: int, job_id: int, number: int) -> bool:
     """Delete one slice of the attempt's staged results. Returns False, and ends the mark, when none are left."""
-    for table in _RESULTS:
+    for table in RESULT_TABLES:
         some = select(table.c.id).where(table.c.job_id == job_id, table.c.attempt == number).limit(MAX_ROWS)
         if connection.execute(delete(table).where(table.c.id.in_(some))).rowcount:
             return True

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from app.errors import Gone, IdempotencyMismatch, KeyTaken
 from app.store import tables
-from app.store.files.uploads import keep_code
+from app.store.files.uploads import record_code_use
 from app.store.public import NO_PROGRESS
 from app.store.records import Idempotency, NewJob, Submitted
 from app.store.tables import utc_now
@@ -97,7 +97,7 @@ def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[
     ]
     if labels:
         connection.execute(insert(tables.job_label), labels)
-    keep_code(connection, inserted)
+    record_code_use(connection, inserted)
     connection.execute(
         insert(tables.event),
         [

@@ -18,7 +18,7 @@ from app.errors import Conflict
 from app.specs import spec_adapter
 from app.specs._sweep import Point, member_name
 from app.store import tables
-from app.store.files.uploads import keep_code
+from app.store.files.uploads import record_code_use
 from app.store.queue import submission
 from app.store.records import NewJob
 
@@ -52,7 +52,7 @@ def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[s
     return by_sweep
 
 
-def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
+def point_key(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
     """Return a hashable form of a point; equal points have equal ones."""
     return frozenset(point.items())
 
@@ -60,8 +60,8 @@ def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
 def points_without_jobs(connection: Connection, sweep_id: int, points: Sequence[Point]) -> list[Point]:
     """Return the points of the sweep that have no job any more, since every job was deleted."""
     of_sweep = select(_job.point).where(_job.sweep_id == sweep_id)
-    known = {place(point) for point in connection.execute(of_sweep).scalars()}
-    return [point for point in points if place(point.choice) not in known]
+    known = {point_key(point) for point in connection.execute(of_sweep).scalars()}
+    return [point for point in points if point_key(point.choice) not in known]
 
 
 def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
@@ -105,7 +105,8 @@ def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: d
     for key, value in sweep["labels"].items():
         labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)
         connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], labelled))
-    keep_code(connection, connection.execute(select(_job.id, _job.requirements, _job.spec).where(new)).mappings().all())
+    inserted = connection.execute(select(_job.id, _job.requirements, _job.spec).where(new)).mappings().all()
+    record_code_use(connection, inserted)
     record_events(connection, new, "state", submission.QUEUED_EVENT, now)
     return number
 

@@ -197,11 +197,11 @@ class Queue:
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"]) if sweep["fit"] is None else []
             lacking = sweeps.points_without_jobs(connection, sweep_id, points)
         # Jobs are made before the transaction, because validating thousands of specs takes long.
-        made = {sweeps.place(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
+        made = {sweeps.point_key(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
         with self._database.write() as connection:
             now = utc_now()
             lacking = sweeps.points_without_jobs(connection, sweep_id, points)
-            new = [made.get(sweeps.place(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
+            new = [made.get(sweeps.point_key(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
             number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(new)
             searches, obstacle = fitting.resume(connection, sweep)
             number += searches

@@ -192,11 +192,18 @@ def test_backup_says_why_it_cannot_and_leaves_nothing(tmp_path: Path, wrong: str
     assert data_dir.exists() == (wrong == "target")
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "jobs"])
-def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, command: str) -> None:
-    said = refusal(tmp_path, command, FLOPWATCH_LEASE_S="-1", FLOPWATCH_API_TOKEN="secret")
-    assert "FLOPWATCH_LEASE_S: Input should be greater than 0" in said
-    assert "secret" not in said
+@pytest.mark.parametrize(
+    ("command", "wrong", "error"),
+    [
+        ("up", {"FLOPWATCH_LEASE_S": "-1"}, "FLOPWATCH_LEASE_S: Input should be greater than 0"),
+        ("serve", {"FLOPWATCH_LEASE_S": "-1"}, "FLOPWATCH_LEASE_S: Input should be greater than 0"),
+        ("jobs", {"FLOPWATCH_PORT": "many"}, "FLOPWATCH_PORT: 'many' is no number of a port"),
+    ],
+)
+def test_an_invalid_setting_is_named(tmp_path: Path, command: str, wrong: dict[str, str], error: str) -> None:
+    printed = refusal(tmp_path, command, **wrong, FLOPWATCH_API_TOKEN="secret")
+    assert error in printed
+    assert "secret" not in printed
 
 
 def test_a_worker_names_the_setting_that_makes_no_sense(start: Any, tmp_path: Path) -> None:
@@ -283,7 +290,7 @@ def all_of(up: subprocess.Popen[str]) -> list[psutil.Process]:
     return processes
 
 
-def is_gone(processes: list[psutil.Process], url: str) -> bool:
+def missing_file_message(processes: list[psutil.Process], url: str) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=20)
     with pytest.raises(httpx.TransportError):
         httpx.get(url + "/healthz", trust_env=False)
@@ -297,7 +304,7 @@ def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path) -> No
     processes = all_of(up)
     up.kill()
     assert up.wait(40) == -signal.SIGKILL
-    assert is_gone(processes, url)
+    assert missing_file_message(processes, url)
 
 
 def modes_below(folder: Path) -> dict[Path, int]:
@@ -341,7 +348,7 @@ def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path:
         wait_until(lambda: client.get("/workers").json()["data"][0]["state"] == "draining", "draining", 30)
     up.send_signal(signal.SIGTERM)
     assert up.wait(60) == 0
-    assert is_gone(processes, url)
+    assert missing_file_message(processes, url)
     with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
         job, _version = Reading(database).job(gated["id"])
     assert (job["state"], job["attempt"]) == ("queued", 0)

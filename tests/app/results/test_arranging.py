@@ -1,4 +1,4 @@
-"""Pivots, references, order, pages and the best of a column, as people ask for them."""
+"""Pivots, references, order, pages and the best of a column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two jobs beside each other: what meets what, what was gained and lost, what is said of the whole."""
+"""Comparisons of jobs: which cases are matched, their numbers, notes and tables."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ class TestMetrics:
     def test_a_job_compared_with_itself_says_so(self, database: Database, measure: Measure, number: int) -> None:
         jobs = [measure(("step_ms", {}), finish=Finish("succeeded")) for _ in range(number)]
         named = "the same 2 jobs" if number == 2 else f"job {jobs[0]}"
-        told = f"both sides are {named}, so there is nothing to compare"
+        sentence = f"both sides are {named}, so there is nothing to compare"
         sheet = compare(database, jobs, jobs[::-1], Question(fail_above_percent=5))
-        assert (sheet.about or {})["sentence"] == told
+        assert (sheet.about or {})["sentence"] == sentence
         text = render(sheet, "markdown")
-        assert text.startswith(f"{told}.\n")
+        assert text.startswith(f"{sentence}.\n")
         assert "one after the other" not in text
 
     def test_jobs_that_only_share_one_are_compared(self, database: Database, measure: Measure) -> None:
@@ -201,7 +201,7 @@ class TestMetrics:
                 )
             )
 
-        def told(lengths: Sequence[int]) -> list[dict[str, Any]]:
+        def compared_rows(lengths: Sequence[int]) -> list[dict[str, Any]]:
             found = rows(compare(database, run(lengths, 20.0), run(lengths, 21.0)))
             depends_on_the_others = ("p_adjusted", "finding", "sentence", "smallest_difference_percent")
             for row in found:
@@ -210,8 +210,8 @@ class TestMetrics:
             return found
 
         lengths = (16, 32, 64, 128)
-        together = {(row["context_length"], row["metric"]): row for row in told(lengths)}
-        alone = [row for length in lengths for row in told([length])]
+        together = {(row["context_length"], row["metric"]): row for row in compared_rows(lengths)}
+        alone = [row for length in lengths for row in compared_rows([length])]
         assert len(alone) == len(together) == 8
         assert [
             together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)

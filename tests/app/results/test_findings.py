@@ -1,4 +1,4 @@
-"""Findings, the sentence on top, and the gate: what is said of which samples."""
+"""Findings of comparisons, their sentences, and the gate."""
 
 from __future__ import annotations
 

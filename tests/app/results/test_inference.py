@@ -1,4 +1,4 @@
-"""Intervals, tests and power: against known values, and by draws of which the truth is known."""
+"""Intervals, tests and power, against known values and by simulation."""
 
 from __future__ import annotations
 

@@ -500,9 +500,9 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     )
     rows = Reading(database).measurements(job_id)["rows"]
     facts = ("case_key", "device_key", "phase", "metric", "unit", "outcome", "reason", "validity", "n", "mean", "std")
-    told = {*facts, *STATISTICS, "unit_index", "unit_title", "partial"}
+    columns = {*facts, *STATISTICS, "unit_index", "unit_title", "partial"}
     wire = [
-        {**{name: row[name] for name in facts}, "case": {name: row[name] for name in row if name not in told}}
+        {**{name: row[name] for name in facts}, "case": {name: row[name] for name in row if name not in columns}}
         for row in rows
     ]
     local = local_table(BenchmarkSpec(), wire)
@@ -523,13 +523,13 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     assert local.column("step_ms")[0].value == 2.0
 
 
-@pytest.mark.parametrize(("length", "told"), [(1, ["sequence_length", "query_length"]), (None, ["sequence_length"])])
-def test_a_job_with_few_queries_shows_their_length(length: int | None, told: list[str]) -> None:
+@pytest.mark.parametrize(("length", "names"), [(1, ["sequence_length", "query_length"]), (None, ["sequence_length"])])
+def test_a_job_with_few_queries_shows_their_length(length: int | None, names: list[str]) -> None:
     """Its rows would look like those of as many queries as keys; of these, no table has an empty column."""
     cell = {"case_key": "key", "device_key": "1x CPU", "reason": None, "n": 3, "mean": 1.0, "std": 0.1, "outcome": "ok"}
     cell |= {"metric": "forward_ms", "phase": "forward", "unit": "ms"}
     sheet = local_table(AttentionSpec(), [{**cell, "case": {"sequence_length": 64, "query_length": length}}])
-    assert sheet.names("coordinate") == told
+    assert sheet.names("coordinate") == names
 
 
 @pytest.mark.parametrize("spec", [AttentionSpec(), KernelSpec()], ids=["attention", "kernel"])

@@ -1,4 +1,4 @@
-"""Any sheet in the five formats: measurements pivoted, and a table as a unit reported it."""
+"""Sheets in the five formats."""
 
 from __future__ import annotations
 

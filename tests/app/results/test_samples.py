@@ -1,4 +1,4 @@
-"""Samples for pictures: of the attempt that counts and of one column; the limit is of these alone."""
+"""Samples for plots: of the last recorded attempt and of one column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Baselines: what gets into one, what it replaces, and that its jobs stay."""
+"""Baselines: which results they take, which they replace, and that their jobs cannot be deleted."""
 
 from __future__ import annotations
 

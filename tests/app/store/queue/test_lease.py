@@ -15,9 +15,8 @@ from app.settings import Settings
 from app.states import LivingState
 from app.store.database.engine import Database
 from app.store.database.locking import WriteLock
-from app.store.queue import fence
+from app.store.queue import fence, transitions
 from app.store.queue import registration as registration_module
-from app.store.queue import transitions as queue_module
 from app.store.queue.lease import Watcher, change_lease, with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
@@ -120,7 +119,7 @@ def test_a_jump_of_the_wall_clock_expires_nothing(
     shop.register()
     claim = shop.running_job()
     pass_time(watcher, clock, 5)
-    for module in (queue_module, registration_module):
+    for module in (transitions, registration_module):
         monkeypatch.setattr(module, "utc_now", lambda: datetime.now(UTC) + jump)
     assert pass_time(watcher, clock, LEASE_S - 7) == []
     queue.renew([claim])

@@ -19,8 +19,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.database import sqlite
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
-from app.store.queue import fence, submission
-from app.store.queue import transitions as queue_module
+from app.store.queue import fence, submission, transitions
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import (
@@ -75,8 +74,8 @@ class TestSubmit:
         response = queue.submit(NewJob(BenchmarkSpec())).response
         assert list(response) == [
             "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
-            "timeout_s", "progress", "error", "worker_id", "sweep_id", "environment", "validity", "created_at",
-            "started_at", "finished_at", "cancel_requested_at", "unique_key", "waiting", "broken",
+            "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
+            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
@@ -201,7 +200,7 @@ class TestSweepsAsWholes:
         def fail(*_: Any) -> None:
             raise RuntimeError("amid it")
 
-        monkeypatch.setattr(queue_module, "sweep_dict", fail)
+        monkeypatch.setattr(transitions, "sweep_dict", fail)
         with pytest.raises(RuntimeError, match="amid it"):
             queue.cancel_sweep(swept)
         assert reading.jobs(sweep=swept) == before

@@ -58,7 +58,7 @@ def stored(database: Database) -> int:
     """Rows of results, of whatever attempt."""
     with database.read() as connection:
         return sum(
-            connection.execute(select(func.count()).select_from(table)).scalar_one() for table in staging._RESULTS
+            connection.execute(select(func.count()).select_from(table)).scalar_one() for table in staging.RESULT_TABLES
         )
 
 

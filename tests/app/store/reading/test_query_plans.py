@@ -1,4 +1,4 @@
-"""Lists are answered from an index, also with a hundred thousand jobs: what SQLite means to do with each statement."""
+"""Statements use an index: what SQLite plans for each."""
 
 from __future__ import annotations
 

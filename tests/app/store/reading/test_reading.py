@@ -329,10 +329,10 @@ class TestWorkersAndSweeps:
     def test_the_last_readings_of_devices_are_kept(self, shop: Any, reading: Reading) -> None:
         shop.register("one")
         assert reading.workers()[0]["readings"] is None
-        told = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cpu", "load_1min": 0.5}]}
-        shop.queue.renew([], ("one", "active"), told)
+        readings = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cpu", "load_1min": 0.5}]}
+        shop.queue.renew([], ("one", "active"), readings)
         shop.queue.renew([], ("one", "active"))
-        assert reading.workers()[0]["readings"] == told
+        assert reading.workers()[0]["readings"] == readings
 
     def test_known_names_are_the_union_of_all_workers(self, shop: Any, reading: Reading) -> None:
         assert reading.known_names() == {"kinds": set(), "capabilities": set()}
