@@ -12,14 +12,12 @@ import os
 from pathlib import Path
 
 FILE = "server.json"
-_DEAD = ("Z", "X")
-"""States of a process that has ended: zombie, dead."""
 
 
 def leave(folder: Path, url: str) -> None:
     """Record that this process's server listens at `url`; a later server replaces the record."""
     partial = folder / f"{FILE}.{os.getpid()}"
-    record = {"url": url, "pid": os.getpid(), "started": start_of_process(os.getpid())}
+    record = {"url": url, "pid": os.getpid(), "started": _start_of(os.getpid())}
     partial.write_text(json.dumps(record), encoding="utf-8")
     partial.replace(folder / FILE)
 
@@ -39,7 +37,7 @@ def is_stale(folder: Path) -> bool:
     pid, start = record.get("pid"), record.get("started")
     if not isinstance(pid, int):
         return False
-    now = start_of_process(pid)
+    now = _start_of(pid)
     return now is None or (start is not None and now != start)
 
 
@@ -58,16 +56,12 @@ def _record(folder: Path) -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def start_of_process(pid: int) -> str | None:
+def _start_of(pid: int) -> str | None:
     """Return the start time of a process in the kernel's ticks since boot, which distinguishes it from a later process
-    with the same pid; None if there is no such process, or it is dead.
-
-    Raises:
-        OSError: it cannot be read now, for example because no file descriptor is left.
+    with the same pid; None if there is no such process.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state in _DEAD else fields[18]
+    return stat.rpartition(")")[2].split()[19]

@@ -18,18 +18,17 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from flopwatch.address import start_of_process
-
 logger = logging.getLogger(__name__)
 
 VARIABLE = "FLOPWATCHED_BY"
+_DEAD = ("Z", "X")
 _PROC = Path("/proc")
 
 
 def own_mark(lock_folder: Path) -> str:
     """Return the mark of the agent that this process is."""
     folder = hashlib.sha256(bytes(lock_folder.absolute())).hexdigest()[:12]
-    return f"{_pid_namespace()}-{os.getpid()}-{start_of_process(os.getpid())}-{folder}"
+    return f"{_pid_namespace()}-{os.getpid()}-{_start_of(os.getpid())}-{folder}"
 
 
 def end_leftovers(mark: str) -> list[int]:
@@ -77,10 +76,23 @@ def _is_of_dead_agent(other: str, mark: str) -> bool:
     match other.split("-"):
         case [other_namespace, pid, start, other_folder] if pid.isdigit() and other_folder == folder:
             try:
-                return other_namespace == namespace and start_of_process(int(pid)) != start
+                return other_namespace == namespace and _start_of(int(pid)) != start
             except OSError:
                 return False
     return False
+
+
+def _start_of(pid: int) -> str | None:
+    """Return the time at which the process started, in ticks since the boot; None if it is dead.
+
+    Raises:
+        OSError: no file descriptor is left. Taking that for death would kill a live agent's jobs.
+    """
+    try:
+        state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state in _DEAD else fields[18]
 
 
 def _pid_namespace() -> int:
