@@ -110,6 +110,10 @@ def planned_processes(spec: Any) -> int:
     return replicates if isinstance(replicates, int) else 1
 
 
+MAX_METRICS = 1000
+"""Largest number of metrics by which lists sort a job: its row holds their values."""
+
+
 class _Process(NamedTuple):
     """A record's measurement, with its mean."""
 
@@ -128,7 +132,8 @@ def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> 
         planned, stopped: as for `summarise`.
 
     Returns:
-        The values; metrics without one are left out. None if the job has no case, or several.
+        The values; metrics without one are left out. None if the job has no case, or several, or more metrics than
+        MAX_METRICS.
     """
     case: tuple[str, str] | None = None
     rows: dict[str, list[_Process]] = {}
@@ -139,6 +144,8 @@ def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> 
             return None
         process = _Process(record.unit_index, record.outcome, record.mean, record.std, record.n)
         add_process(rows.setdefault(column_name(record.metric, record.phase), []), process)
+        if len(rows) > MAX_METRICS:
+            return None
     if case is None:
         return None
     values = {name: summarise(of_metric, planned, stopped).value for name, of_metric in rows.items()}

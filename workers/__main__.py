@@ -24,7 +24,7 @@ def check_packages() -> None:
     """
     home = Path(__file__).resolve().parent.parent
     distributions = metadata.packages_distributions()
-    for name in ("app", "flopwatch", "kernels", "parallel"):
+    for name in ("app", "flopwatch", "kernels", "migrations", "parallel", "workers"):
         spec = importlib.util.find_spec(name)
         folder = Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
         others = [
@@ -57,6 +57,7 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["agent"]:
             check_dependencies()
+            check_packages()
             with without_collector():
                 from app.settings import Settings
                 from app.store.database.private import UMASK
@@ -66,15 +67,14 @@ def main(arguments: list[str]) -> int:
             logging.basicConfig(
                 level=os.environ.get("FLOPWATCH_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
             )
-            check_packages()
             serve(Settings.from_environment())
             return 0
         case ["run", *rest]:
             check_dependencies()
+            check_packages()
             with without_collector():
                 from workers.run_here import run_here
 
-            check_packages()
             return run_here(rest)
         case ["warm", descriptor]:
             from workers.processes import warm

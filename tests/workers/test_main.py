@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,3 +67,15 @@ def test_control_a_package_elsewhere_does_no_harm(install: Install) -> None:
     install("other_kernels", None)
     assert Path(kernels.__file__).parent == ROOT / "kernels"
     check_packages()
+
+
+@pytest.mark.parametrize("command", ["agent", "run"])
+def test_a_worker_says_so_before_it_imports_the_other_package(command: str, install: Install, tmp_path: Path) -> None:
+    install("other_kernels", None)
+    program = "import sys; sys.path[:0] = sys.argv[2:]; from workers.__main__ import main; main([sys.argv[1]])"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, command, str(tmp_path), str(ROOT)], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode != 0
+    assert "'other_kernels' has a package 'kernels'" in ended.stderr
+    assert "an environment of its own" in ended.stderr

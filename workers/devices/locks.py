@@ -2,9 +2,9 @@
 measurement runs alone.
 
 Each device is locked by flock on a file of its own, in a folder that all users of the host share. Everybody may read
-these files, which is all that flock needs, and nobody can remove another user's. Whoever holds a lock keeps the others
-from its device, as by using the device. A job's keeper inherits the locks: a device is free only when no process of the
-job is left.
+these files, which is all that flock needs. Only the user who made a file, or the folder, can remove it. A user who
+holds a lock keeps the others from its device, as by using the device. A job's keeper inherits the locks: a device is
+free only when no process of the job is left.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def _import_all() -> None:
     for name in PRELOADED:
         module = importlib.import_module(name)
         if name.partition(".")[0] == "workers":
-            for info in pkgutil.iter_modules(module.__path__):
-                importlib.import_module(f"{name}.{info.name}")
+            for info in pkgutil.walk_packages(module.__path__, f"{name}."):
+                importlib.import_module(info.name)
 
 
 def thread_count() -> int:

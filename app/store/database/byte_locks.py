@@ -36,12 +36,6 @@ def try_exclusive(descriptor: int, byte: int) -> bool:
     return True
 
 
-def is_locked(descriptor: int, byte: int) -> bool:
-    """Return True if another descriptor has any lock on the byte. The file may be open for reading only."""
-    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK, byte))
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
-
-
 def unlock(descriptor: int, byte: int) -> None:
     """Give the lock back."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, byte))

@@ -335,6 +335,7 @@ class Queue:
 
         staged_as: what staged rows say about being partial; None when there are none.
         """
+        values = _values(claim, finish, finish.state)
         with self._database.write() as connection:
             fence.check(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
@@ -355,7 +356,7 @@ class Queue:
                 error,
                 environment=finish.environment,
                 validity=finish.validity,
-                metrics=_values(claim, finish, state),
+                metrics=values if state == finish.state else _values(claim, finish, state),
             )
             if state == "succeeded" and job.sweep_id is not None:
                 fitting.submit_next(connection, job._mapping)

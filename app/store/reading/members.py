@@ -15,10 +15,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Text,
+    and_,
     case,
     cast,
     func,
     nulls_last,
+    or_,
     select,
     type_coerce,
 )
@@ -256,13 +258,22 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
         return own[sort]
     if sort in (*sweep["grid"], *searched(sweep)):
         return _index_on(sort)
-    some = select(_job.metrics).where(_job.sweep_id == sweep["id"], _job.metrics.is_not(None)).limit(RECENT)
-    if not any(sort in metrics for metrics in connection.execute(some).scalars()):
+    of_sweep = _measurement.job_id.in_(select(_job.id).where(_job.sweep_id == sweep["id"]))
+    if connection.execute(select(_measurement.id).where(of_sweep, _has_column(sort)).limit(1)).first() is None:
         known = ", ".join([*OF_JOBS, *sweep["grid"], *searched(sweep)])
         detail = f"{sort!r} is nothing that these jobs can be sorted by: {known}, or a metric that they measured."
         raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
     value: ColumnElement[float] = type_coerce(_job.metrics, JSON)[sort].as_float()
     return value
+
+
+def _has_column(name: str) -> ColumnElement[bool]:
+    """Return the condition that a measurement's column has this name, also if it is out of memory and has no value."""
+    phases = {metric: name.removesuffix(metric).rstrip("_") for metric in metric_names(name)}
+    own = (_measurement.metric == name) & (_measurement.phase.is_(None) | _measurement.phase.in_(phases.values()))
+    return or_(
+        own, *(and_(_measurement.metric == metric, _measurement.phase == phase) for metric, phase in phases.items())
+    )
 
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:
