@@ -108,12 +108,12 @@ def fence() -> None:
 def cancel_of_queued() -> None:
     """A cancel is a mere wish, also of a job that waits."""
     from app.store.public import job_dict
-    from app.store.queue.transitions import Queue, _find
+    from app.store.queue.transitions import Queue, _job_row
 
     def cancel(self: Queue, job_id: int) -> dict[str, Any]:
         with self._database.write() as connection:
             connection.exec_driver_sql("UPDATE job SET cancel_requested_at = created_at WHERE id = ?", (job_id,))
-            return job_dict(_find(connection, job_id)._mapping, waiting=None)
+            return job_dict(_job_row(connection, job_id)._mapping, waiting=None)
 
     replace(Queue, "cancel", cancel)
 

@@ -23,7 +23,7 @@ def test_cross_entropy_and_its_gradient_equal_torchs() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 8])
 def test_the_loss_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(loss, "LEAST_CHUNK", 1)
+    monkeypatch.setattr(loss, "MIN_CHUNK_ROWS", 1)
     monkeypatch.setattr(loss, "CHUNK_BYTES", 3 * 61 * 8)
     assert loss.chunks(7, 61, 8) == [(0, 2), (2, 4), (4, 6), (6, 7)]
     generator = torch.Generator().manual_seed(0)
