@@ -711,7 +711,8 @@ def test_an_illegal_access_ends_the_process(tmp_path: Path) -> None:
     code = f"""
 import os, sys
 from pathlib import Path
-from tests.workers.jobs.test_attention import AttentionSpec, Crashed, Report, RUNNER
+from tests.workers.jobs.test_attention import AttentionSpec, Report, RUNNER
+from workers.outcome import Crashed
 fields = {{"implementations": ["own", "poisons", "eager"], "sequence_lengths": [48], "dtypes": ["fp32"]}}
 spec = AttentionSpec(**fields, head_dims=[16], warmup_steps=0, measure_steps=1, device="cuda")
 report = Report(Path({str(tmp_path)!r}))
