@@ -178,7 +178,7 @@ class Process(NamedTuple):
 
 
 class MemberResults(NamedTuple):
-    """What the latest job of a point of a sweep measured of one metric."""
+    """One metric of a point of a sweep, as the latest job of the point measured it."""
 
     job: int
     values: Mapping[str, Scalar]
@@ -268,7 +268,7 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
 
 
 def _has_column(name: str) -> ColumnElement[bool]:
-    """Return the condition that a measurement's column has this name, also if it is out of memory and has no value."""
+    """Return the condition that a measurement belongs to the column of this name, whether or not it has a value."""
     phases = {metric: name.removesuffix(metric).rstrip("_") for metric in metric_names(name)}
     own = (_measurement.metric == name) & (_measurement.phase.is_(None) | _measurement.phase.in_(phases.values()))
     return or_(
