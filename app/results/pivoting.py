@@ -177,7 +177,7 @@ def _sheet(
         related = relate(lines, layout.relative_to, of, units, varying)
     columns = _value_columns(shown, units, related)
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
-    notes = [*statistics, *related.notes, *notes]
+    notes = [*statistics, *_on_coordinates(cases), *related.notes, *notes]
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
@@ -255,6 +255,17 @@ def _on_statistics(
         samples, several_times = f"{name} of the samples", f"{name} of the {name}s of {times}"
     parts = [*([samples] if 1 in numbers else []), *([several_times] if several else [])]
     return [f"Cells: {f'; or, where {repeated}, '.join(parts)}."]
+
+
+def _on_coordinates(cases: Sequence[CaseOfJob]) -> list[str]:
+    """Return the sentences that the kinds have for values of coordinates (`SpecBase.table_notes`)."""
+    return [
+        sentence
+        for kind in _kinds(cases)
+        for name, sentences in KINDS[kind].table_notes.items()
+        for value, sentence in sentences.items()
+        if any(kind in case.tabled_as and case.coordinates.get(name) == value for case in cases)
+    ]
 
 
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}

@@ -88,7 +88,7 @@ def metrics(report: Report) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_device_time_has_its_share_of_wall_time(busy: Any, device_ms: Any, percent: Any) -> None:
-    values = Values(_training.metrics("forward"))
+    values = Values(_training.metrics(BenchmarkSpec(mode="forward")))
     _training.add_busy(values, 10.0, busy)
     values.set_missing("failed", "not asked")
     report = Report(Path())
@@ -135,6 +135,32 @@ def test_every_mode_reports_its_metrics(run, mode: str, precision: str, device: 
     assert metrics(report)["ceiling_percent"]["outcome"] == "unknown"
     assert metrics(report)["parameters"]["median"] == PARAMETERS
     assert report.steps[-1] == (4, 4, "measuring")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", METRICS)
+def test_in_a_loop_the_step_is_the_loops_and_phases_are_of_isolated_steps(run, mode: str, device: str) -> None:
+    report = run(mode=mode, device=device, pacing="loop", new_tokens=4)
+    place = METRICS[mode].index(("step_ms", "step")) + 1
+    expected = [*METRICS[mode][:place], ("isolated_step_ms", "isolated_step"), *METRICS[mode][place:]]
+    assert [(row["metric"], row["phase"]) for row in report.rows] == expected
+    rows = metrics(report)
+    assert rows["step_ms"]["n"] == rows["isolated_step_ms"]["n"] == 3
+    assert rows["step_ms"]["median"] != rows["isolated_step_ms"]["median"]
+    tokens = 2 * (4 if mode == "generate" else 8)
+    assert rows["tokens_per_s"]["median"] == pytest.approx(1e3 * tokens / rows["step_ms"]["median"])
+    assert report.steps[-1] == (7, 7, "measuring in a loop")
+
+
+def test_micro_batches_count_in_tokens_and_flops(run) -> None:
+    single, several = (metrics(run(accumulation_steps=number)) for number in (1, 3))
+    for name in ("tokens_per_s", "tflops"):
+        work = [rows[name]["median"] * rows["step_ms"]["median"] for rows in (single, several)]
+        assert work[1] == pytest.approx(3 * work[0])
+    assert several["accumulation_ms"]["n"] == 3
+    phases = sum(several[name]["median"] for name in ("accumulation_ms", "forward_ms", "backward_ms", "optimizer_ms"))
+    assert phases == pytest.approx(several["step_ms"]["median"], rel=0.3)
+    assert "accumulation_ms" not in single
 
 
 def test_phases_add_up_and_rates_follow_from_the_step(run) -> None:
@@ -467,8 +493,8 @@ def test_the_loss_in_chunks_is_the_loss_of_the_logits(run, monkeypatch: pytest.M
     losses: list[float] = []
     compute = ForwardStep._loss
 
-    def spy(step: ForwardStep) -> torch.Tensor:
-        loss = compute(step)
+    def spy(step: ForwardStep, *batch: torch.Tensor) -> torch.Tensor:
+        loss = compute(step, *batch)
         losses.append(float(loss.detach()))
         return loss
 
