@@ -29,7 +29,8 @@ from app.specs._identity import Scalar
 
 BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
 """Block sizes that each implementation takes, with the library's own sizes, which apply if the spec gives none. A case
-contains the number itself, so that its key still means the same work if the library's own size changes."""
+contains the number itself, so that its key still means the same work if the library's own size changes. They stand
+here, not in what workers register, since the server derives a case from its spec alone."""
 
 NOT_TUNED = frozenset(
     {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "hopper", "tiled"}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.summaries import NOT_MEASURED, Summary, add_process, planned_processes, summarise, values_of_job
+from app.summaries import MAX_METRICS, NOT_MEASURED, Summary, add_process, planned_processes, summarise, values_of_job
 from tests import builders
 
 
@@ -72,3 +72,10 @@ def test_a_job_with_several_cases_has_no_values() -> None:
     records = [builders.measurement(case={"context_length": length}) for length in (64, 128)]
     assert values_of_job(records, 1, None) is None
     assert values_of_job([], 1, None) is None
+
+
+def test_a_job_of_very_many_metrics_has_no_values() -> None:
+    """A list reads the row of each of its jobs."""
+    records = [builders.measurement("tflops", 1.0, phase=f"phase{number}") for number in range(MAX_METRICS + 1)]
+    assert len(values_of_job(records[:-1], 1, None) or {}) == MAX_METRICS
+    assert values_of_job(records, 1, None) is None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from playwright.sync_api import Page
+from playwright.sync_api import TimeoutError as NotInTime
 
 AXE = Path(__file__).parent / "vendor" / "axe" / "axe.min.js"
 WIDTHS = (1400, 390)
@@ -27,15 +28,21 @@ def assert_accessible(page: Page) -> None:
 
 
 def assert_fits(page: Page) -> None:
-    """The page itself needs no sideways scrolling; its tables may scroll inside."""
+    """The page itself needs no sideways scrolling, once its plots have followed the window's width; its tables may
+    scroll inside.
+    """
     width = page.viewport_size["width"] if page.viewport_size else 0
-    wide = page.evaluate(
-        """width => document.documentElement.scrollWidth <= width ? [] : [...document.querySelectorAll("main *")]
-             .filter(element => element.getBoundingClientRect().right > width + 1 && !element.closest(".scroll, pre"))
-             .map(element => element.outerHTML.slice(0, 200))""",
-        width,
-    )
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, wide
+    try:
+        page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width, timeout=5_000)
+    except NotInTime:
+        wide = page.evaluate(
+            """limit => [...document.querySelectorAll("main *")]
+                 .filter(element => element.getBoundingClientRect().right > limit + 1)
+                 .filter(element => !element.closest(".scroll, pre"))
+                 .map(element => element.outerHTML.slice(0, 200))""",
+            width,
+        )
+        raise AssertionError("\n".join(["wider than the window:", *wide[:10]])) from None
 
 
 def at_both_widths(page: Page) -> Iterator[Literal["light", "dark"]]:

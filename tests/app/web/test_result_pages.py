@@ -8,6 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,19 @@ class TestSweeps:
     def test_jobs_are_filtered_sorted_and_paged(self, filled: Any, query: str, jobs: list[int]) -> None:
         text = filled.http.get(f"/ui/sweeps/1{query}").text
         assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs
+
+    def test_a_metric_sorts_that_no_job_has_a_value_of(self, serve: Any, measured: Any, tmp_path: Path) -> None:
+        """All jobs but the last are out of memory; only the last measures another phase."""
+        with serve(tmp_path, lease_s=600) as site:
+            site.http.post("/sweeps", json={"base": TINY, "grid": {"context_length": [64, 128]}})
+            for rows in (
+                [measured("step_ms", None, "oom")],
+                [measured("step_ms", None, "oom"), measured("later_ms", 1.0)],
+            ):
+                site.worker.finish(site.worker.claim(), measurements=rows)
+            for sort, jobs in (("step_ms", [1, 2]), ("-step_ms", [2, 1]), ("later_ms", [2, 1])):
+                text = site.http.get(f"/ui/sweeps/1?sort={sort}").raise_for_status().text
+                assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs, sort
 
     @pytest.mark.parametrize(
         "query",
