@@ -468,9 +468,8 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> None:
 
     spec, device = training.spec, training.device
     seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
-    tokens = (
-        spec.accumulation_steps * spec.batch_size * (spec.new_tokens if spec.mode == "generate" else spec.context_length)
-    )
+    length = spec.new_tokens if spec.mode == "generate" else spec.context_length
+    tokens = spec.accumulation_steps * spec.batch_size * length
     values.set("tokens_per_s", None, [tokens / seconds])
     flops = step_flops(spec, training.model)
     if flops is None:
