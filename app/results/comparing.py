@@ -350,7 +350,7 @@ def _cell(case: CaseOfJob | None, metric: str) -> Cell:
     if case is None:
         return NOT_MEASURED
     rows = () if case.stopped is not None else case.processes.get(metric, ())
-    return Cell(*summarise(rows, case.planned_processes, case.stopped, "median"), case.job)
+    return Cell(*summarise(rows, case.planned_processes, case.stopped, "median")[:4], case.job)
 
 
 def _verdict(case: CaseOfJob | None) -> str | None:
