@@ -53,11 +53,13 @@ class Ahead(Generic[WorkT]):
             return
         try:
             for unit in units:
-                gate, of_unit = socket.socketpair()
-                with of_unit:
-                    self._waiting.append((unit, self._start(unit, of_unit), gate))
+                with contextlib.ExitStack() as on_error:
+                    gate, of_unit = map(on_error.enter_context, socket.socketpair())
+                    process = self._start(unit, of_unit)
+                    on_error.pop_all()
+                of_unit.close()
+                self._waiting.append((unit, process, gate))
         except (RunnerError, OSError, HostExhausted):
-            gate.close()
             self.close()
         for _, _, gate in self._waiting:
             readable, _, _ = select.select([gate.fileno(), self._stop], [], [], IMPORTS_S)
