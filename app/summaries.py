@@ -129,8 +129,8 @@ def summarise(
         return NOT_MEASURED
     if len(rows) == 1 and rows[0].outcome == "ok":  # nearly always
         row = rows[0]
-        known = None if row.low is None or row.high is None else (row.low, row.high)
-        return _with_spread(row.value, row.std, known, row.n, statistic)
+        interval = None if row.low is None or row.high is None else (row.low, row.high)
+        return _with_spread(row.value, row.std, interval, row.n, statistic)
     if (outcome := worst_outcome(rows)) != "ok":
         return Summary(None, None, None, outcome)
     values = [finite(row.value) for row in rows]

@@ -150,7 +150,7 @@ def local_table(
     """
     job = FinishedJob(0, spec.kind, "succeeded", spec.model_dump(mode="json"))
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
-    rows = [SimpleNamespace(**optional | row | _median_of(row), job_id=job.id) for row in measurements]
+    rows = [SimpleNamespace(**{**optional, **row, **_median_of(row), "job_id": job.id}) for row in measurements]
     cases, units = cases_of([job], rows, lambda row: row.side)
     cases = [replace(case, job=None) for case in cases]
     return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key), one_process=True)

@@ -179,9 +179,9 @@ class TestBest:
         sheet = table(database, best=True)
         assert [cell.best for cell in sheet.column("step_ms")] == [False, True, False, False]
         assert [cell.best for cell in sheet.column("tokens_per_s")] == [False, True, False, False]
-        assert "**5.00**" in render(sheet, "markdown")
-        assert r"\textbf{5.00}" in render(sheet, "latex")
-        assert "<strong>5.00</strong>" in render(sheet, "html")
+        assert "**5**" in render(sheet, "markdown")
+        assert r"\textbf{5}" in render(sheet, "latex")
+        assert "<strong>5</strong>" in render(sheet, "html")
 
     def test_no_invalid_number_is_the_best(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"median": 1.0, "validity": "invalid"}), spec={"context_length": 128})
