@@ -50,6 +50,7 @@ WHOLE = (
     ("gpu_busy_percent", "%"),
     ("peak_memory_mib", "MiB"),
     ("memory_reserved_mib", "MiB"),
+    ("device_memory_mib", "MiB"),
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
@@ -318,6 +319,7 @@ def measure(
     values.set("peak_memory_mib", None, None if peak is None else [peak], how)
     reserved = meter.reserved_mib()
     values.set("memory_reserved_mib", None, None if reserved is None else [reserved], GPU_ONLY)
+    values.set("device_memory_mib", None, *monitor.device_memory_mib())
     checks = check_times(times, step_ms, monitor, spec, on_gpu=on_gpu)
     busy: Busy | str = GPU_ONLY
     if on_gpu:

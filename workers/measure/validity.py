@@ -192,10 +192,13 @@ def _combined(checks: Sequence[Check]) -> Check:
 def check_gpu(readings: Sequence[Reading], own_processes: Set[int]) -> list[Check]:
     """Check throttling, clocks and other processes in one GPU's readings."""
     if not readings:
-        why = "does not know this device" if is_available() else "is not available"
-        unknown = f"NVML {why}: not known"
+        unknown = f"NVML {_why_unknown()}: not known"
         return [Check(name, False, unknown) for name in ("throttling", "clocks", "other_processes")]
     return [_check_throttling(readings), _check_clocks(readings), _check_processes(readings, own_processes)]
+
+
+def _why_unknown() -> str:
+    return "does not know this device" if is_available() else "is not available"
 
 
 def _check_throttling(readings: Sequence[Reading]) -> Check:
@@ -326,6 +329,15 @@ class Monitor:
         for gpu, readings in zip(self._gpus, self._readings, strict=True):
             if gpu is not None:
                 readings.append(gpu.read())
+
+    def device_memory_mib(self) -> tuple[list[float] | None, str]:
+        """Return the largest memory in use on a device in MiB, of the readings since the start and of all devices; or
+        None and the reason why it is unknown."""
+        if not self._on_gpu:
+            return None, "known on GPUs only"
+        used = [reading.memory_used_mib for readings in self._readings for reading in readings]
+        known = [size for size in used if size is not None]
+        return ([max(known)], "") if known else (None, f"NVML {_why_unknown()}")
 
     def compilation_checks(self, *, warmup_steps: int) -> list[Check]:
         """Check for compilation since the start, and for functions left uncompiled. For compiled models only."""

@@ -15,7 +15,11 @@ PHASES = ("accumulation", "forward", "backward", "optimizer", "prefill")
 REST, DECODING = "rest of the step", "decoding"
 MAX_PROCESSES = 64
 """Largest number of processes that are drawn; the table has all of them."""
-MEMORY = {"peak_memory_mib": "allocated, peak", "memory_reserved_mib": "reserved by the allocator, peak"}
+MEMORY = {
+    "peak_memory_mib": "allocated, peak",
+    "memory_reserved_mib": "reserved by the allocator, peak",
+    "device_memory_mib": "in use on the device, peak",
+}
 
 Measurement = Mapping[str, Any]
 

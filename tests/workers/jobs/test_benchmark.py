@@ -43,7 +43,7 @@ WHOLE = [
     (name, None)
     for name in (
         *("tokens_per_s", "tflops", "mfu", "ceiling_percent", "host_us", "gpu_busy_percent"),
-        *("peak_memory_mib", "memory_reserved_mib", "parameters"),
+        *("peak_memory_mib", "memory_reserved_mib", "device_memory_mib", "parameters"),
     )
 ]
 FORWARD, BACKWARD, OPTIMIZER = ("forward_ms", "forward"), ("backward_ms", "backward"), ("optimizer_ms", "optimizer")
@@ -54,7 +54,7 @@ METRICS = {
     "generate": [("prefill_ms", "prefill"), ("decode_ms_per_token", "decode"), *STEP, *WHOLE],
 }
 EACH_STEP = {"forward_ms", "backward_ms", "optimizer_ms", "prefill_ms", "decode_ms_per_token", "step_ms", "host_us"}
-GPU_ONLY = {"host_us", "device_ms", "gpu_busy_percent", "memory_reserved_mib"}
+GPU_ONLY = {"host_us", "device_ms", "gpu_busy_percent", "memory_reserved_mib", "device_memory_mib"}
 MAY_BE_UNKNOWN = {"mfu", "ceiling_percent", "peak_memory_mib", "device_ms", "gpu_busy_percent"}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

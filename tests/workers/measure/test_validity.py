@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -342,6 +343,28 @@ def test_the_monitor_watches_the_cases_devices(monkeypatch: pytest.MonkeyPatch) 
     checks = {check["name"]: check["detail"] for check in monitor.conclude([])["checks"]}
     assert checks["neighbours"] == "1 of 1 other GPUs of the host in use"
     assert checks["throttling"] == "GPU 0: none; GPU 1: none"
+
+
+def test_the_memory_of_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
+    used: dict[str, list[float | None]] = {"GPU-0": [9e9, 1024.0, None, 512.0], "GPU-1": [9e9, 100.0, 2048.5, 100.0]}
+    for gpu in gpus:
+        reads = iter(used[gpu.uuid])
+        monkeypatch.setattr(gpu, "read", lambda reads=reads: replace(reading(), memory_used_mib=next(reads)))
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpus[device.index])
+    monitor = Monitor([torch.device("cuda", 0), torch.device("cuda", 1)])
+    monitor.start()  # a case before
+    monitor.start()
+    monitor.watch(last=True)
+    assert monitor.device_memory_mib() == ([2048.5], "")
+
+
+def test_memory_that_nobody_tells_is_unknown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Monitor(torch.device("cpu")).device_memory_mib() == (None, "known on GPUs only")
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: None)
+    known, why = Monitor(torch.device("cuda")).device_memory_mib()
+    assert known is None
+    assert why.startswith("NVML ")
 
 
 def test_a_monitor_that_starts_again_forgets_the_case_before(monkeypatch: pytest.MonkeyPatch) -> None:

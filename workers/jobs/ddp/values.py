@@ -72,6 +72,7 @@ def metrics(spec: DdpSpec) -> list[Metric]:
         Metric("host_us", None, "µs"),
         Metric("peak_memory_mib", None, "MiB"),
         Metric("memory_reserved_mib", None, "MiB"),
+        Metric("device_memory_mib", None, "MiB"),
         *(Metric(name, None, "MiB") for name in MEMORY),
         Metric("parameters", None, "parameters"),
         *(Metric(name, None, "relative error") for name in PARITY),
