@@ -50,7 +50,7 @@ Rows = Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates tha
 Columns = Annotated[
     str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
 ]
-StatisticOption = Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the mean.")]
+StatisticOption = Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the median.")]
 Pivot = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Make this coordinate's values columns.")]
 RelativeTo = Annotated[
     list[str] | None,
