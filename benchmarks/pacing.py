@@ -2,7 +2,7 @@
 
     python -m benchmarks.pacing [--sizes small,xl] [--rounds N] [--steps N]
 
-In one process, a job's step and a plain loop over a model and an optimizer of its own take turns. The plain loop is
+In one process, a job's step and a plain loop over the same model, optimizer and batches take turns. The plain loop is
 written as people write it: no phases, no events, one synchronisation before and after. The table has medians over the
 rounds, in ms per step.
 """
@@ -13,67 +13,64 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 
 from app.specs.benchmark import BenchmarkSpec
 from workers.jobs import _training
 from workers.measure.timing import make_clock, make_marks, time_loop, time_steps
-from workers.model.compiled import compile_blocks
 from workers.model.loss import cross_entropy
-from workers.model.transformer import TransformerLM
+from workers.model.steps import TrainStep
 
 WARMUP_STEPS = 10
 
 
-def plain_loop(spec: BenchmarkSpec, device: torch.device) -> Callable[[int], float]:
-    """Return a function that trains for so many steps, and returns the milliseconds per step."""
-    with device:
-        shape: Any = spec.model.shape()
-        model = TransformerLM(spec.model.vocab_size, spec.context_length, **shape)
-    if spec.compile:
-        compile_blocks(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    batch = (spec.batch_size, spec.context_length + 1)
+def plain_loop(step: TrainStep) -> Callable[[int], float]:
+    """Return a function that trains for so many steps in bf16, and returns the milliseconds per step."""
+    model, optimizer, batches = step.model, step.optimizer, step.batches
+    device = batches.device
 
-    def train(steps: int) -> float:
+    def synchronize() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
+
+    def train(steps: int) -> float:
+        synchronize()
         begun = time.perf_counter()
         for _ in range(steps):
-            tokens = torch.randint(spec.model.vocab_size, batch, device=device)
+            inputs, targets = batches.next()
             with torch.autocast(device.type, torch.bfloat16):
-                logits = model(tokens[:, :-1])
-                loss = cross_entropy(logits, tokens[:, 1:])
+                loss = cross_entropy(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize()
         return 1e3 * (time.perf_counter() - begun) / steps
 
-    train(WARMUP_STEPS)
     return train
 
 
 def row(spec: BenchmarkSpec, rounds: int, steps: int) -> list[str]:
     """Measure one spec and return its row of the table."""
     device, build_model = _training.prepare(spec)
-    step = _training.build(spec, device, build_model).step
-    train = plain_loop(spec, device)
-    clock, marks = make_clock(device), make_marks(device)
+    step = cast("TrainStep", _training.build(spec, device, build_model).step)
+    train, clock, marks = plain_loop(step), make_clock(device), make_marks(device)
     isolated: list[float] = []
     looped: list[float] = []
     plain: list[float] = []
-    for _ in range(rounds):
-        isolated += time_steps(
-            step.phases, clock, prepare=step.prepare, warmup_steps=WARMUP_STEPS, measure_steps=steps
-        ).step
-        looped += time_loop(step.phases, marks, prepare=step.prepare, measure_steps=steps)
-        plain.append(train(steps))
+
+    def loop() -> None:
+        looped.append(statistics.median(time_loop(step.phases, marks, prepare=step.prepare, measure_steps=steps)))
+
+    for index in range(rounds):
+        warmup = WARMUP_STEPS if index == 0 else 1
+        isolated += time_steps(step.phases, clock, prepare=step.prepare, warmup_steps=warmup, measure_steps=steps).step
+        for turn in (loop, lambda: plain.append(train(steps)))[:: -1 if index % 2 else 1]:
+            turn()
     in_loop, in_plain = statistics.median(looped), statistics.median(plain)
-    numbers = [f"{statistics.median(isolated):.2f}", f"{in_loop:.2f}", f"{in_plain:.2f}", f"{in_loop / in_plain:.3f}"]
+    ratio = statistics.median(one / other for one, other in zip(looped, plain, strict=True))
+    numbers = [f"{statistics.median(isolated):.2f}", f"{in_loop:.2f}", f"{in_plain:.2f}", f"{ratio:.3f}"]
     return [str(spec.model.size), "blocks" if spec.compile else "no", *numbers]
 
 
