@@ -13,6 +13,7 @@ import torch
 
 from workers.measure import validity
 from workers.measure.busy import Busy
+from workers.measure.ceilings import Rate
 from workers.measure.check import Check
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.nvml import Reading
@@ -20,6 +21,7 @@ from workers.measure.stopwatch import Timing
 from workers.measure.validity import (
     HostLoad,
     Monitor,
+    check_ceiling,
     check_compilation,
     check_gpu,
     check_gpus,
@@ -50,6 +52,28 @@ def test_a_gpus_variation_is_judged_more_strictly() -> None:
     check = check_stability(short_ms, on_gpu=True)[0]
     assert (check.name, check.ok) == ("variation", True)
     assert "as events jitter" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("tflops", "peak", "ceiling", "ok", "words"),
+    [
+        (700.0, 989.5, None, True, "of 989.5: the vendor's peak"),
+        (990.0, 989.5, None, False, "more than 989.5, the vendor's peak"),
+        (109.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 10.0), True, "of 110: the ceiling measured at 2026-01-02"),
+        (111.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 10.0), False, "more than 110, the ceiling measured at 2026"),
+        (104.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 0.1), True, "of 105"),
+        (106.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 0.1), False, "more than 105"),
+        (106.0, 101.0, Rate(100.0, "2026-01-02T03:04:05Z", 9.0), False, "more than 101, the vendor's peak"),
+        (1e9, None, None, True, "not judged"),
+    ],
+)
+def test_nothing_is_faster_than_the_device(
+    tflops: float, peak: float | None, ceiling: Rate | None, ok: bool, words: str
+) -> None:
+    check = check_ceiling(tflops, peak, ceiling)
+    assert (check.name, check.ok) == ("ceiling", ok)
+    assert words in check.detail
+    assert verdict([check])["verdict"] == ("valid" if ok else "invalid")
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:
