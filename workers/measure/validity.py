@@ -184,6 +184,7 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
         detail += "; there was no warm-up"
     # Without a warm-up, the spec itself includes the compilation in the samples.
     recompiles = Check("recompiles", recompiled == 0, detail, "invalid" if warmup_steps else "suspect")
+    breaks, why = f"{after.graph_breaks} graph breaks", after.break_reasons if after.graph_breaks else ()
     fell_back = after.graphs == 0 or after.frames_not_compiled > 0
     return [
         recompiles,
@@ -193,7 +194,7 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
             f"{after.graphs} graphs, {after.frames_not_compiled} functions left to eager",
             "invalid",
         ),
-        Check("graph_breaks", after.graph_breaks == 0, f"{after.graph_breaks} graph breaks"),
+        Check("graph_breaks", after.graph_breaks == 0, ": ".join(filter(None, (breaks, "; ".join(why))))),
         Check("compile_cache", True, f"{after.cache} when the model was compiled"),
     ]
 
