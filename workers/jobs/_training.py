@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from app.specs._training import ACCUMULATION, WITH_BACKWARD, TrainingSpec
 from workers import uploaded
+from workers.jobs._limits import check_rate
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
@@ -462,8 +463,11 @@ def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
         values.set("gpu_busy_percent", None, [share])
 
 
-def add_rates(values: Values, training: Training, ceilings: Path) -> None:
-    """Set the rates of the median step: tokens and FLOPs per second, MFU, and the share of the measured ceiling."""
+def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]:
+    """Set the rates of the median step: tokens and FLOPs per second, MFU, and the share of the measured ceiling.
+
+    Returns the check that the device can reach them, where the FLOPs are known.
+    """
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.model.accounting import peak_tflops
@@ -476,13 +480,14 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> None:
     flops = step_flops(spec, training.model)
     if flops is None:
         values.set_missing("unknown", f"model {name_of(spec)!r} does not tell its FLOPs")
-        return
+        return []
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
     peak, source = peak_tflops(device_name(device), spec.precision)
     values.set("mfu", None, None if peak is None else [rate / peak], source)
     ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
     values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
+    return [check_rate(rate, spec.precision, device, ceilings)]
 
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:

@@ -76,7 +76,7 @@ def measure(
         values = Values(_training.metrics(spec, spec.pacing))
         values.set_missing("oom", str(error))
         return values, monitor.conclude([])
-    _training.add_rates(values, training, report.ceilings)
+    checks += _training.add_rates(values, training, report.ceilings)
     return values, monitor.conclude(checks)
 
 

@@ -186,6 +186,17 @@ def test_the_share_of_a_measured_ceiling(run, tmp_path: Path) -> None:
     assert metrics(run(device="cpu", precision="bf16"))["ceiling_percent"]["reason"].endswith("in bf16 is on record")
 
 
+@pytest.mark.parametrize(("ceiling", "ok"), [(100.0, True), (1e-9, False)])
+def test_a_step_faster_than_the_device_is_invalid(run, tmp_path: Path, ceiling: float, ok: bool) -> None:
+    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": ceiling}, None)
+    report = run(device="cpu")
+    check = report.check("ceiling")
+    assert (check["ok"], check["severity"]) == (ok, "suspect" if ok else "invalid")
+    assert report.verdict_on()["verdict"] == "invalid" or ok
+    assert "the ceiling measured at" in check["detail"]
+    assert run(device="cpu", precision="bf16").check("ceiling")["detail"].endswith("not judged")
+
+
 def test_generate_counts_new_tokens(run) -> None:
     rows = metrics(run(mode="generate", new_tokens=6, measure_steps=4))
     assert rows["tokens_per_s"]["median"] == pytest.approx(2 * 6 / (1e-3 * rows["step_ms"]["median"]))
