@@ -147,7 +147,7 @@ class Queue:
         now = utc_now()
         # Rows are made before the transaction, because that takes long for thousands of jobs.
         named = [replace(new, name=member_name(name, grid, new.point or {})) for new in jobs]
-        rows = [submission.job_row(new, None, now) for new in named]
+        bound = self._bound([submission.job_row(new, None, now) for new in named])
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
@@ -162,7 +162,9 @@ class Queue:
                     "created_at": now,
                 }
                 sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
-                submission.insert_jobs(connection, [{**job, "sweep_id": sweep_id} for job in rows])
+                last = sweeps.last_job(connection)
+                bound.insert(connection, sweep_id)
+                sweeps.complete(connection, sweep_id, jobs[0].labels, last, now)
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
 
             return submission.answer_once(connection, idempotency, answer)
@@ -196,13 +198,20 @@ class Queue:
             # The points of a search follow from its outcomes.
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"]) if sweep["fit"] is None else []
             lacking = sweeps.points_without_jobs(connection, sweep_id, points)
-        # Jobs are made before the transaction, because validating thousands of specs takes long.
-        made = {sweeps.point_key(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
+        # Rows are made before the transaction, because that takes long for thousands of jobs.
+        now = utc_now()
+        bound = self._bound([submission.job_row(sweeps.job_of_point(sweep, point), None, now) for point in lacking])
         with self._database.write() as connection:
-            now = utc_now()
-            lacking = sweeps.points_without_jobs(connection, sweep_id, points)
-            new = [made.get(sweeps.point_key(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
-            number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(new)
+            still = {
+                sweeps.point_key(point.choice) for point in sweeps.points_without_jobs(connection, sweep_id, lacking)
+            }
+            rows = [
+                row for row, point in zip(bound.rows, lacking, strict=True) if sweeps.point_key(point.choice) in still
+            ]
+            last = sweeps.last_job(connection)
+            number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(rows)
+            replace(bound, rows=rows).insert(connection, sweep_id)
+            sweeps.complete(connection, sweep_id, sweep["labels"], last, now)
             searches, obstacle = fitting.resume(connection, sweep)
             number += searches
             if number == 0 and obstacle is not None:
@@ -211,8 +220,10 @@ class Queue:
                 raise Conflict(
                     f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."
                 )
-            submission.insert_jobs(connection, [submission.job_row(job, sweep_id, now) for job in new])
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
+
+    def _bound(self, rows: Sequence[dict[str, Any]]) -> submission.BoundJobs:
+        return submission.bind_jobs(self._database.backend.engine.dialect, rows)
 
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.
