@@ -159,7 +159,7 @@ class JobRun:
         self._received: list[_ReceivedFile] = []
         self._held: list[str] = []
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
-        self._timeout = Timeout.after(claim.timeout_s)
+        self._timeout = Timeout.after(None)  # it runs from the first unit on
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
     def start(self) -> None:
@@ -215,6 +215,7 @@ class JobRun:
             return Failed("failed", describe_error(error))
         if (not_clear := self._clear_devices()) is not None:
             return not_clear
+        self._timeout = Timeout.after(self.claim.timeout_s)
         for index, unit in enumerate(units):
             if self.stop.reason is not None:
                 return self.stop.reason
@@ -303,6 +304,7 @@ class JobRun:
     def _run_process(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
         """Run a unit, or collect its wrapper's files, in a fresh process; then store the files that it handed over."""
         wrap = list(process.unit.wrap) if process.task == "run" else []
+        begun = time.monotonic()
         try:
             if process.task == "run":
                 process.scratch.mkdir(parents=True)
@@ -317,6 +319,8 @@ class JobRun:
             if is_exhausted(error):
                 raise
             return Failed(failure_code(error), f"the unit's process cannot be started: {error}")
+        # The job does not run yet while it waits for a new warm parent, which may import torch for minutes.
+        self._timeout = self._timeout.later(time.monotonic() - begun)
         listener = Listener(
             message=lambda message: self._take(message, process),
             output=self._spool.log.write,

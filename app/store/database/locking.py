@@ -50,7 +50,7 @@ _patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
 
 @contextmanager
 def patience(timeout_s: float) -> Iterator[None]:
-    """Inside this context, also in threads started there, the first write gives up after `timeout_s` seconds of waiting.
+    """Inside this context, also in threads started there, the first write waits for `timeout_s` seconds at most.
 
     The time runs from the first attempt to write, since a request may compute for seconds before it. Later writes of
     the request wait for their usual timeout, since part of the work is done.
