@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, NotFound, job_problem
+from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.specs._base import MAX_CELLS
@@ -239,8 +239,8 @@ class JobRun:
         if not self._allow_code:
             raise Unsupported(f"this worker runs no uploaded code: {ALLOW_IT}")
         try:
-            contents = [self._artifacts.open_path(sha256).read_bytes() for sha256 in wanted]
-        except (NotFound, OSError) as error:
+            contents = [self._artifacts.read(sha256) for sha256 in wanted]
+        except (NotFound, Damaged, OSError) as error:
             raise InvalidEnvironment(f"the uploaded code cannot be read: {error}") from error
         self._code_environment = uploaded.write(self._scratch / "code", contents)
 
