@@ -98,6 +98,7 @@ INITIAL_COLUMNS: dict[str, Any] = {
     "started_at": None,
     "finished_at": None,
     "cancel_requested_at": None,
+    "deleting": False,
 }
 """The columns that are the same for every job that was just submitted, or retried."""
 

@@ -76,7 +76,6 @@ _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
 _CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
 _JOB = select(tables.job).where(_job.id == bindparam("job_id"))
-_ATTEMPT = select(_attempt.id).where(_attempt.job_id == bindparam("of_job"), _attempt.number == bindparam("of_number"))
 _SWEEP = select(tables.sweep).where(_sweep.id == bindparam("sweep_id"))
 _EVENT = insert(tables.event)
 _LOSE_ATTEMPT = (
@@ -458,8 +457,8 @@ class Queue:
             if job.state not in RETRIED_STATES:
                 how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
                 raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
-            if _has_lost_its_attempts(connection, job):
-                raise Conflict(f"Job {job_id} is being deleted, and its attempts are gone: submit it as a new job.")
+            if job.deleting:
+                raise Conflict(f"Job {job_id} is being deleted: submit it as a new job.")
             later = sweeps.newer_job_of_point(connection, job_id, job.sweep_id)
             if later is not None:
                 raise Conflict(
@@ -542,12 +541,6 @@ def _job_row(connection: Connection, job_id: int) -> Any:
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     return row
-
-
-def _has_lost_its_attempts(connection: Connection, job: Any) -> bool:
-    """Return True if the job's deletion has begun, which takes all attempts first (see deleting.py)."""
-    last = connection.execute(_ATTEMPT, {"of_job": job.id, "of_number": job.attempt}).first()
-    return job.attempt > 0 and last is None
 
 
 def _sweep_row(connection: Connection, sweep_id: int) -> dict[str, Any]:
