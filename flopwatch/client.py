@@ -549,7 +549,7 @@ class Flopwatch(Connection):
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
 
         Args:
-            best: stress the best cell of each column.
+            best: print the best cell of each column in bold.
             links: show the job of each row, with its address.
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
             options: those of `table`.
