@@ -81,7 +81,7 @@ says at once that it waits, instead of running for hours on a CPU."""
 
 DEMO_SWEEPS: Final[dict[str, dict[str, Any]]] = {
     "cpu": {
-        "base": {"kind": "benchmark", "batch_size": 1, "warmup_steps": 1, "measure_steps": 3},
+        "base": {"kind": "benchmark", "batch_size": 1, "warmup_steps": 1, "measure_steps": 6},
         "grid": {"model.size": ["tiny", "small"], "context_length": [128, 256]},
     },
     "cuda": {

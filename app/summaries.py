@@ -1,10 +1,11 @@
 """The value of a metric of a case, from the measurements of the processes (units of a job) that measured it.
 
 It is a statistic of the samples. If several processes measured the case, each counts as one value: the statistic of the
-processes' own statistics, such as the median of their medians, and the standard deviation is that of their means. No
-average hides a missing value: when one process has none, the metric has an outcome ("oom", "unsupported", …) instead of
-numbers. If the job did not succeed, a metric that all planned processes measured has its value, and every other has the
-job's code ("timeout", "cancelled", …) as its outcome.
+processes' own statistics, such as the median of their medians. A median comes with its interval (`median_interval`), a
+mean with the standard deviation: of the samples, or of the processes' medians or means. No average hides a missing
+value: when one process has none, the metric has an outcome ("oom", "unsupported", …) instead of numbers. If the job did
+not succeed, a metric that all planned processes measured has its value, and every other has the job's code ("timeout",
+"cancelled", …) as its outcome.
 
 Of a job that ran several times, the measurements are those of the last attempt that recorded results.
 
@@ -13,12 +14,14 @@ Standard library only.
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from app.metrics import column_name
-from app.table_options import Statistic
+from app.table_options import DEFAULT_STATISTIC, Statistic
 from app.text.numbers import finite
 
 
@@ -36,6 +39,12 @@ class Measured(Protocol):
     @property
     def std(self) -> float | None: ...
     @property
+    def low(self) -> float | None:
+        """The lower end of the interval of the median, and `high` the upper one; read for that statistic only."""
+
+    @property
+    def high(self) -> float | None: ...
+    @property
     def n(self) -> int | None: ...
 
 
@@ -44,14 +53,49 @@ class Summary(NamedTuple):
 
     value: float | None
     spread: float | None
-    """Standard deviation of the samples, or of the processes' means; only beside a mean."""
+    """Beside a mean: the standard deviation of the samples, or of the processes' means. Beside a median: the larger
+    distance to an end of its interval."""
     n: int | None
     """Number of samples, or of processes."""
     outcome: str | None
     """ok | oom | unsupported | timeout | …; None: not measured."""
+    low: float | None = None
+    """The interval of a median; None beside other statistics, and of fewer than FEWEST_FOR_INTERVAL numbers."""
+    high: float | None = None
 
 
 NOT_MEASURED = Summary(None, None, None, None)
+
+
+COVERAGE = 0.95
+FEWEST_FOR_INTERVAL = 6
+"""The extremes of fewer numbers cover the median with a lower probability than COVERAGE."""
+MOST_FOR_EXACT_PLACE = 1000
+
+
+def median_interval(numbers: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that covers the median of the distribution with at least the probability COVERAGE, if the
+    numbers are independent; None for fewer than FEWEST_FOR_INTERVAL.
+
+    Its ends are the k-th smallest and the k-th largest number, so nothing is assumed about the distribution (Conover,
+    Practical Nonparametric Statistics, section 3.2).
+    """
+    if len(numbers) < FEWEST_FOR_INTERVAL:
+        return None
+    ordered, place = sorted(numbers), _place_of_end(len(numbers))
+    return ordered[place - 1], ordered[-place]
+
+
+@functools.cache
+def _place_of_end(n: int) -> int:
+    """Return the largest k for which the median is below the k-th smallest of n numbers with a probability of at most
+    (1 - COVERAGE) / 2, where the number of smaller ones has the binomial distribution (n, 1/2)."""
+    if n > MOST_FOR_EXACT_PLACE:  # the normal approximation, with its continuity correction
+        return math.floor((n + 1 - statistics.NormalDist().inv_cdf((1 + COVERAGE) / 2) * math.sqrt(n)) / 2)
+    below, k = 0.0, 0
+    while (below := below + math.comb(n, k) / 2**n) <= (1 - COVERAGE) / 2:
+        k += 1
+    return k
 
 
 def add_process(rows: list[Any], row: Measured) -> None:
@@ -68,7 +112,9 @@ def add_process(rows: list[Any], row: Measured) -> None:
     rows.append(row)
 
 
-def summarise(rows: Sequence[Measured], planned: int, stopped: str | None, statistic: Statistic = "mean") -> Summary:
+def summarise(
+    rows: Sequence[Measured], planned: int, stopped: str | None, statistic: Statistic = DEFAULT_STATISTIC
+) -> Summary:
     """Return the value of a metric of a case.
 
     Args:
@@ -83,15 +129,29 @@ def summarise(rows: Sequence[Measured], planned: int, stopped: str | None, stati
         return NOT_MEASURED
     if len(rows) == 1 and rows[0].outcome == "ok":  # nearly always
         row = rows[0]
-        return Summary(finite(row.value), finite(row.std) if statistic == "mean" else None, row.n, "ok")
+        interval = None if row.low is None or row.high is None else (row.low, row.high)
+        return _with_spread(row.value, row.std, interval, row.n, statistic)
     if (outcome := worst_outcome(rows)) != "ok":
         return Summary(None, None, None, outcome)
     values = [finite(row.value) for row in rows]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return Summary(None, None, len(values), "ok")
-    spread = finite(statistics.stdev(known)) if statistic == "mean" else None
-    return Summary(finite(_STATISTICS[statistic](known)), spread, len(known), "ok")
+    value = _STATISTICS[statistic](known)
+    return _with_spread(value, statistics.stdev(known), median_interval(known), len(known), statistic)
+
+
+def _with_spread(
+    value: float | None, std: float | None, interval: tuple[float, float] | None, n: int | None, statistic: Statistic
+) -> Summary:
+    """Return the summary with the spread that belongs to the statistic."""
+    value = finite(value)
+    if statistic == "mean":
+        return Summary(value, finite(std), n, "ok")
+    if statistic != "median" or interval is None or value is None:
+        return Summary(value, None, n, "ok")
+    low, high = interval
+    return Summary(value, max(value - low, high - value), n, "ok", low, high)
 
 
 def _lacks_processes(rows: Sequence[Measured], planned: int) -> bool:
@@ -115,13 +175,15 @@ MAX_METRICS = 1000
 
 
 class _Process(NamedTuple):
-    """A record's measurement, with its mean."""
+    """A record's measurement, with its median."""
 
     unit_index: int
     outcome: str
     value: float | None
-    std: float | None
     n: int | None
+    std: None = None
+    low: None = None
+    high: None = None
 
 
 def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> Mapping[str, float] | None:
@@ -142,7 +204,7 @@ def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> 
             case = (record.case_key, record.device_key)
         elif case != (record.case_key, record.device_key):
             return None
-        process = _Process(record.unit_index, record.outcome, record.mean, record.std, record.n)
+        process = _Process(record.unit_index, record.outcome, record.median, record.n)
         add_process(rows.setdefault(column_name(record.metric, record.phase), []), process)
         if len(rows) > MAX_METRICS:
             return None

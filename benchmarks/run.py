@@ -27,9 +27,9 @@ def run(server: Flopwatch, name: str) -> bool:
     sweeps = [server.sweep(content["base"], grid, name=name) for grid in content["grids"]]
     counts = [server.wait_for_sweep(sweep)["counts"] for sweep in sweeps]
     named = [word for sweep in sweeps for word in ("--sweep", str(sweep["id"]))]
-    shown = ["--columns", ",".join(content["columns"]), "--statistic", "median"]
+    shown = ["--columns", ",".join(content["columns"])]
     print(f"$ {shlex.join(['flopwatch', 'table', *named, *shown])}")
-    print(server.table_text(sweep=sweeps, columns=content["columns"], statistic="median"), flush=True)
+    print(server.table_text(sweep=sweeps, columns=content["columns"]), flush=True)
     return all(count["succeeded"] == sum(count.values()) for count in counts)
 
 

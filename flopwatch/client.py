@@ -518,7 +518,8 @@ class Flopwatch(Connection):
             since, until: of jobs that finished in this time: "7d", "12h" or "90min" ago, a date, or a time.
             rows: coordinates that make the rows; by default the kind's own.
             columns: metrics that make the columns; by default the kind's own; ["all"]: every one.
-            statistic: of the samples; by default the mean, with the standard deviation in `<metric>_std`.
+            statistic: of the samples; by default the median, with its 95 % interval in `<metric>_low` and
+                `<metric>_high`. A mean has the standard deviation in `<metric>_std`.
             pivot: the coordinate whose values become columns.
             relative_to: coordinates of the rows that all others are related to: {"precision": "fp32"}; a column
                 `<metric>_speedup` has how many times faster each row is.
@@ -548,7 +549,7 @@ class Flopwatch(Connection):
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
 
         Args:
-            best: stress the best cell of each column.
+            best: print the best cell of each column in bold.
             links: show the job of each row, with its address.
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
             options: those of `table`.

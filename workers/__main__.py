@@ -81,16 +81,16 @@ def main(arguments: list[str]) -> int:
 
             warm.main(int(descriptor))
             return 0
-        case ["keeper", control, messages, log]:
+        case ["keeper", *descriptors]:
             from workers.processes import keeper
 
-            keeper.main(int(control), int(messages), int(log))
+            keeper.main(*map(int, descriptors))
             return 0
-        case ["child", messages]:
+        case ["child", *descriptors]:
             with without_collector():
                 from workers.processes import child
 
-            return child.main(int(messages))
+            child.main(*map(int, descriptors))
         case ["wrapped", file]:
             with without_collector():
                 from workers.processes import child

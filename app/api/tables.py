@@ -13,7 +13,7 @@ from pydantic import Field
 from app import results
 from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
 from app.api.services import CurrentServices
-from app.table_options import Format, Statistic
+from app.table_options import DEFAULT_STATISTIC, Format, Statistic
 
 router = APIRouter(prefix="/tables", tags=["results"])
 
@@ -84,9 +84,9 @@ class TableQuery(ChoiceQuery):
     columns: list[Text] = Field(default=[], max_length=100)
     """Metrics that make the columns, named as their columns and repeated or separated by commas; `all` for every one;
     by default the kind's own."""
-    statistic: Statistic = "mean"
-    """The statistic of each case's samples; if several processes measured a case, of the processes' own statistics.
-    """
+    statistic: Statistic = DEFAULT_STATISTIC
+    """The statistic of each case's samples; if several processes measured a case, of the processes' own statistics. A
+    median comes with its 95 % interval, a mean with the standard deviation."""
     pivot: Text | None = None
     """The coordinate whose values become columns, for each metric in `columns`, by default for the kind's main
     metric."""

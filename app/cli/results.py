@@ -50,7 +50,7 @@ Rows = Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates tha
 Columns = Annotated[
     str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
 ]
-StatisticOption = Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the mean.")]
+StatisticOption = Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the median.")]
 Pivot = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Make this coordinate's values columns.")]
 RelativeTo = Annotated[
     list[str] | None,
@@ -58,7 +58,7 @@ RelativeTo = Annotated[
         metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
     ),
 ]
-Best = Annotated[bool, typer.Option("--best", help="Stress the best cell of each column.")]
+Best = Annotated[bool, typer.Option("--best", help="Print the best cell of each column in bold.")]
 Links = Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")]
 OwnTable = Annotated[
     str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")

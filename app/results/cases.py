@@ -30,7 +30,7 @@ from app.store.reading.packed import decoded
 from app.summaries import add_process, planned_processes, summarise, worst_outcome
 from app.table_options import Statistic
 
-METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
+METRIC_SUFFIXES = ("", "_std", "_low", "_high", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
 OF_THE_JOB = ("job", "kind", "case_key")
 RESERVED = (*OF_THE_JOB, "device", "side", "validity", "validity_reason", "partial", RUN)
 """Columns of tables. A coordinate of a case with such a name becomes the column "case.<name>"."""
@@ -276,4 +276,6 @@ def _planned(job: FinishedJob, stored: StoredCases) -> list[dict[str, Scalar]]:
 def cell_of(case: CaseOfJob, metric: str, statistic: Statistic) -> Cell:
     """Return the cell of a metric, named as its column, of a case."""
     summary = summarise(case.processes.get(metric, ()), case.planned_processes, case.stopped, statistic)
-    return NOT_MEASURED if summary.outcome is None else Cell(*summary, case.job)
+    if summary.outcome is None:
+        return NOT_MEASURED
+    return Cell(*summary[:4], case.job, low=summary.low, high=summary.high)

@@ -33,9 +33,7 @@ from app.text.numbers import finite
 
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."
-MEDIANS = (
-    "Values are medians: of each process's samples, and of several processes the median of these. Tables show means."
-)
+MEDIANS = "Values are medians: of each process's samples, and of several processes the median of these."
 MAX_DISTRIBUTIONS = 200
 """Largest number of rows whose single processes are listed; those of the headline metric come first."""
 
@@ -350,7 +348,7 @@ def _cell(case: CaseOfJob | None, metric: str) -> Cell:
     if case is None:
         return NOT_MEASURED
     rows = () if case.stopped is not None else case.processes.get(metric, ())
-    return Cell(*summarise(rows, case.planned_processes, case.stopped, "median"), case.job)
+    return Cell(*summarise(rows, case.planned_processes, case.stopped, "median")[:4], case.job)
 
 
 def _verdict(case: CaseOfJob | None) -> str | None:

@@ -26,7 +26,7 @@ HEADLINE_SHARE = 0.8
 ASKED_FOR = (1, 3, 5)
 """Differences in percent for which a row says how many replicates would find them."""
 RELEVANT_PERCENT = 5.0
-"""If no difference is found but one larger than this cannot be excluded, the answer is "inconclusive"."""
+"""If no difference is found but there may be one larger than this, the answer is "inconclusive"."""
 DEFAULT_REPLICATES = 8
 MANY_TESTS = 200
 
@@ -178,7 +178,7 @@ class Row:
         cure = self.cure(limit_percent)
         if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
             return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}{self._alone()}"
-        return f"no difference found, but one of {percent(self.bound)} cannot be excluded; {self.processes}{cure}"
+        return f"no difference found, but there may be one of up to {percent(self.bound)}; {self.processes}{cure}"
 
     def _p_in_words(self) -> str:
         """Say which p-value is too large for a finding, and whether the correction has made it larger."""
@@ -492,6 +492,6 @@ def _gate_sentence(
     if loss is None:
         return f"inconclusive: {where}{more}"
     return (
-        f"inconclusive: {where}: worse by up to {percent(max(loss[2], row.drift))} cannot be excluded; "
+        f"inconclusive: {where}: the candidate may be worse by up to {percent(max(loss[2], row.drift))}; "
         f"{row.processes}{row.cure(fail_above_percent)}{more}"
     )

@@ -6,6 +6,7 @@ label represents. If two rows still look the same, they also show the coordinate
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -25,7 +26,9 @@ from app.states import VERDICTS, worst
 from app.store.database.engine import Database
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob, JobChoice
-from app.table_options import Statistic
+from app.store.reading.packed import unpack
+from app.summaries import FEWEST_FOR_INTERVAL, median_interval
+from app.table_options import DEFAULT_STATISTIC, Statistic
 from app.text.cases import in_use
 from app.text.numbers import finite
 
@@ -45,7 +48,7 @@ class Layout:
     columns: Sequence[str] | None = None
     """Metrics, named as their columns, in this order; "all" for every one. None: the kind's `table_columns` that were
     measured; in a pivoted table the kind's main metric."""
-    statistic: Statistic = "mean"
+    statistic: Statistic = DEFAULT_STATISTIC
     """Statistic of the samples, and of the processes if there are several."""
     pivot: str | None = None
     """The coordinate whose values become columns, for each of the metrics."""
@@ -114,9 +117,9 @@ def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) 
         chosen = measurements.choose_jobs(snapshot, choice)
         refuse_several_kinds(job.kind for job in chosen)
         names = {name for column in metrics for name in metric_names(column)}
-        rows = measurements.measurements(snapshot, chosen, "mean", names)
+        rows = measurements.measurements(snapshot, chosen, DEFAULT_STATISTIC, names)
         measured = [row for row in rows if column_name(row.metric, row.phase) in metrics]
-        read = MeasuredJobs.read(snapshot, chosen, "mean", measured)
+        read = MeasuredJobs.read(snapshot, chosen, DEFAULT_STATISTIC, measured)
     cases, units = read.cases()
     return _sheet(cases, units, Layout(columns=list(metrics)), read.why)
 
@@ -147,10 +150,17 @@ def local_table(
     """
     job = FinishedJob(0, spec.kind, "succeeded", spec.model_dump(mode="json"))
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
-    rows = [SimpleNamespace(**{**optional, **row, "job_id": job.id, "value": row["mean"]}) for row in measurements]
+    rows = [SimpleNamespace(**{**optional, **row, **_median_of(row), "job_id": job.id}) for row in measurements]
     cases, units = cases_of([job], rows, lambda row: row.side)
     cases = [replace(case, job=None) for case in cases]
     return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key), one_process=True)
+
+
+def _median_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the median of a measurement on the wire, with its interval."""
+    samples = unpack(None if row["samples"] is None else base64.b64decode(row["samples"])) or ()
+    low, high = median_interval([sample for sample in samples if sample is not None]) or (None, None)
+    return {"value": row["median"], "low": low, "high": high}
 
 
 def _sheet(
@@ -177,7 +187,7 @@ def _sheet(
         related = relate(lines, layout.relative_to, of, units, varying)
     columns = _value_columns(shown, units, related)
     statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
-    notes = [*statistics, *related.notes, *notes]
+    notes = [*statistics, *_on_coordinates(cases), *related.notes, *notes]
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
@@ -186,7 +196,7 @@ def _sheet(
     sheet = replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
-        spreads=layout.statistic == "mean",
+        statistic=layout.statistic,
         notes=[*notes, *sheet.notes] if cases else [],
     )
     return with_best_marked(sheet) if layout.best else sheet
@@ -230,12 +240,13 @@ def _on_statistics(
     cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, *, one_process: bool
 ) -> list[str]:
     """Return a sentence that explains the cells, and what ± refers to."""
-    numbers = {
-        len(rows)
+    measured = [
+        rows
         for case in cases
         for metric, rows in case.processes.items()
         if metric in metrics and (len(rows) > 1 or (rows[0].n or 0) > 1)
-    }
+    ]
+    numbers = set(map(len, measured))
     if not numbers:
         return []
     several = max(numbers) > 1
@@ -250,6 +261,12 @@ def _on_statistics(
             "mean ± standard deviation of the samples of one process",
             f"mean ± standard deviation of the means of {times}",
         )
+    elif statistic == "median":
+        samples, several_times = "median of the samples of one process", f"median of the medians of {times}"
+        if any(rows[0].low is not None for rows in measured if len(rows) == 1):
+            samples += _INTERVAL
+        if max(numbers) >= FEWEST_FOR_INTERVAL:
+            several_times += _INTERVAL
     else:
         name = _STATISTIC_NAMES.get(statistic, statistic)
         samples, several_times = f"{name} of the samples", f"{name} of the {name}s of {times}"
@@ -257,6 +274,18 @@ def _on_statistics(
     return [f"Cells: {f'; or, where {repeated}, '.join(parts)}."]
 
 
+def _on_coordinates(cases: Sequence[CaseOfJob]) -> list[str]:
+    """Return the sentences that the kinds have for values of coordinates (`SpecBase.table_notes`)."""
+    return [
+        sentence
+        for kind in _kinds(cases)
+        for name, sentences in KINDS[kind].table_notes.items()
+        for value, sentence in sentences.items()
+        if any(kind in case.tabled_as and case.coordinates.get(name) == value for case in cases)
+    ]
+
+
+_INTERVAL = " ± the larger distance to an end of its 95 % interval"
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,7 @@ from app.errors import InvalidRequest
 from app.metrics import readable
 from app.results.digits import column_texts
 from app.results.sheet import Cell, Column, Sheet
-from app.table_options import FORMATS, Format
+from app.table_options import FORMATS, Format, Statistic
 from app.text.markdown_tables import escaped, escaped_line
 from app.text.values import value_text
 
@@ -33,8 +33,9 @@ def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:
     """Write a table of results as text.
 
     JSON ({"columns", "rows", "next"}, with "missing" and "notes" for measurements) and CSV have every column; a metric
-    has its value, `_std` beside a mean, `_n` and `_outcome`. Markdown, LaTeX and HTML have mean ± standard deviation,
-    or the outcome in words, signs on rows that are not valid or only partial, and the sheet's notes below.
+    has its value, `_low` and `_high` beside a median, `_std` beside a mean, `_n` and `_outcome`. Markdown, LaTeX and
+    HTML have the value ± its spread, or the outcome in words, signs on rows that are not valid or only partial, and the
+    sheet's notes below.
 
     Args:
         sheet: the table.
@@ -108,13 +109,20 @@ def _more_columns(column: Column, sheet: Sheet) -> list[tuple[str, str, ColumnTy
     attribute of Cell, the type and the unit. None for a column of scalars."""
     more: list[tuple[str, str, ColumnType, str | None]] = []
     if column.role == "metric":
-        more += [("_std", "spread", "number", column.unit)] if sheet.spreads else []
+        more += [(suffix, attribute, "number", column.unit) for suffix, attribute in _SPREADS.get(sheet.statistic, ())]
         more.append(("_n", "n", "integer", None))
     if column.role in ("metric", "gain"):
         more.append(("_outcome", "outcome", "string", None))
         if sheet.traces:
             more += [("_job", "job", "integer", None), ("_validity", "validity", "string", None)]
     return more
+
+
+_SPREADS: dict[Statistic | None, Sequence[tuple[str, str]]] = {
+    "mean": (("_std", "spread"),),
+    "median": (("_low", "low"), ("_high", "high")),
+}
+"""The columns of JSON and CSV beside a statistic: the end of each one's name, and the attribute of Cell."""
 
 
 class _Texts:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.columns import ColumnType
+from app.table_options import Statistic
 
 Role = Literal["coordinate", "metric", "gain", "value"]
 
@@ -25,7 +26,7 @@ class Cell:
 
     value: float | None
     spread: float | None
-    """Standard deviation of the samples, or of the processes' means; only beside a mean."""
+    """The number after ±, as `app.summaries.Summary` has it; only beside a mean or a median."""
     n: int | None
     """Number of samples or processes that the cell summarises."""
     outcome: str | None
@@ -38,6 +39,9 @@ class Cell:
     """The sign of a note on this number, in tables whose rows have several cases."""
     best: bool = field(default=False, compare=False)
     """True if formats for people set it in bold, as the best of its column."""
+    low: float | None = None
+    """The interval of a median."""
+    high: float | None = None
 
 
 NOT_MEASURED = Cell(None, None, None, None)
@@ -75,8 +79,9 @@ class Sheet:
     """The cursor of the page after these rows."""
     is_cut: bool = False
     """True if these are only the first rows, and the rest was not read."""
-    spreads: bool = True
-    """True if metrics come with a standard deviation."""
+    statistic: Statistic | None = None
+    """The statistic of the metrics: a mean comes with a standard deviation, a median with its interval. None: they have
+    neither."""
     traces: bool = False
     """True if rows have several cases, so that JSON and CSV say of each metric which job measured it, and the verdict.
     """

@@ -33,7 +33,7 @@ def sweep_points(database: Database, sweep: Mapping[str, Any], metric: str) -> l
         SweepPoint(
             of_job.job,
             of_job.values,
-            *summarise(of_job.processes, of_job.planned_processes, of_job.stopped),
+            *summarise(of_job.processes, of_job.planned_processes, of_job.stopped)[:4],
             worst({row.validity for row in of_job.processes}),
         )
         for of_job in results_of_members(database, sweep, metric)

@@ -40,6 +40,8 @@ PHASES = {
     "generate": ("prefill", "decode"),
 }
 """The phases of each mode's step, in order."""
+ACCUMULATION = "accumulation"
+"""The first phase of a step with several micro-batches: the passes of all but the last of them."""
 
 
 def without_cuda_graph(reason: str) -> Any:
@@ -51,6 +53,17 @@ def without_cuda_graph(reason: str) -> Any:
         return value
 
     return field_validator("cuda_graph", mode="before")(refuse)
+
+
+def without_accumulation(reason: str) -> Any:
+    """Return the validator of `accumulation_steps` for kinds in which it is always 1; its error gives the reason."""
+
+    def refuse(value: Any) -> Any:
+        if isinstance(value, int) and value > 1:
+            raise PydanticCustomError("no_accumulation", "{reason}", {"reason": reason})
+        return value
+
+    return field_validator("accumulation_steps", mode="before")(refuse)
 
 
 class ModelSpec(StrictModel):
@@ -118,7 +131,10 @@ class TrainingSpec(SpecBase):
     """A model class of your own in place of `model.name`, which takes the sizes of `model` as TransformerLM does. Only
     workers started with --allow-code run it."""
     batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
-    """Sequences per step."""
+    """Sequences per step; with `accumulation_steps`, per micro-batch."""
+    accumulation_steps: int = Field(default=1, ge=1, le=65_536)
+    """Micro-batches of `batch_size` sequences per step, whose gradients are added up; more than 1 needs a mode with a
+    backward pass."""
     context_length: int = Field(default=256, ge=1, le=1_048_576)
     """Tokens per sequence; in mode `generate`, of the prompt."""
     mode: Literal["forward", "forward_backward", "train_step", "generate"] = "train_step"
@@ -186,6 +202,11 @@ class TrainingSpec(SpecBase):
             raise field_error("precision", "tf32 is a GPU format: choose fp32 or bf16, or device cuda")
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+        if self.accumulation_steps > 1 and self.mode not in WITH_BACKWARD:
+            raise field_error(
+                "accumulation_steps",
+                f"mode {self.mode} has no gradients to accumulate: leave it out, or choose train_step",
+            )
         if self.cuda_graph:
             self._check_cuda_graph()
         self._check_memory_savers()
@@ -245,6 +266,10 @@ class TrainingSpec(SpecBase):
         if self.mode != "generate":
             identity["new_tokens"] = None
         return identity, {"model": self.label()}
+
+    def step_phases(self) -> tuple[str, ...]:
+        """Return the phases of a step, in order."""
+        return ((ACCUMULATION,) if self.accumulation_steps > 1 else ()) + PHASES[self.mode]
 
     def label(self) -> str:
         """Return the model's name for people, with that of uploaded code."""

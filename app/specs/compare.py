@@ -16,7 +16,7 @@ def _tiny(precision: str) -> SpecBase:
 
 
 class CompareSpec(SpecBase):
-    """Measure a baseline and a candidate alternately: A B A B …, each in a fresh process."""
+    """Measure a baseline and a candidate in turns: A B B A …, each in a fresh process."""
 
     model_config = ConfigDict(defer_build=True)
 

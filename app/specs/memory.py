@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.specs._base import SpecBase, WarmupSteps
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec, without_cuda_graph
+from app.specs._training import TrainingSpec, without_accumulation, without_cuda_graph
 
 DEFAULT_WARMUP_STEPS = 2
 
@@ -20,6 +20,8 @@ class MemorySpec(TrainingSpec):
     mode: Literal["forward", "forward_backward", "train_step"] = "train_step"
     """`forward` is inference: it keeps no gradients; `forward_backward` adds them; `train_step` is the full step, with
     the optimizer. Memory of `generate` is not recorded."""
+    accumulation_steps: Literal[1] = 1
+    """Always 1: the recorded step has one micro-batch."""
     cuda_graph: Literal[False] = False
     """Always false: a replayed CUDA graph allocates nothing."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
@@ -63,6 +65,9 @@ class MemorySpec(TrainingSpec):
         "unknown_percent",
     )
 
+    _one_micro_batch = without_accumulation(
+        "the recorded step has one micro-batch: leave it out, or take peak_memory_mib of kind benchmark"
+    )
     _no_graph = without_cuda_graph(
         "a replayed graph allocates nothing, so its memory has no history: leave it out, or take peak_memory_mib of "
         "kind benchmark"

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.specs._base import Needs, Resources, SpecBase, StrictModel, field_error
-from app.specs._training import PHASES, TrainingSpec
+from app.specs._training import PHASES, TrainingSpec, without_accumulation
 
 
 class NcuSpec(StrictModel):
@@ -43,6 +43,8 @@ class ProfileSpec(TrainingSpec):
     """Profile the steps of one model at one batch size and context length."""
 
     kind: Literal["profile"] = "profile"
+    accumulation_steps: Literal[1] = 1
+    """Always 1: all micro-batches do the same work."""
     profile_steps: int = Field(default=3, ge=1, le=20)
     """Steps under torch's profiler, after the warm-up."""
     phases: list[Literal["forward", "backward", "optimizer", "prefill", "decode"]] | None = Field(
@@ -77,6 +79,10 @@ class ProfileSpec(TrainingSpec):
         "gpu_busy_percent",
         "forward_matmul_share_percent",
         "step_matmul_share_percent",
+    )
+
+    _one_micro_batch = without_accumulation(
+        "all micro-batches of a step do the same work: leave it out, and profile one of them"
     )
 
     @model_validator(mode="after")

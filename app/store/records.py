@@ -121,6 +121,9 @@ class MeasurementRecord:
     p95: float | None
     samples: bytes | None
     """Little-endian float64, zlib."""
+    median_low: float | None = None
+    """The interval of the median, as `app.summaries.median_interval` has it."""
+    median_high: float | None = None
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,9 @@ class Measurement(SQLModel, table=True):
     p25: float | None = None
     p75: float | None = None
     p95: float | None = None
+    median_low: float | None = None
+    """The interval of the median; null for fewer than six samples."""
+    median_high: float | None = None
     samples: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
     """Raw samples: little-endian float64, zlib."""
 

@@ -584,7 +584,7 @@ def _outcome_cells(
 
 MAX_CACHED_VALUES = 20_000
 """Number of coordinates' values whose keys and words are cached: more than the largest sweep has."""
-_NUMBERS_OF_A_POINT = ("value", "standard deviation", "n", "outcome", "validity")
+_NUMBERS_OF_A_POINT = ("value", "± 95 % interval", "n", "outcome", "validity")
 
 
 def _table(names: Sequence[str], points: Sequence[Point]) -> dict[str, Any]:

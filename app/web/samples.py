@@ -1,5 +1,6 @@
-"""Draws every sample of a job's case over the index of its step, with a line for each phase of each process: a warm-up
-that was too short falls at the beginning, a drift goes on."""
+"""Draws every sample of a job's case over the index of its step, with a line for each phase of each process.
+
+Times that fall only at the beginning show that the warm-up was too short; times that change all along show a drift."""
 
 from __future__ import annotations
 

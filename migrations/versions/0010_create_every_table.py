@@ -298,6 +298,8 @@ def upgrade() -> None:
         sa.Column("p25", sa.Float(), nullable=True),
         sa.Column("p75", sa.Float(), nullable=True),
         sa.Column("p95", sa.Float(), nullable=True),
+        sa.Column("median_low", sa.Float(), nullable=True),
+        sa.Column("median_high", sa.Float(), nullable=True),
         sa.Column("samples", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id"),

@@ -171,7 +171,8 @@ def test_a_spec_is_compared_with_itself(client: httpx.Client) -> None:
     job = wait_for_job(client, submit(client, {"spec": spec}), timeout_s=180)
     assert (job["state"], job["error"]) == ("succeeded", None)
     units = get(client, f"/jobs/{job['id']}/units")
-    assert [(unit["unit_index"], unit["side"]) for unit in units] == list(enumerate(["baseline", "candidate"] * 2))
+    turns = ["baseline", "candidate", "candidate", "baseline"]
+    assert [(unit["unit_index"], unit["side"]) for unit in units] == list(enumerate(turns))
     assert [unit["title"] for unit in units[:2]] == ["baseline, replicate 1 of 2", "candidate, replicate 1 of 2"]
     rows = page(client, f"/jobs/{job['id']}/measurements")["rows"]
     assert {row["unit_index"] for row in rows} == set(range(4))

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+import random
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
 
-from app.summaries import MAX_METRICS, NOT_MEASURED, Summary, add_process, planned_processes, summarise, values_of_job
+from app.summaries import (
+    MAX_METRICS,
+    NOT_MEASURED,
+    Summary,
+    add_process,
+    median_interval,
+    planned_processes,
+    summarise,
+    values_of_job,
+)
 from tests import builders
 
 
@@ -17,6 +28,8 @@ class Row(NamedTuple):
     unit_index: int | None = 0
     std: float | None = 0.5
     n: int | None = 10
+    low: float | None = None
+    high: float | None = None
 
 
 @pytest.mark.parametrize(
@@ -34,11 +47,39 @@ class Row(NamedTuple):
         ([Row(None, "oom")], 2, "timeout", Summary(None, None, None, "oom")),
     ],
 )
-def test_summary(rows: list[Row], planned: int, stopped: str | None, summary: Summary) -> None:
-    assert summarise(rows, planned, stopped) == summary
+def test_mean(rows: list[Row], planned: int, stopped: str | None, summary: Summary) -> None:
+    assert summarise(rows, planned, stopped, "mean") == summary
 
 
-@pytest.mark.parametrize(("statistic", "value"), [("median", 2.0), ("min", 1.0), ("max", 6.0), ("p25", 1.5)])
+def test_a_median_has_its_interval() -> None:
+    assert summarise([Row(low=1.5, high=2.1)], 1, None) == Summary(2.0, 0.5, 10, "ok", 1.5, 2.1)
+    assert summarise([Row()], 1, None) == Summary(2.0, None, 10, "ok")
+    processes = [Row(float(value), low=-1.0, high=100.0) for value in (1, 2, 3, 4, 5, 9)]
+    assert summarise(processes, 6, None) == Summary(3.5, 5.5, 6, "ok", 1.0, 9.0), "of the processes' own medians"
+    assert summarise(processes[:5], 5, None) == Summary(3.0, None, 5, "ok")
+
+
+def covered(n: int, place: int) -> Fraction:
+    """The probability that the median lies from the place-th smallest to the place-th largest of n numbers."""
+    return 1 - 2 * Fraction(sum(math.comb(n, k) for k in range(place)), 2**n)
+
+
+@pytest.mark.parametrize("n", [6, 7, 8, 9, 10, 30, 100, 999, 1000, 1001, 2000])
+def test_the_interval_is_the_narrowest_that_covers_the_median(n: int, rng: random.Random) -> None:
+    numbers = list(range(1, n + 1))
+    rng.shuffle(numbers)
+    low, high = median_interval(numbers) or (0, 0)
+    assert high == n + 1 - low
+    assert covered(n, int(low)) >= 0.95
+    assert covered(n, int(low) + (1 if n <= 1000 else 2)) < 0.95, "of many numbers, one place may be given away"
+
+
+def test_five_numbers_are_too_few_for_an_interval() -> None:
+    assert covered(5, 1) < 0.95
+    assert median_interval([1.0] * 5) is None
+
+
+@pytest.mark.parametrize(("statistic", "value"), [("min", 1.0), ("max", 6.0), ("p25", 1.5)])
 def test_other_statistics_have_no_spread(statistic: Any, value: float) -> None:
     rows = [Row(1.0), Row(2.0), Row(6.0)]
     assert summarise(rows, 3, None, statistic) == Summary(value, None, 3, "ok")

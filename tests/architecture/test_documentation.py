@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
+from app.cli.specs import local
 from app.settings import Settings
+from app.specs import KINDS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -76,6 +80,31 @@ def test_every_setting_is_documented(settings: frozenset[str]) -> None:
 def test_every_command_is_documented(commands: frozenset[str]) -> None:
     documented = re.findall(r"^## `flopwatch (\w+)", (ROOT / "docs/cli.md").read_text(), flags=re.MULTILINE)
     assert sorted(documented) == sorted(commands)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_has_a_page_that_begins_with_its_question(kind: str) -> None:
+    title, first, text = (ROOT / f"docs/kinds/{kind}.md").read_text().split("\n\n", maxsplit=2)
+    assert title == f"# `{kind}`"
+    assert "?" in first
+    assert f"flopwatch submit {kind} " in next(shell_lines(text))
+    assert f"]({kind}.md)" in (ROOT / "docs/kinds/README.md").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_submitted_specs_are_valid(document: Path) -> None:
+    for line in shell_lines(document.read_text()):
+        if match := re.match(r"(?:\S*/)?flopwatch submit (\w+)(?= )(.*)", line):
+            words = shlex.split(re.sub(r"--label \S+", "", match[2]), comments=True)
+            preset = words[words.index("--preset") + 1] if "--preset" in words else None
+            local(match[1], [word for word in words if re.match(r"[a-z][\w.]*=", word)], preset, {})
+
+
+def test_control_a_submitted_spec_that_is_not_valid(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nflopwatch submit benchmark context_lenght=64 --wait\n```\n")
+    with pytest.raises(typer.Exit):
+        test_submitted_specs_are_valid(page)
 
 
 def test_routes_and_their_page_agree(tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ class TestFrames:
         assert frame["context_length"].tolist() == [8, 16]
         assert frame["forward_ms"].tolist()[0] == 1.25
         assert pd.isna(frame["forward_ms"][1])
-        assert frame.attrs["units"] == {"forward_ms": "ms"}
+        assert frame.attrs["units"] == dict.fromkeys(("forward_ms", "forward_ms_low", "forward_ms_high"), "ms")
         assert "oom" in frame.attrs["missing"][0]
         assert flopwatch.table_text("csv", job=jobs[0]).startswith("model,context_length")
 

@@ -113,7 +113,7 @@ def test_replicates_are_said_to_share_the_process(run: Run) -> None:
     told = "flopwatch run: all replicates run in this process, so they are no independent samples: `flopwatch submit`"
     assert err.count(f"{told} gives each a process of its own\n") == err.count("independent") == 1
     assert err.index("3/3 measuring") < err.index(told), "the first unit is as good as one of a queue"
-    assert "standard deviation of the means of 3 repetitions in one process, which are no independent samples." in out
+    assert "median of the medians of 3 repetitions in one process, which are no independent samples." in out
     assert "3 processes" not in out
 
 
@@ -131,7 +131,7 @@ def test_a_single_unit_shares_its_process_with_nothing(run: Run) -> None:
     code, out, err = run(SPEC)
     assert code == 0, err
     assert "independent" not in out + err
-    assert "standard deviation of the samples of one process." in out
+    assert "median of the samples of one process" in out
 
 
 def test_units_that_are_no_replicates_are_not_called_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
+import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,9 @@ from app.store.database.locking import patience
 from app.store.files.artifacts import ArtifactFiles
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewEvent
+from app.text.times import duration
 from workers import uploaded
+from workers.agent.ahead import Ahead, units_at_a_time
 from workers.agent.spool import Spool
 from workers.agent.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
 from workers.devices.locks import HeldDevices
@@ -60,7 +64,7 @@ from workers.outcome import (
     is_exhausted,
 )
 from workers.processes.keeper import Request
-from workers.processes.launch import Launcher
+from workers.processes.launch import Launcher, Process
 from workers.processes.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -100,6 +104,12 @@ class _Process:
     def place(self, done: int, total: int) -> tuple[int, int]:
         """Return `done` of `total` steps of this unit as steps of the job, if all its units have as many."""
         return self.index * total + done, self.count * total
+
+
+def _to_start_together(rest: Sequence[_Process]) -> list[_Process]:
+    """Return the first of the remaining units that need new interpreters, as many as start at a time."""
+    needing = itertools.takewhile(lambda process: process.unit.start == "exec" and not process.unit.wrap, rest)
+    return list(itertools.islice(needing, units_at_a_time()))
 
 
 CODES_OF_WRAPPERS = {"failed", "crashed", "invalid_environment"}
@@ -159,6 +169,9 @@ class JobRun:
         self._received: list[_ReceivedFile] = []
         self._held: list[str] = []
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
+        self._second_began = 0.0
+        """When the second unit began, on the monotonic clock."""
+        self._ahead = Ahead(self._start_process, self.stop.descriptor)
         self._timeout = Timeout.after(None)  # it runs from the first unit on
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
@@ -190,6 +203,7 @@ class JobRun:
             at_end.callback(self._on_end)
             at_end.callback(self._devices.release)
             at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            at_end.callback(self._ahead.close)
             at_end.callback(lambda: self._artifacts.release(self._held))
             try:
                 outcome = self._run_units()
@@ -216,11 +230,14 @@ class JobRun:
         if (not_clear := self._clear_devices()) is not None:
             return not_clear
         self._timeout = Timeout.after(self.claim.timeout_s)
-        for index, unit in enumerate(units):
+        processes = [_Process(unit, index, len(units), self._next_scratch()) for index, unit in enumerate(units)]
+        for process in processes:
+            with self._timeout_paused():
+                self._ahead.start(_to_start_together(processes[process.index :]))
             if self.stop.reason is not None:
                 return self.stop.reason
-            self._spool.begin_unit(index, unit.title, unit.side)
-            outcome = self._run_unit(_Process(unit, index, len(units), self._next_scratch()), runner, spec)
+            self._spool.begin_unit(process.index, process.unit.title, process.unit.side)
+            outcome = self._run_unit(process, runner, spec)
             self._spool.end_unit(outcome)
             if not isinstance(outcome, Succeeded):
                 return outcome
@@ -304,23 +321,15 @@ class JobRun:
     def _run_process(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
         """Run a unit, or collect its wrapper's files, in a fresh process; then store the files that it handed over."""
         wrap = list(process.unit.wrap) if process.task == "run" else []
-        begun = time.monotonic()
         try:
-            if process.task == "run":
-                process.scratch.mkdir(parents=True)
-            started = self._launcher.start(
-                self._request(process, wrap),
-                process.unit.start if process.task == "run" else "fork",
-                self._devices.descriptors,
-            )
+            with self._timeout_paused():
+                started = self._ahead.take(process) or self._start_process(process, None)
         except RunnerError as error:
             return Failed(error.code, str(error))
         except (OSError, HostExhausted) as error:
             if is_exhausted(error):
                 raise
             return Failed(failure_code(error), f"the unit's process cannot be started: {error}")
-        # The job does not run yet while it waits for a new warm parent, which may import torch for minutes.
-        self._timeout = self._timeout.later(time.monotonic() - begun)
         listener = Listener(
             message=lambda message: self._take(message, process),
             output=self._spool.log.write,
@@ -338,6 +347,24 @@ class JobRun:
                 wrapper, outcome, partial(runner.wrapper_error, spec, process.unit, process.scratch)
             )
         return self._store_received(outcome)
+
+    @contextmanager
+    def _timeout_paused(self) -> Iterator[None]:
+        """Stop the timeout's clock: a job does not run yet while its process, or a new warm parent, imports torch."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._timeout = self._timeout.later(time.monotonic() - begun)
+
+    def _start_process(self, process: _Process, gate: socket.socket | None) -> Process:
+        """Start a unit's process, behind a gate if there is one."""
+        is_run = process.task == "run"
+        if is_run:
+            process.scratch.mkdir(parents=True, exist_ok=True)
+        wrap = process.unit.wrap if is_run else ()
+        start = process.unit.start if is_run else "fork"
+        return self._launcher.start(self._request(process, wrap), start, self._devices.descriptors, gate=gate)
 
     def _after_wrapper(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
         """Return the failure of a wrapper that reported an error of its own, or the unchanged outcome."""
@@ -357,7 +384,7 @@ class JobRun:
         self._starts += 1
         return self._scratch / str(self._starts)
 
-    def _request(self, process: _Process, wrap: list[str]) -> Request:
+    def _request(self, process: _Process, wrap: Sequence[str]) -> Request:
         visible = ",".join(gpu.uuid for gpu in self._devices.gpus)
         return Request(
             kind=self.claim.kind,
@@ -393,11 +420,20 @@ class JobRun:
 
     def _begin(self, process: _Process) -> None:
         title = process.unit.title
+        if process.index == 1:
+            self._second_began = time.monotonic()
         if process.task == "run":
-            self._progress(process.index, process.count, title)
+            self._progress(process.index, process.count, title + self._time_left(process))
             self._flush()
         else:
             self._progress(process.index + 1, process.count, f"{title}: reading what {process.unit.wrap[0]} wrote")
+
+    def _time_left(self, process: _Process) -> str:
+        """Say how long the remaining units will take, once two have been measured: the first one often compiles."""
+        if process.index < 2:
+            return ""
+        seconds = (time.monotonic() - self._second_began) / (process.index - 1) * (process.count - process.index)
+        return f"; about {duration(seconds)} left"
 
     def _take_artifact(self, process: _Process, artifact: ArtifactMade) -> None:
         """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.

@@ -11,6 +11,7 @@ from array import array
 from typing import Any
 
 from app.store.records import MeasurementRecord
+from app.summaries import median_interval
 from workers.measure.measurement import STATISTICS
 from workers.measure.table import TooLarge
 from workers.messages import Measured, case_bytes
@@ -58,7 +59,8 @@ def record_of(message: Measured, unit_index: int) -> MeasurementRecord:
     if message.samples is not None:
         samples, fields["samples"] = _unpack(message.samples, what)
     _check_statistics(message, samples, what)
-    return MeasurementRecord(**fields, unit_index=unit_index, validity=None)
+    low, high = median_interval(samples or ()) or (None, None)
+    return MeasurementRecord(**fields, unit_index=unit_index, validity=None, median_low=low, median_high=high)
 
 
 def _unpack(text: str, what: str) -> tuple[array[float], bytes]:

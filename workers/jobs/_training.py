@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from app.specs._training import PHASES, WITH_BACKWARD, TrainingSpec
+from app.specs._training import ACCUMULATION, WITH_BACKWARD, TrainingSpec
 from workers import uploaded
+from workers.jobs._limits import check_rate
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from workers.model.steps import Step
 
 PHASE_METRICS = {
+    ACCUMULATION: "accumulation_ms",
     "forward": "forward_ms",
     "backward": "backward_ms",
     "optimizer": "optimizer_ms",
@@ -49,9 +51,15 @@ WHOLE = (
     ("gpu_busy_percent", "%"),
     ("peak_memory_mib", "MiB"),
     ("memory_reserved_mib", "MiB"),
+    ("device_memory_mib", "MiB"),
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
+Pacing = Literal["step", "loop"]
+ISOLATED = "isolated_step"
+LOOP_S = 2.0
+"""Seconds that a loop of slow steps lasts, of at least MIN_LOOP_STEPS: between loops the monitor reads the device."""
+MIN_LOOP_STEPS = 10
 GPU_ONLY = "known on GPUs only"
 MAX_BUSY_PERCENT = 101.0
 """The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
@@ -61,11 +69,12 @@ WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
 a second to settle at its power limit."""
 
 
-def metrics(mode: str) -> list[Metric]:
-    """Return the metrics of a mode in the order of the report."""
+def metrics(spec: TrainingSpec, pacing: Pacing = "step") -> list[Metric]:
+    """Return the metrics of a spec in the order of the report."""
     return [
-        *(Metric(PHASE_METRICS[phase], phase, "ms") for phase in PHASES[mode]),
+        *(Metric(PHASE_METRICS[phase], phase, "ms") for phase in spec.step_phases()),
         Metric("step_ms", "step", "ms"),
+        *([Metric("isolated_step_ms", ISOLATED, "ms")] if pacing == "loop" else []),
         Metric("first_step_ms", "first_step", "ms"),
         Metric("device_ms", "step", "ms"),
         *(Metric(name, None, unit) for name, unit in WHOLE),
@@ -224,21 +233,28 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
     from workers.model.precision import PRECISIONS
 
     call: Any = compiled(spec, model)
-    fused = spec.fused_linear_cross_entropy
-    batches = RandomBatches(spec.model.vocab_size, spec.batch_size, spec.context_length, device, spec.seed)
+    fused, micro_batches = spec.fused_linear_cross_entropy, spec.accumulation_steps
+    sequences = micro_batches * spec.batch_size
+    batches = RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, spec.seed)
     precision = PRECISIONS[spec.precision]
     match spec.mode:
         case "forward":
             return steps.ForwardStep(call, batches, precision, model_has_loss=fused)
         case "forward_backward":
-            return steps.BackwardStep(call, batches, precision, model, model_has_loss=fused)
+            return steps.BackwardStep(
+                call, batches, precision, model, model_has_loss=fused, micro_batches=micro_batches
+            )
         case "train_step":
             rate = torch.tensor(steps.MAX_LEARNING_RATE, device=device) if spec.cuda_graph else steps.MAX_LEARNING_RATE
             optimizer = make_optimizer(spec.optimizer, model, rate, capturable=spec.cuda_graph)
-            # The steps of the schedule affect only the learning rate, so a longer warm-up until steady does no harm.
+            # The steps of the schedule affect only the learning rate, so further steps do no harm.
             total = min_calls(spec.warmup_steps) + spec.measure_steps
             clip = spec.gradient_clip_norm
-            return steps.TrainStep(call, batches, precision, model, optimizer, total, clip, model_has_loss=fused)
+            return steps.TrainStep(
+                *(call, batches, precision, model, optimizer, total, clip),
+                model_has_loss=fused,
+                micro_batches=micro_batches,
+            )
         case "generate":
             return steps.GenerateStep(call, cast("CachedModel", model), batches, precision, spec.new_tokens)
 
@@ -277,31 +293,70 @@ def known_errors() -> Iterator[None]:
 
 
 def measure(
-    training: Training, monitor: Monitor, report: Reporter, observers: Sequence[Observer] = ()
+    training: Training,
+    monitor: Monitor,
+    report: Reporter,
+    observers: Sequence[Observer] = (),
+    pacing: Pacing = "step",
 ) -> tuple[Values, list[Check]]:
     """Time the steps. Returns the values, and the checks of the samples' validity.
+
+    Args:
+        pacing: `step`: the times are of isolated steps. `loop`: so are those of the phases, and a loop of as many steps
+            follows, whose times are those of the whole step.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.busy import measure_busy
-    from workers.measure.timing import make_clock, run_step, time_steps
-    from workers.measure.warmup import min_calls
+    from workers.measure.timing import run_step
 
     spec, step, graphed, meter = training.spec, training.step, training.graphed, training.meter
+    on_gpu = training.device.type == "cuda"
+    times = time_isolated(training, monitor, report, observers, loops=pacing == "loop")
+    step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
+    values = Values(metrics(spec, pacing))
+    peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
+    values.set("peak_memory_mib", None, None if peak is None else [peak], how)
+    reserved = meter.reserved_mib()
+    values.set("memory_reserved_mib", None, None if reserved is None else [reserved], GPU_ONLY)
+    values.set("device_memory_mib", None, *monitor.device_memory_mib())
+    checks = check_times(times, step_ms, monitor, spec, on_gpu=on_gpu)
+    busy: Busy | str = GPU_ONLY
+    if on_gpu:
+        busy = measure_busy(lambda: run_step(step.phases, ()), step.prepare)
+    checks.append(check_busy(times, step_ms, busy))
+    add_times(values, training, times, step_ms, busy)
+    if pacing == "loop":
+        values.set("isolated_step_ms", ISOLATED, times.step)
+    return values, checks
+
+
+def time_isolated(
+    training: Training, monitor: Monitor, report: Reporter, observers: Sequence[Observer], *, loops: bool
+) -> StepTimes:
+    """Warm up, and time steps that each begin on an idle device. `loops` says that loops of as many steps follow.
+
+    Raises:
+        OutOfMemory: the memory did not suffice in some phase.
+    """
+    from workers.measure.timing import make_clock, time_steps
+    from workers.measure.warmup import min_calls
+
+    spec, step, graphed = training.spec, training.step, training.graphed
     least = min_calls(spec.warmup_steps)
 
     def measuring() -> None:
-        meter.reset()
+        training.meter.reset()
         monitor.start(warm=least > 0)
 
     def on_progress(warmed_up: int, measured: int) -> None:
         if measured:
-            monitor.watch(last=measured == spec.measure_steps)
-        total = max(least, warmed_up) + spec.measure_steps
+            monitor.watch(last=measured == spec.measure_steps and not loops)
+        total = max(least, warmed_up) + (1 + loops) * spec.measure_steps
         report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
 
-    times = time_steps(
+    return time_steps(
         step.phases,
         make_clock(training.device),
         observers=observers,
@@ -313,47 +368,66 @@ def measure(
         measuring=measuring,
         on_progress=on_progress,
     )
-    values = Values(metrics(spec.mode))
-    peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
-    values.set("peak_memory_mib", None, None if peak is None else [peak], how)
-    reserved = meter.reserved_mib()
-    values.set("memory_reserved_mib", None, None if reserved is None else [reserved], GPU_ONLY)
-    checks = check_times(times, monitor, spec, on_gpu=training.device.type == "cuda")
-    busy: Busy | str = GPU_ONLY
-    if training.device.type == "cuda":
-        busy = measure_busy(lambda: run_step(step.phases, ()), step.prepare)
-    checks.append(check_busy(times, busy))
-    add_times(values, training, times, busy)
-    return values, checks
 
 
-def check_times(times: StepTimes, monitor: Monitor, spec: TrainingSpec, *, on_gpu: bool) -> list[Check]:
-    """Return the checks of the validity of the steps' times."""
+def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report: Reporter) -> Sequence[float]:
+    """Return the times in ms of steps that follow each other.
+
+    Args:
+        isolated: The times of the isolated steps before.
+
+    Raises:
+        OutOfMemory: the memory did not suffice in some phase.
+    """
+    from workers.measure.timing import LOOP_STEPS, make_marks, time_loop
+
+    steps, step = training.spec.measure_steps, training.step
+    done = isolated.warmup + steps
+
+    def on_progress(measured: int) -> None:
+        monitor.watch(last=measured == steps)
+        report.progress(done + measured, done + steps, "measuring in a loop")
+
+    fitting = int(1e3 * LOOP_S / max(statistics.median(isolated.step), 1e-3))
+    return time_loop(
+        step.phases,
+        make_marks(training.device),
+        prepare=step.prepare,
+        measure_steps=steps,
+        loop_steps=min(LOOP_STEPS, max(MIN_LOOP_STEPS, fitting)),
+        on_progress=on_progress,
+    )
+
+
+def check_times(
+    times: StepTimes, step_ms: Sequence[float], monitor: Monitor, spec: TrainingSpec, *, on_gpu: bool
+) -> list[Check]:
+    """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
     from workers.measure.validity import check_stability, check_steady
 
     checks = [
         check_steady(times.steady, times.warmup, too_slow=times.too_slow),
-        *check_stability(times.step, on_gpu=on_gpu),
+        *check_stability(step_ms, on_gpu=on_gpu),
     ]
     if spec.compile:
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
     return checks
 
 
-def check_busy(times: StepTimes, busy: Busy | str) -> Check:
+def check_busy(times: StepTimes, step_ms: Sequence[float], busy: Busy | str) -> Check:
     """Check that the device did not wait for the host."""
     from workers.measure.validity import check_waiting
 
     host_us = statistics.median(times.host_us) if times.host_us else None
-    return check_waiting(statistics.median(times.step), host_us, busy)
+    return check_waiting(statistics.median(step_ms), host_us, busy)
 
 
-def add_times(values: Values, training: Training, times: StepTimes, busy: Busy | str) -> None:
-    """Set the measured times of the phases and of the whole step, and the rates that follow from the median step."""
+def add_times(values: Values, training: Training, times: StepTimes, step_ms: Sequence[float], busy: Busy | str) -> None:
+    """Set the measured times of the phases, of the host, and of the whole step, whose samples are `step_ms`."""
     spec = training.spec
-    values.set("step_ms", "step", times.step)
+    values.set("step_ms", "step", step_ms)
     values.set("first_step_ms", "first_step", [times.first_step])
-    for phase in PHASES[spec.mode]:
+    for phase in spec.step_phases():
         samples: Sequence[float] | None = times.phases.get(phase)
         if samples is not None and phase == "decode":
             # The prefill yields the first new token.
@@ -361,8 +435,7 @@ def add_times(values: Values, training: Training, times: StepTimes, busy: Busy |
         why_not = None if training.graphed is None else training.graphed.why_no_phases
         values.set(PHASE_METRICS[phase], phase, samples, why_not or "the phase was not timed")
     values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
-    step_ms = statistics.median(times.step)
-    add_busy(values, step_ms, busy)
+    add_busy(values, statistics.median(step_ms), busy)
     trainable = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
     values.set("parameters", None, [trainable])
 
@@ -390,30 +463,35 @@ def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
         values.set("gpu_busy_percent", None, [share])
 
 
-def add_rates(values: Values, training: Training, ceilings: Path) -> None:
-    """Set the rates of the median step: tokens and FLOPs per second, MFU, and the share of the measured ceiling."""
+def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]:
+    """Set the rates of the median step: tokens and FLOPs per second, MFU, and the share of the measured ceiling.
+
+    Returns the check that the device can reach them, where the FLOPs are known.
+    """
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.model.accounting import peak_tflops
 
     spec, device = training.spec, training.device
     seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
-    tokens = spec.batch_size * (spec.new_tokens if spec.mode == "generate" else spec.context_length)
+    length = spec.new_tokens if spec.mode == "generate" else spec.context_length
+    tokens = spec.accumulation_steps * spec.batch_size * length
     values.set("tokens_per_s", None, [tokens / seconds])
     flops = step_flops(spec, training.model)
     if flops is None:
         values.set_missing("unknown", f"model {name_of(spec)!r} does not tell its FLOPs")
-        return
+        return []
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
     peak, source = peak_tflops(device_name(device), spec.precision)
     values.set("mfu", None, None if peak is None else [rate / peak], source)
     ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
     values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
+    return [check_rate(rate, spec.precision, device, ceilings)]
 
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
-    """Return the FLOPs of one step; None for a model that does not report them."""
+    """Return the FLOPs of one step, all its micro-batches included; None for a model that does not report them."""
     from workers.model import accounting
 
     if spec.mode == "generate":
@@ -422,5 +500,5 @@ def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
     tell = getattr(model, "forward_flops", None)
     if tell is None:
         return None
-    forward = int(tell(spec.batch_size, spec.context_length))
+    forward = spec.accumulation_steps * int(tell(spec.batch_size, spec.context_length))
     return forward if spec.mode == "forward" else accounting.training_flops(forward)

@@ -70,13 +70,13 @@ def measure(
     report.progress(0, spec.measure_steps, "making the model")
     try:
         training = _training.build(spec, device, build_model)
-        values, checks = _training.measure(training, monitor, report)
+        values, checks = _training.measure(training, monitor, report, pacing=spec.pacing)
     except OutOfMemory as error:
         monitor.watch(last=True)
-        values = Values(_training.metrics(spec.mode))
+        values = Values(_training.metrics(spec, spec.pacing))
         values.set_missing("oom", str(error))
         return values, monitor.conclude([])
-    _training.add_rates(values, training, report.ceilings)
+    checks += _training.add_rates(values, training, report.ceilings)
     return values, monitor.conclude(checks)
 
 
@@ -95,5 +95,5 @@ def save_samples(values: Values, report: Reporter) -> None:
     report.artifact(path, name=SAMPLES, kind="samples", media_type="application/gzip")
 
 
-EACH_STEP = {*_training.PHASE_METRICS.values(), "step_ms", "host_us"}
+EACH_STEP = {*_training.PHASE_METRICS.values(), "step_ms", "isolated_step_ms", "host_us"}
 """Metrics with a sample for each measured step."""

@@ -91,11 +91,11 @@ class CeilingRunner(GridRunner[CeilingContext]):
             source = torch.rand(numbers, generator=context.generator, device=context.device)
             target = torch.empty_like(source)
         timing = self._time(lambda: void(target.copy_(source)), spec, context, trial)
-        rate = 1e-9 * 2 * 4 * numbers / median_s(timing)
+        rate, spread = rate_of(1e-9 * 2 * 4 * numbers, timing)
         trial.values.set("copy_gb_per_s", None, [rate])
         trial.values.set("copy_ms", "copy", timing.samples)
         trial.values.set("copy_mib", None, [mib])
-        record(None, why_not_to_record("copy_mib", spec.copy_mib, timing, trial.checks), rate, context)
+        record(None, why_not_to_record("copy_mib", spec.copy_mib, timing, trial.checks), rate, spread, context)
 
     def _multiply(self, spec: CeilingSpec, precision: str, context: CeilingContext, trial: Trial) -> None:
         """Multiply two square matrices."""
@@ -105,11 +105,12 @@ class CeilingRunner(GridRunner[CeilingContext]):
             size = spec.matrix_size or MATRIX_SIZES[context.device.type][precision]
             work = self._make_product(size, precision, context)
         timing = self._time(work, spec, context, trial)
-        rate = 1e-12 * 2 * size**3 / median_s(timing)
+        rate, spread = rate_of(1e-12 * 2 * size**3, timing)
         trial.values.set("tflops", None, [rate])
         trial.values.set("product_ms", "product", timing.samples)
         trial.values.set("matrix_size", None, [size])
-        record(precision, why_not_to_record("matrix_size", spec.matrix_size, timing, trial.checks), rate, context)
+        why_not = why_not_to_record("matrix_size", spec.matrix_size, timing, trial.checks)
+        record(precision, why_not, rate, spread, context)
 
     def _time(self, work: Work, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> Timing:
         from workers.measure.memory import translate_oom
@@ -135,9 +136,10 @@ class CeilingRunner(GridRunner[CeilingContext]):
 RUNNER = CeilingRunner()
 
 
-def median_s(timing: Timing) -> float:
-    """Return the median time of one call in seconds."""
-    return 1e-3 * statistics.median(timing.samples)
+def rate_of(work: float, timing: Timing) -> tuple[float, float]:
+    """Return the work of one call per second at the median time, and the fastest sample's rate less the slowest's."""
+    samples = timing.samples
+    return 1e3 * work / statistics.median(samples), 1e3 * work / min(samples) - 1e3 * work / max(samples)
 
 
 def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequence[Check]) -> str | None:
@@ -157,15 +159,15 @@ def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequ
     return f"something disturbed it: {'; '.join(failed)}" if failed else None
 
 
-def record(precision: str | None, reason: str | None, rate: float, context: CeilingContext) -> None:
-    """Record the rate of the product in `precision` (None: of the copy) for later jobs, or log the `reason` against
-    it."""
+def record(precision: str | None, reason: str | None, rate: float, spread: float, context: CeilingContext) -> None:
+    """Record the rate, with its spread, of the product in `precision` (None: of the copy) for later jobs, or log the
+    `reason` against it."""
     from workers.measure.ceilings import Ceilings
 
     products, copy = ({}, rate) if precision is None else ({precision: rate}, None)
     if reason is None:
         try:
-            Ceilings(context.report.ceilings).record(context.device, products, copy)
+            Ceilings(context.report.ceilings).record(context.device, products, copy, spread=spread)
         except OSError as error:  # the job still reports the rate
             reason = str(error)
     if reason is not None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from workers.outcome import Failed
 
 Side = Literal["baseline", "candidate"]
+TURNS: tuple[tuple[Side, Side], ...] = (("baseline", "candidate"), ("candidate", "baseline"))
+"""The order of the sides in each replicate; after the last, the first again."""
 
 
 class CompareRunner:
@@ -26,17 +28,21 @@ class CompareRunner:
     kind = "compare"
 
     def plan(self, spec: CompareSpec) -> list[Unit]:
-        """Plan turns A B A B …; each turn has all units of that side's own plan, exec'd to be independent samples."""
+        """Plan turns A B B A A B B A …; each has all units of that side's own plan, exec'd to be independent samples.
+
+        With an even number of replicates, both sides' turns have the same mean and median place in time, so a linear
+        drift of the host changes both alike.
+        """
         runner = _inner_runner(spec)
         plans: dict[Side, list[Unit]] = {
             "baseline": runner.plan(spec.baseline),
             "candidate": runner.plan(spec.candidate),
         }
         return [
-            _outer(inner, side, _title(spec, side, replicate, inner, alone=len(plan) == 1))
+            _outer(inner, side, _title(spec, side, replicate, inner, alone=len(plans[side]) == 1))
             for replicate in range(spec.replicates)
-            for side, plan in plans.items()
-            for inner in plan
+            for side in TURNS[replicate % len(TURNS)]
+            for inner in plans[side]
         ]
 
     def run(self, spec: CompareSpec, unit: Unit, report: Reporter) -> None:

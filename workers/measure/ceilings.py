@@ -22,10 +22,12 @@ NO_CEILING = "no measured ceiling of this device is on record: run a job of kind
 
 @dataclass(frozen=True)
 class Rate:
-    """A measured rate, and when it was measured (RFC 3339, UTC)."""
+    """A measured rate, when it was measured (RFC 3339, UTC), and the rate of its fastest sample less that of its
+    slowest."""
 
     value: float
     measured_at: str
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,15 @@ class Ceilings:
             return None
 
     def record(
-        self, device: torch.device, tflops: Mapping[str, float], copy_gb_per_s: float | None, at: datetime | None = None
+        self,
+        device: torch.device,
+        tflops: Mapping[str, float],
+        copy_gb_per_s: float | None,
+        at: datetime | None = None,
+        *,
+        spread: float = 0.0,
     ) -> None:
-        """Record new rates; data types that were not measured now keep their old rates.
+        """Record new rates, which have this spread; data types that were not measured now keep their old rates.
 
         Raises:
             OSError: the file cannot be written.
@@ -70,8 +78,8 @@ class Ceilings:
         known = self.read(device) or Ceiling(device_name(device))
         ceiling = Ceiling(
             device=device_name(device),
-            tflops={**known.tflops, **{name: Rate(value, now) for name, value in tflops.items()}},
-            copy_gb_per_s=known.copy_gb_per_s if copy_gb_per_s is None else Rate(copy_gb_per_s, now),
+            tflops={**known.tflops, **{name: Rate(value, now, spread) for name, value in tflops.items()}},
+            copy_gb_per_s=known.copy_gb_per_s if copy_gb_per_s is None else Rate(copy_gb_per_s, now, spread),
         )
         self._folder.mkdir(parents=True, exist_ok=True)
         # Replace the file in one step: another job may read it now.

@@ -32,6 +32,8 @@ class Reading:
     """NVML's bit mask."""
     process_ids: frozenset[int] | None
     """Processes with a compute context, as the host numbers them."""
+    memory_used_mib: float | None = None
+    """Memory in use on the device by anybody: processes' tensors, contexts and libraries, and the driver itself."""
 
 
 class Gpu:
@@ -59,6 +61,7 @@ class Gpu:
         power_mw = self.ask("DeviceGetPowerUsage")
         # The board's processes do not count: others may work on its other instances without harm.
         processes = ask(nvml, "DeviceGetComputeRunningProcesses", self._handle)
+        memory = ask(nvml, "DeviceGetMemoryInfo", self._handle)
         return Reading(
             sm_clock_mhz=self.ask("DeviceGetClockInfo", nvml.NVML_CLOCK_SM),
             memory_clock_mhz=self.ask("DeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
@@ -66,6 +69,7 @@ class Gpu:
             power_w=None if power_mw is None else power_mw / 1000,
             throttle_reasons=self.ask("DeviceGetCurrentClocksThrottleReasons"),
             process_ids=None if processes is None else frozenset(process.pid for process in processes),
+            memory_used_mib=None if memory is None else memory.used / 2**20,
         )
 
     def load(self) -> dict[str, Any]:
@@ -76,11 +80,10 @@ class Gpu:
         """
         present = self.read()
         rates = ask(self._nvml, "DeviceGetUtilizationRates", self._handle)
-        memory = ask(self._nvml, "DeviceGetMemoryInfo", self._handle)
         reasons = present.throttle_reasons
         return {
             "utilisation_percent": None if rates is None else rates.gpu,
-            "memory_used_mib": None if memory is None else memory.used >> 20,
+            "memory_used_mib": None if present.memory_used_mib is None else int(present.memory_used_mib),
             "temperature_c": present.temperature_c,
             "power_w": present.power_w,
             "sm_clock_mhz": present.sm_clock_mhz,

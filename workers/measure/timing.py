@@ -4,6 +4,8 @@ A step starts on an idle device, so its time includes neither work of the previo
 a GPU events time the phases; the host's clock measures the step up to a synchronisation, and how long the host took to
 issue it.
 
+`time_loop` times steps that follow each other without a synchronisation, as a training loop runs them.
+
 The clock is one of several observers of steps and phases; a profiler or a memory recorder are others. The clock is the
 innermost observer, so its times do not include the others' work.
 """
@@ -16,6 +18,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -24,6 +27,8 @@ from workers.measure.memory import OutOfMemory, is_out_of_memory, short_message
 from workers.measure.warmup import WINDOW_S, WarmUp
 
 REPORT_INTERVAL_S = 0.5
+LOOP_STEPS = 100
+"""Most samples of a loop between two synchronisations; a GPU's queue is shorter than that many steps."""
 
 
 class Observer(Protocol):
@@ -214,6 +219,98 @@ def time_steps(
         for index in range(measure_steps):
             times.keep(step(), inner_times_ms())
             progress.report(warming.calls, index + 1, last=index + 1 == measure_steps)
+    return times
+
+
+class Marks(Protocol):
+    """Moments between the steps of a loop, as the device reaches them."""
+
+    def mark(self) -> None:
+        """Mark the present place in the device's work. Does not wait for it."""
+
+    def take_ms(self) -> list[float]:
+        """Wait for the device; return the times between the marks in ms, and forget the marks."""
+        ...
+
+
+class HostMarks:
+    """Marks on a CPU, by the host's clock."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+
+    def mark(self) -> None:
+        self._at.append(time.perf_counter())
+
+    def take_ms(self) -> list[float]:
+        times = [1e3 * (end - begin) for begin, end in pairwise(self._at)]
+        self._at.clear()
+        return times
+
+
+class CudaMarks:
+    """Marks on a GPU's current stream, by events that are used again in the next loop."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+        self._used = 0
+
+    def mark(self) -> None:
+        if self._used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        self._events[self._used].record()
+        self._used += 1
+
+    def take_ms(self) -> list[float]:
+        torch.cuda.synchronize()
+        times = [begin.elapsed_time(end) for begin, end in pairwise(self._events[: self._used])]
+        self._used = 0
+        return times
+
+
+def make_marks(device: torch.device) -> Marks:
+    """Make the marks of a device."""
+    return CudaMarks() if device.type == "cuda" else HostMarks()
+
+
+def time_loop(
+    phases: Mapping[str, Callable[[], None]],
+    marks: Marks,
+    *,
+    prepare: Callable[[], None] = lambda: None,
+    measure_steps: int,
+    loop_steps: int = LOOP_STEPS,
+    on_progress: Callable[[int], None] = lambda measured: None,
+) -> array[float]:
+    """Time steps that follow each other. The host waits for the device only every `loop_steps` steps.
+
+    The first step after each such wait has no sample, since the device waits there until the host has issued its work.
+    The program must be warm.
+
+    Args:
+        phases: Name -> work, in the order they run.
+        marks: Take the times between steps.
+        prepare: Runs before each step, within its time, as in a training loop.
+        measure_steps: Number of samples, 1 or more.
+        loop_steps: Most samples between two synchronisations.
+        on_progress: Called after each of them with the number of samples so far.
+
+    Returns:
+        Milliseconds from the end of each step's predecessor to its own end.
+
+    Raises:
+        OutOfMemory: the memory did not suffice; the message says in which phase of which step.
+    """
+    times, where = array("d"), StepPosition()
+    with translate_oom_in_step(where):
+        while len(times) < measure_steps:
+            for _ in range(1 + min(loop_steps, measure_steps - len(times))):
+                where.preparation_begins()
+                prepare()
+                run_step(phases, [where])
+                marks.mark()
+            times.extend(marks.take_ms())
+            on_progress(len(times))
     return times
 
 

@@ -18,6 +18,7 @@ import torch
 
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
+from workers.measure.ceilings import Rate
 from workers.measure.check import Check
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
@@ -32,6 +33,9 @@ MAX_CLOCK_DROP = 0.10
 MAX_OTHERS_LOAD = 0.10
 MAX_WAITING = 0.10
 """Largest share of a step's time in which the device may wait for the host."""
+MIN_CEILING_MARGIN = 0.05
+"""Smallest share by which a rate may exceed the measured ceiling: one product does not show all that a device can do.
+"""
 MIN_LOAD_SPAN_S = 0.3
 """Shortest span in seconds for a check of the host's load: the kernel counts processor time in ticks of 10 ms."""
 READ_INTERVAL_S = 1.0
@@ -145,6 +149,27 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
     )
 
 
+def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None) -> Check:
+    """Check that a device can have done the work in the measured time: check `ceiling`.
+
+    Args:
+        tflops: the measured rate, in TFLOP/s as the others.
+        peak: the vendor's; None: unknown.
+        ceiling: the measured one; None: unknown.
+    """
+    limits = [] if peak is None else [(peak, "the vendor's peak")]
+    if ceiling is not None:
+        limit = ceiling.value + max(ceiling.spread, MIN_CEILING_MARGIN * ceiling.value)
+        limits.append((limit, f"the ceiling measured at {ceiling.measured_at} with its spread"))
+    if not limits:
+        return Check("ceiling", True, "no peak or ceiling of this device is on record: not judged")
+    lowest, name = min(limits)
+    if tflops <= lowest:
+        return Check("ceiling", True, f"{tflops:.4g} TFLOP/s, of {lowest:.4g}: {name}")
+    detail = f"{tflops:.4g} TFLOP/s is more than {lowest:.4g}, {name}: the work was not done in the measured time"
+    return Check("ceiling", False, detail, "invalid")
+
+
 def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:
     """Check for recompilation while measuring, and for functions that were not compiled. For compiled models only.
 
@@ -159,6 +184,7 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
         detail += "; there was no warm-up"
     # Without a warm-up, the spec itself includes the compilation in the samples.
     recompiles = Check("recompiles", recompiled == 0, detail, "invalid" if warmup_steps else "suspect")
+    breaks, why = f"{after.graph_breaks} graph breaks", after.break_reasons if after.graph_breaks else ()
     fell_back = after.graphs == 0 or after.frames_not_compiled > 0
     return [
         recompiles,
@@ -168,7 +194,7 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
             f"{after.graphs} graphs, {after.frames_not_compiled} functions left to eager",
             "invalid",
         ),
-        Check("graph_breaks", after.graph_breaks == 0, f"{after.graph_breaks} graph breaks"),
+        Check("graph_breaks", after.graph_breaks == 0, ": ".join(filter(None, (breaks, "; ".join(why))))),
         Check("compile_cache", True, f"{after.cache} when the model was compiled"),
     ]
 
@@ -192,10 +218,13 @@ def _combined(checks: Sequence[Check]) -> Check:
 def check_gpu(readings: Sequence[Reading], own_processes: Set[int]) -> list[Check]:
     """Check throttling, clocks and other processes in one GPU's readings."""
     if not readings:
-        why = "does not know this device" if is_available() else "is not available"
-        unknown = f"NVML {why}: not known"
+        unknown = f"NVML {_why_unknown()}: not known"
         return [Check(name, False, unknown) for name in ("throttling", "clocks", "other_processes")]
     return [_check_throttling(readings), _check_clocks(readings), _check_processes(readings, own_processes)]
+
+
+def _why_unknown() -> str:
+    return "does not know this device" if is_available() else "is not available"
 
 
 def _check_throttling(readings: Sequence[Reading]) -> Check:
@@ -326,6 +355,15 @@ class Monitor:
         for gpu, readings in zip(self._gpus, self._readings, strict=True):
             if gpu is not None:
                 readings.append(gpu.read())
+
+    def device_memory_mib(self) -> tuple[list[float] | None, str]:
+        """Return the largest memory in use on a device in MiB, of the readings since the start and of all devices; or
+        None and the reason why it is unknown."""
+        if not self._on_gpu:
+            return None, "known on GPUs only"
+        used = [reading.memory_used_mib for readings in self._readings for reading in readings]
+        known = [size for size in used if size is not None]
+        return ([max(known)], "") if known else (None, f"NVML {_why_unknown()}")
 
     def compilation_checks(self, *, warmup_steps: int) -> list[Check]:
         """Check for compilation since the start, and for functions left uncompiled. For compiled models only."""

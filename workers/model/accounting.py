@@ -457,30 +457,38 @@ class Peak:
     tf32: float | None
     bf16: float | None
     fp16: float | None
+    fp8: float | None = None
 
 
 # Keys are regular expressions for the whole name, since a MIG slice, a laptop's GPU or a "Ti" is another device.
 # Vendors print tensor rates with sparsity: halved here. 16-bit rates are with float32 accumulation, which torch uses.
 PEAKS = {
-    "NVIDIA B200": Peak("NVIDIA Blackwell datasheet, HGX B200", 75, 1100, 2250, 2250),
-    "NVIDIA H200": Peak("NVIDIA H200 datasheet, SXM", 67, 494.5, 989.5, 989.5),
-    "NVIDIA H200 NVL": Peak("NVIDIA H200 datasheet, NVL", 60, 417.5, 835.5, 835.5),
-    "NVIDIA H100 80GB HBM3": Peak("NVIDIA H100 datasheet, SXM", 67, 494.5, 989.5, 989.5),
-    "NVIDIA H100 NVL": Peak("NVIDIA H100 datasheet, NVL", 60, 417.5, 835.5, 835.5),
-    "NVIDIA H100 PCIe": Peak("NVIDIA H100 datasheet, PCIe", 51, 378, 756, 756),
+    # A superchip's rates are those of two GPUs.
+    "NVIDIA GB200": Peak("NVIDIA GB200 NVL72 datasheet, half a superchip", 80, 1250, 2500, 2500, 5000),
+    # Eight GPUs' rates, divided.
+    "NVIDIA B300( SXM6 AC)?": Peak("NVIDIA HGX datasheet, HGX B300", 75, 1125, 2250, 2250, 4500),
+    "NVIDIA B200": Peak("NVIDIA Blackwell datasheet, HGX B200", 75, 1100, 2250, 2250, 4500),
+    "NVIDIA GH200 (480GB|144G HBM3e)": Peak("NVIDIA GH200 datasheet", 67, 494.5, 989.5, 989.5, 1979),
+    "NVIDIA H200": Peak("NVIDIA H200 datasheet, SXM", 67, 494.5, 989.5, 989.5, 1979),
+    "NVIDIA H200 NVL": Peak("NVIDIA H200 datasheet, NVL", 60, 417.5, 835.5, 835.5, 1670.5),
+    "NVIDIA H100 80GB HBM3": Peak("NVIDIA H100 datasheet, SXM", 67, 494.5, 989.5, 989.5, 1979),
+    "NVIDIA H100 NVL": Peak("NVIDIA H100 datasheet, NVL", 60, 417.5, 835.5, 835.5, 1670.5),
+    "NVIDIA H100 PCIe": Peak("NVIDIA H100 datasheet, PCIe", 51, 378, 756, 756, 1513),
     r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe": Peak("NVIDIA A100 datasheet", 19.5, 156, 312, 312),
     "NVIDIA A10": Peak("NVIDIA A10 datasheet", 31.2, 62.5, 125, 125),
-    "NVIDIA L40S": Peak("NVIDIA L40S datasheet", 91.6, 183, 362, 362),
-    "NVIDIA L4": Peak("NVIDIA L4 datasheet", 30.3, 60, 121, 121),
-    "NVIDIA GeForce RTX 4090": Peak("NVIDIA Ada GPU architecture whitepaper", 82.6, 82.6, 165.2, 165.2),
+    "NVIDIA RTX A6000": Peak("NVIDIA Ampere GA102 whitepaper, RTX A6000", 38.7, 77.4, 154.8, 154.8),
+    "NVIDIA L40S": Peak("NVIDIA L40S datasheet", 91.6, 183, 362, 362, 733),
+    "NVIDIA L4": Peak("NVIDIA L4 datasheet", 30.3, 60, 121, 121, 242.5),
+    "NVIDIA GeForce RTX 4090": Peak("NVIDIA Ada GPU architecture whitepaper", 82.6, 82.6, 165.2, 165.2, 330.3),
     "NVIDIA GeForce RTX 3090": Peak("NVIDIA Ampere GA102 whitepaper", 35.6, 35.6, 71, 71),
     r"Tesla V100-SXM2-\d+GB": Peak("NVIDIA V100 datasheet, SXM2", 15.7, None, None, 125),
     "Tesla T4": Peak("NVIDIA T4 datasheet", 8.1, None, None, 65),
+    "AMD Instinct MI300X( OAM)?": Peak("AMD Instinct MI300X data sheet", 163.4, 653.7, 1307.4, 1307.4, 2614.9),
 }
 
 
 def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str]:
-    """Return the vendor's dense peak of a device in "fp32", "tf32", "bf16" or "fp16".
+    """Return the vendor's dense peak of a device in "fp32", "tf32", "bf16", "fp16" or "fp8".
 
     Returns:
         TFLOP/s and its source, or None and the reason why there is none.

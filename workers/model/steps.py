@@ -1,6 +1,10 @@
 """The work of one step, in phases that are timed separately. Jobs time, profile and record these steps.
 
 A step's `prepare` runs before the clock starts; then its phases run in order.
+
+A step that accumulates gradients splits its batch into micro-batches. Its first phase, `accumulation`, holds the passes
+of all micro-batches but the last; `forward` and `backward` are those of the last one. So every phase occurs once in a
+step, and a wrapper that shares gradients leaves them unshared during one phase.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from workers.model.optimizer import clip_gradients
 from workers.model.precision import Precision
 from workers.model.schedule import cosine_learning_rate
 
+ACCUMULATION = "accumulation"
 MAX_LEARNING_RATE = 1e-3
 
 
@@ -63,17 +68,22 @@ class ForwardStep:
 
     def forward(self) -> None:
         with torch.no_grad():
-            self.loss = self._loss()
+            self.loss = self._loss(self.inputs, self.targets)
 
-    def _loss(self) -> Tensor:
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with self.precision.autocast(self.device_type):
             if self.model_has_loss:
-                return self.model(self.inputs, targets=self.targets)
-            return cross_entropy(self.model(self.inputs), self.targets)
+                return self.model(inputs, targets=targets)
+            return cross_entropy(self.model(inputs), targets)
 
 
 class BackwardStep(ForwardStep):
-    """Forward pass, loss and gradients. Phases: forward, backward."""
+    """Forward pass, loss and gradients. Phases: forward, backward; with several micro-batches, accumulation first.
+
+    Args:
+        module: Has the parameters whose gradients are computed.
+        micro_batches: Number of equal parts of each batch whose gradients are added up to those of their mean loss.
+    """
 
     def __init__(
         self,
@@ -83,26 +93,43 @@ class BackwardStep(ForwardStep):
         module: nn.Module,
         *,
         model_has_loss: bool = False,
+        micro_batches: int = 1,
     ) -> None:
         super().__init__(model, batches, precision, model_has_loss=model_has_loss)
         self.module = module
+        self.micro_batches = micro_batches
         self.scaler = precision.gradient_scaler(self.device_type)
         self.phases = {"forward": self.forward, "backward": self.backward}
+        if micro_batches > 1:
+            self.phases = {ACCUMULATION: self.accumulate, **self.phases}
 
     def prepare(self) -> None:
         super().prepare()
         self.module.zero_grad(set_to_none=True)
 
+    def accumulate(self) -> None:
+        """Run the passes of all micro-batches but the last."""
+        for index in range(self.micro_batches - 1):
+            self._forward(index)
+            self.backward()
+
     def forward(self) -> None:
-        self.loss = self._loss()
+        self._forward(self.micro_batches - 1)
+
+    def _forward(self, micro_batch: int) -> None:
+        size = len(self.inputs) // self.micro_batches
+        rows = slice(micro_batch * size, (micro_batch + 1) * size)
+        self.loss = self._loss(self.inputs[rows], self.targets[rows])
 
     def backward(self) -> None:
-        loss = self.loss if self.scaler is None else self.scaler.scale(self.loss)
+        loss = self.loss if self.micro_batches == 1 else self.loss / self.micro_batches
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
 
 class TrainStep(BackwardStep):
-    """A whole training step. Phases: forward, backward, optimizer.
+    """A whole training step. Phases: forward, backward, optimizer; with several micro-batches, accumulation first.
 
     The optimizer's phase holds everything between the gradients and the next step: unscaling, clipping, the learning
     rate of the schedule, the update, and dropping the gradients. A learning rate that is a tensor is set before the
@@ -120,14 +147,15 @@ class TrainStep(BackwardStep):
         gradient_clip_norm: float | None = None,
         *,
         model_has_loss: bool = False,
+        micro_batches: int = 1,
     ) -> None:
-        super().__init__(model, batches, precision, module, model_has_loss=model_has_loss)
+        super().__init__(model, batches, precision, module, model_has_loss=model_has_loss, micro_batches=micro_batches)
         self.optimizer = optimizer
         self.total_steps = total_steps
         self.gradient_clip_norm = gradient_clip_norm
         self.step_number = 0
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.phases = {"forward": self.forward, "backward": self.backward, "optimizer": self.optimize}
+        self.phases["optimizer"] = self.optimize
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         self.step_number += 1

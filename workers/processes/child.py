@@ -7,17 +7,19 @@ import contextlib
 import importlib
 import os
 import random
+import socket
 import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from app.importing import without_collector
 from workers.jobs import RUNNERS, runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.messages import Ended, Message, Started, to_line
 from workers.outcome import EXIT_CODES, RunnerError, describe_error, failure_code
-from workers.processes.keeper import Request
+from workers.processes.keeper import READY, Request
 from workers.reporter import Reporter
 
 
@@ -65,13 +67,23 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
     return EXIT_CODES[code]
 
 
-def main(messages: int) -> int:
-    """`python -m workers child`: the request is the one line on standard input."""
+def main(messages: int, gate: int | None = None) -> NoReturn:
+    """`python -m workers child`: the request is the one line on standard input. With a gate, the unit waits there after
+    its imports (see `keeper`).
+
+    The process ends without the interpreter's clean-up, as forked units do: the keeper ends what is left. Torch's own
+    clean-up waits for seconds for the processes that compile.
+    """
     os.set_inheritable(messages, False)
     request = Request.from_line(sys.stdin.buffer.readline())
     with Path(os.devnull).open("rb") as null:
         os.dup2(null.fileno(), 0)
-    return _leave(run_request(request, messages, new_interpreter=True))
+    if gate is not None:
+        _import_torch(request)
+        with socket.socket(fileno=gate) as opening:
+            opening.sendall(READY)
+            opening.recv(1)  # also returns when the agent is gone, and the keeper ends this process
+    _exit(run_request(request, messages, new_interpreter=True))
 
 
 def main_wrapped(file: Path) -> int:
@@ -83,13 +95,15 @@ def main_wrapped(file: Path) -> int:
 
 
 def _import_torch(request: Request) -> None:
-    """Import torch without the garbage collector, as the warm parent does: a sixth of the time of a new interpreter.
+    """Import torch, and the part that optimizers import, without the garbage collector, as the warm parent does: it
+    takes a sixth of the time.
 
     If that fails, the runner's own import fails, too, and gives the reason.
     """
     if request.task == "run" and getattr(RUNNERS.get(request.kind), "needs_torch", True):
         with without_collector(), contextlib.suppress(Exception):
             importlib.import_module("torch")
+            importlib.import_module("torch._dynamo")
 
 
 def _open_messages(request: Request) -> int:
@@ -106,12 +120,16 @@ def _open_messages(request: Request) -> int:
 
 
 def _leave(code: int) -> int:
-    """End this process, even if the unit has left threads running."""
+    """End this process after its exit handlers, which profilers need, even if the unit has left threads running."""
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
-        # The interpreter would wait for those threads, maybe for ever, so the process exits without its clean-up.
+        # The interpreter would wait for those threads, maybe for ever.
         sys.stderr.write("the unit is done; threads that it left running end here\n")
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _exit(code)
     return code
+
+
+def _exit(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -9,6 +9,9 @@ even if the agent was killed meanwhile. Its control socket leads to the agent:
 
 `python -m workers keeper` keeps a unit in a new interpreter; a fork of the warm parent keeps a forked unit.
 
+A unit in a new interpreter may be started behind a gate, a socket that leads to the agent: after its imports, which
+take seconds, the unit sends READY and waits for an answer.
+
 A unit that runs under a command of its own (`wrap`: a profiler) is that command's child, not the keeper's. Such
 commands close file descriptors, replace standard input, and make sessions, so the unit gets its request from a file and
 writes its messages to a FIFO, both in its scratch folder. The keeper holds the FIFO open for writing until the command
@@ -36,6 +39,7 @@ from workers.processes.linux import adopt_orphans, die_with_parent, kill_all, re
 
 TERMINATE = b"T"
 KILL = b"K"
+READY = b"R"
 NOT_STARTED = 127
 """Exit code that the keeper reports for a command that could not be started, as shells do."""
 
@@ -169,7 +173,7 @@ def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[
     return start
 
 
-def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
+def exec_child(messages: int, log: int, gate: int | None) -> Callable[[Request], int | None]:
     """Return a function that starts a unit in a new interpreter, under its wrapper if it has one, in a keeper with its
     own interpreter."""
 
@@ -186,12 +190,12 @@ def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
                     stdin.write(request.to_line())
                     stdin.seek(0)
                 process = subprocess.Popen(
-                    _command(request, messages),
+                    _command(request, messages, gate),
                     stdin=stdin,
                     stdout=log,
                     stderr=log,
                     env={**os.environ, **request.environment},
-                    pass_fds=() if request.wrap else [messages],
+                    pass_fds=() if request.wrap else [messages, *([] if gate is None else [gate])],
                     process_group=0,
                     preexec_fn=prepare,
                 )
@@ -203,18 +207,18 @@ def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
     return start
 
 
-def _command(request: Request, messages: int) -> list[str]:
+def _command(request: Request, messages: int, gate: int | None) -> list[str]:
     if not request.wrap:
-        return [sys.executable, "-m", "workers", "child", str(messages)]
+        return [sys.executable, "-m", "workers", "child", str(messages), *([] if gate is None else [str(gate)])]
     request.file.write_bytes(request.to_line())
     return [*request.wrap, sys.executable, "-m", "workers", "wrapped", str(request.file)]
 
 
-def main(control: int, messages: int, log: int) -> None:
+def main(control: int, messages: int, log: int, gate: int | None = None) -> None:
     """`python -m workers keeper`: keep one unit that runs in a new interpreter."""
-    for descriptor in (control, messages, log):
+    for descriptor in (control, messages, log, *([] if gate is None else [gate])):
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    start = exec_child(messages, log)
+    start = exec_child(messages, log, gate)
 
     def start_and_close_pipes(request: Request) -> int | None:
         pid = start(request)
@@ -222,6 +226,8 @@ def main(control: int, messages: int, log: int) -> None:
         if not request.wrap:
             os.close(messages)
         os.close(log)
+        if gate is not None:
+            os.close(gate)
         return pid
 
     keep(socket.socket(fileno=control), start_and_close_pipes)

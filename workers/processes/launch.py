@@ -145,13 +145,22 @@ class Launcher:
                 return
         raise InvalidEnvironment(KILLED_TOO_OFTEN)
 
-    def start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
+    def start(
+        self,
+        request: keeper.Request,
+        start: Literal["fork", "exec"],
+        locks: Sequence[int],
+        *,
+        gate: socket.socket | None = None,
+    ) -> Process:
         """Start one unit.
 
         Args:
             request: what to run.
             start: "fork" from the warm parent, "exec" a new interpreter.
             locks: file descriptors that the keeper holds open as long as a process of the unit lives.
+            gate: the unit's end of the socket at which it waits after its imports (see keeper.py); only for "exec"
+                without a wrapper.
 
         Raises:
             InvalidEnvironment: the warm parent cannot start, or this host lacks the command that the unit runs under.
@@ -163,10 +172,16 @@ class Launcher:
             # If the warm parent is killed, a try may leave a keeper, which ends at once, since the other end of its
             # socket is closed. The next try has pipes of its own.
             with contextlib.suppress(_WarmParentDied):
-                return self._start(request, start, locks)
+                return self._start(request, start, locks, gate)
         raise InvalidEnvironment(KILLED_TOO_OFTEN)
 
-    def _start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
+    def _start(
+        self,
+        request: keeper.Request,
+        start: Literal["fork", "exec"],
+        locks: Sequence[int],
+        gate: socket.socket | None,
+    ) -> Process:
         ours, theirs = socket.socketpair()
         log, log_in = os.pipe2(os.O_CLOEXEC)
         try:
@@ -179,7 +194,7 @@ class Launcher:
         try:
             with self._lock:
                 self._end_orphans()
-                pid = self._fork(descriptors) if start == "fork" else self._exec(descriptors)
+                pid = self._fork(descriptors) if start == "fork" else self._exec(descriptors, gate)
                 kept_by = _process(pid)
         except BaseException:
             ours.close()
@@ -242,13 +257,13 @@ class Launcher:
         self._forked.add(pid)
         return int(pid)
 
-    def _exec(self, descriptors: list[int]) -> int:
-        control, messages, log, *_locks = descriptors
+    def _exec(self, descriptors: list[int], gate: socket.socket | None) -> int:
+        at_gate = [] if gate is None else [gate.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-m", "workers", "keeper", str(control), str(messages), str(log)],
+            [sys.executable, "-m", "workers", "keeper", *map(str, [*descriptors[:3], *at_gate])],
             stdin=subprocess.DEVNULL,
             env=units_environment(self._mark),
-            pass_fds=descriptors,
+            pass_fds=[*descriptors, *at_gate],
             start_new_session=True,
         )
         self._keepers.add(process.pid)

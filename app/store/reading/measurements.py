@@ -60,6 +60,9 @@ class Measured(NamedTuple):
     """JSON text, the same for all metrics of a case, so that it is decoded once."""
     value: float | None
     """The statistic that was asked for."""
+    low: float | None = None
+    """The interval of the median, if that is the statistic."""
+    high: float | None = None
 
 
 Labels = Sequence[tuple[str, str]]
@@ -268,8 +271,9 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
 
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
-    facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value")]
-    columns = (*facts, cast(_measurement.case, Text), _measurement[statistic])
+    facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value", "low", "high")]
+    interval = (_measurement.median_low, _measurement.median_high) if statistic == "median" else ()
+    columns = (*facts, cast(_measurement.case, Text), _measurement[statistic], *interval)
     query = select(*columns).where(_measurement.job_id.in_(sorted(attempts)))
     # Nearly all jobs ran once, so one number serves most of them, at less cost than a pair for each.
     usual = Counter(attempts.values()).most_common(1)[0][0] if attempts else 1
@@ -282,7 +286,7 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
 
 
 def _read(snapshot: Snapshot, query: Select[Any]) -> list[Measured]:
-    return list(map(Measured._make, snapshot.execute(query).all()))
+    return [Measured(*row) for row in snapshot.execute(query).all()]
 
 
 def _number_of_units(snapshot: Snapshot, job_id: int, attempt: int) -> int:

@@ -167,14 +167,16 @@ def has_one_case_each(sweep: Mapping[str, Any]) -> bool:
 
 
 class Process(NamedTuple):
-    """One process's measurement of a metric; `value` is the mean."""
+    """One process's measurement of a metric; `value` is the median, `low` and `high` its interval."""
 
     unit_index: int
     value: float | None
-    std: float | None
+    low: float | None
+    high: float | None
     n: int | None
     outcome: str
     validity: str | None
+    std: None = None
 
 
 class MemberResults(NamedTuple):
@@ -199,7 +201,7 @@ def results_of_members(database: Database, sweep: Mapping[str, Any], metric: str
     ended = select(_job.id, last_recorded(_job.id), _job.state, point, _job.error, of_unsuccessful)
     latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
     of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
-    of_process = ("unit_index", "mean", "std", "n", "outcome", "validity")
+    of_process = ("unit_index", "median", "median_low", "median_high", "n", "outcome", "validity")
     columns = [_measurement[name] for name in ("job_id", "attempt", "metric", "phase", *of_process)]
     of_metric = _measurement.job_id.in_(of_sweep) & _measurement.metric.in_(metric_names(metric))
     with database.read() as connection:
@@ -208,7 +210,7 @@ def results_of_members(database: Database, sweep: Mapping[str, Any], metric: str
     processes: dict[tuple[int, int], list[Process]] = {}
     for job_id, number, name, phase, *process in rows:
         if column_name(name, phase) == metric:
-            add_process(processes.setdefault((job_id, number), []), Process._make(process))
+            add_process(processes.setdefault((job_id, number), []), Process(*process))
     points, specs = (decoded(list(texts)) for texts in ([row[3] for row in jobs], [row[5] for row in jobs]))
     return [
         MemberResults(

@@ -41,7 +41,7 @@ from app.text.numbers import finite
 
 logger = logging.getLogger(__name__)
 
-STATISTICS = ("n", "mean", "std", *get_args(Statistic)[1:])
+STATISTICS = ("n", "mean", "std", "median", *get_args(Statistic)[2:], "median_low", "median_high")
 """Columns of a measurement that describe its samples."""
 FACTS = (
     "case_key",

@@ -11,11 +11,15 @@ from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.plots import Figure
 
-PHASES = ("forward", "backward", "optimizer", "prefill")
+PHASES = ("accumulation", "forward", "backward", "optimizer", "prefill")
 REST, DECODING = "rest of the step", "decoding"
 MAX_PROCESSES = 64
 """Largest number of processes that are drawn; the table has all of them."""
-MEMORY = {"peak_memory_mib": "allocated, peak", "memory_reserved_mib": "reserved by the allocator, peak"}
+MEMORY = {
+    "peak_memory_mib": "allocated, peak",
+    "memory_reserved_mib": "reserved by the allocator, peak",
+    "device_memory_mib": "in use on the device, peak",
+}
 
 Measurement = Mapping[str, Any]
 
@@ -53,14 +57,15 @@ def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
 
 
 def medians(rows: Sequence[Measurement]) -> dict[str, float]:
-    """Return the median time in ms of each phase, and the rest of the median step."""
+    """Return the median time in ms of each phase, and the rest of the median (isolated) step."""
     times = {
         row["phase"]: row["median"]
         for row in rows
         if row["outcome"] == "ok" and row["metric"] == f"{row['phase']}_ms" and row["median"] is not None
     }
     parts = {phase: times[phase] for phase in PHASES if phase in times}
-    if "step" in times and parts and (rest := times["step"] - sum(parts.values())) > 0:
+    step = times.get("isolated_step", times.get("step"))
+    if step is not None and parts and (rest := step - sum(parts.values())) > 0:
         parts[DECODING if "prefill" in parts else REST] = rest
     return parts
 

@@ -110,8 +110,9 @@ def roofline_text(ceilings: Sequence[Row]) -> str:
     """Return how to read the roofline, and which of its limits are not known."""
     text = (
         "A point is a matrix product of one shape, or a part of attention: the larger, the more of the step it takes. "
-        "Under the slope memory limits it, under the level arithmetic does. Bytes are those of inputs and outputs, "
-        "each once. What other operators compute and move is not known, so they have no point."
+        "Left of the corner of its roof, memory bandwidth limits it; right of the corner, arithmetic does. "
+        "Bytes are those of inputs and outputs, each once. "
+        "Other operators have no point, since what they compute and move is not known."
     )
     missing = [f"{row['limit']}: {row['source']}" for row in ceilings if row["value"] is None]
     if missing:

@@ -25,7 +25,7 @@ GROUP = {"model": {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2}}
 
 def lengths(measure: Measure, *context_lengths: int) -> list[int]:
     return [
-        measure(("step_ms", {"mean": float(length)}), ("forward_ms", {}), spec={"context_length": length})
+        measure(("step_ms", {"median": float(length)}), ("forward_ms", {}), spec={"context_length": length})
         for length in context_lengths
     ]
 
@@ -109,7 +109,7 @@ class TestRows:
         assert table(database).column("flag") == [1, True]
 
     def test_the_same_case_of_two_jobs_is_two_rows(self, database: Database, measure: Measure) -> None:
-        first, second = measure(("step_ms", {"mean": 1.0})), measure(("step_ms", {"mean": 3.0}))
+        first, second = measure(("step_ms", {"median": 1.0})), measure(("step_ms", {"median": 3.0}))
         assert [(row["job"], row["step_ms"]) for row in json_rows(table(database))] == [(first, 1.0), (second, 3.0)]
 
     def test_the_same_case_on_two_devices_is_two_rows(self, database: Database, measure: Measure) -> None:
@@ -169,7 +169,7 @@ class TestColumns:
 
     def test_each_phase_of_a_metric_has_a_column(self, database: Database, measure: Measure) -> None:
         measure(("tflops", {"phase": "forward"}), ("tflops", {"phase": "backward"}), ("tflops", {}))
-        measure(("tflops", {"phase": "forward", "mean": 7.0}), spec={"context_length": 512})
+        measure(("tflops", {"phase": "forward", "median": 7.0}), spec={"context_length": 512})
         sheet = table(database, columns=["forward_tflops", "backward_tflops", "tflops"])
         assert outcomes(sheet, "forward_tflops") == ["ok", "ok"]
         assert outcomes(sheet, "tflops") == ["ok", None]
@@ -202,8 +202,19 @@ class TestColumns:
 
 class TestCells:
     def test_one_process_gives_its_samples_statistics(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"mean": 2.5, "std": 0.25, "n": 10}))
-        assert table(database).column("step_ms") == [Cell(2.5, 0.25, 10, "ok")]
+        numbers = {"median": 2.5, "median_low": 2.4, "median_high": 2.75, "mean": 3.0, "std": 0.5, "n": 10}
+        measure(("step_ms", numbers))
+        assert table(database).column("step_ms") == [Cell(2.5, 0.25, 10, "ok", low=2.4, high=2.75)]
+        assert table(database, statistic="mean").column("step_ms") == [Cell(3.0, 0.5, 10, "ok")]
+        assert "2.50 ± 0.25" in render(table(database), "markdown")
+        (row,) = json_rows(table(database))
+        assert [row[name] for name in ("step_ms", "step_ms_low", "step_ms_high")] == [2.5, 2.4, 2.75]
+        assert "step_ms_std" not in row, "it would belong to a mean"
+
+    def test_processes_combine_as_the_median_of_their_medians(self, database: Database, measure: Measure) -> None:
+        measure(*(("step_ms", {"median": value, "unit_index": int(value)}) for value in (0.0, 1.0, 4.0, 3.0, 2.0, 8.0)))
+        (cell,) = table(database).column("step_ms")
+        assert cell == Cell(2.5, 5.5, 6, "ok", low=0.0, high=8.0)
 
     def test_processes_combine_as_the_mean_of_their_means(self, database: Database, measure: Measure) -> None:
         processes = [
@@ -211,7 +222,7 @@ class TestCells:
             for number, (mean, n) in enumerate([(1.0, 1000), (2.0, 10), (6.0, 10)])
         ]
         measure(*processes)
-        (cell,) = table(database).column("step_ms")
+        (cell,) = table(database, statistic="mean").column("step_ms")
         assert cell == Cell(3.0, pytest.approx(7**0.5), 3, "ok")
 
     @pytest.mark.parametrize(
@@ -237,17 +248,17 @@ class TestCells:
     def test_a_unit_counts_once(self, database: Database, measure: Measure) -> None:
         """It was killed when its results were sent, and a fresh process called the same cell crashed; or told twice."""
         crashed = {"outcome": "crashed", "reason": "SIGKILL"}
-        measure(("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}), ("step_ms", crashed))
-        measure(("step_ms", crashed), ("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}))
-        measure(("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}), ("step_ms", {"mean": 4.0, "std": 0.5, "n": 10}))
-        assert table(database).column("step_ms") == [Cell(2.0, 0.5, 10, "ok")] * 3
+        measure(("step_ms", {"median": 2.0, "std": 0.5, "n": 10}), ("step_ms", crashed))
+        measure(("step_ms", crashed), ("step_ms", {"median": 2.0, "std": 0.5, "n": 10}))
+        measure(("step_ms", {"median": 2.0, "std": 0.5, "n": 10}), ("step_ms", {"median": 4.0, "std": 0.5, "n": 10}))
+        assert table(database).column("step_ms") == [Cell(2.0, None, 10, "ok")] * 3
 
     def test_nothing_is_averaged_over_a_missing_process(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"mean": 1.0}), ("step_ms", {"outcome": "oom", "unit_index": 1}))
+        measure(("step_ms", {"median": 1.0}), ("step_ms", {"outcome": "oom", "unit_index": 1}))
         assert table(database).column("step_ms") == [Cell(None, None, None, "oom")]
 
     def test_nor_over_those_that_a_failed_job_did_not_get_to(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"mean": 1.0}), spec={"replicates": 3}, finish=TIMEOUT)
+        measure(("step_ms", {"median": 1.0}), spec={"replicates": 3}, finish=TIMEOUT)
         assert table(database).column("step_ms") == [Cell(None, None, None, "timeout")]
 
     def test_a_job_that_measured_nothing_has_a_row_of_its_outcome(self, database: Database, measure: Measure) -> None:
@@ -281,9 +292,9 @@ class TestCells:
         assert outcomes(table(database), "what_ms") == ["ok"]
 
     def test_a_value_that_is_no_number_is_unknown(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"mean": float("inf")}))
+        measure(("step_ms", {"median": float("inf")}))
         sheet = table(database)
-        assert (sheet.column("step_ms"), sheet.missing) == ([Cell(None, 0.5, 10, "ok")], ["unknown"])
+        assert (sheet.column("step_ms"), sheet.missing) == ([Cell(None, None, 10, "ok")], ["unknown"])
         assert "unknown" in render(sheet, "markdown")
 
     def test_a_case_that_knows_nothing_has_a_row_too(self, database: Database, measure: Measure) -> None:
@@ -309,11 +320,11 @@ class TestPartial:
         claim = run_job(self.SPEC)
         cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
         records = [
-            record(metric, mean=number + 1.0, case=case.coordinates, case_key=case.key)
+            record(metric, median=number + 1.0, case=case.coordinates, case_key=case.key)
             for number, case in enumerate(cases[:5])
             for metric in ("forward_ms", "backward_ms")
         ]
-        records.append(record("forward_ms", mean=6.0, case=cases[5].coordinates, case_key=cases[5].key))
+        records.append(record("forward_ms", median=6.0, case=cases[5].coordinates, case_key=cases[5].key))
         queue.finish(claim, replace(TIMEOUT, measurements=records))
         return int(claim.job_id)
 
@@ -344,7 +355,7 @@ class TestPartial:
         assert len(table(database).rows) == 1
 
     def test_a_cancelled_job(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"mean": 3.0}), finish=Finish("cancelled", error=job_problem("cancelled", "asked for")))
+        measure(("step_ms", {"median": 3.0}), finish=Finish("cancelled", error=job_problem("cancelled", "asked for")))
         (row,) = json_rows(table(database))
         assert (row["step_ms"], row["step_ms_outcome"], row["partial"]) == (3.0, "ok", True)
 
@@ -411,7 +422,7 @@ class TestComparison:
         sides = ["baseline", "candidate", "baseline", "candidate"]
         units = [UnitRecord(index, f"{side} {index // 2}", "succeeded", side=side) for index, side in enumerate(sides)]
         same = {"case_key": "key", "case": {"model": "tiny", "context_length": 64}}
-        times = [("step_ms", {**same, "unit_index": index, "mean": float(index)}) for index in range(4)]
+        times = [("step_ms", {**same, "unit_index": index, "median": float(index)}) for index in range(4)]
         others = [("host_us", {**same, "unit_index": index}) for index in range(4)]
         measure(*times, *others, spec=self.SPEC, finish=Finish("succeeded", units=units))
         sheet = table(database)
@@ -453,12 +464,25 @@ class TestStatistics:
 
     def test_of_one_process(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}))
-        assert table(database).notes[0] == "Cells: mean ± standard deviation of the samples of one process."
+        assert table(database).notes[0] == "Cells: median of the samples of one process."
+        assert table(database, statistic="mean").notes[0] == (
+            "Cells: mean ± standard deviation of the samples of one process."
+        )
+        measure(("step_ms", {"median_low": 1.0, "median_high": 3.0}))
+        assert table(database).notes[0] == (
+            "Cells: median of the samples of one process ± the larger distance to an end of its 95 % interval."
+        )
 
     def test_of_processes(self, database: Database, measure: Measure) -> None:
         measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
-        assert table(database).notes[0] == "Cells: mean ± standard deviation of the means of 3 processes."
-        assert table(database, statistic="median").notes[0] == "Cells: median of the medians of 3 processes."
+        assert table(database).notes[0] == "Cells: median of the medians of 3 processes."
+        assert table(database, statistic="mean").notes[0] == (
+            "Cells: mean ± standard deviation of the means of 3 processes."
+        )
+        measure(*(("step_ms", {"unit_index": index, "case": {"x": 1}}) for index in range(6)))
+        assert table(database).notes[0] == (
+            "Cells: median of the medians of 3 to 6 processes ± the larger distance to an end of its 95 % interval."
+        )
 
     def test_of_both(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}))
@@ -496,13 +520,17 @@ def test_several_kinds_must_be_named(database: Database, measure: Measure) -> No
 def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Measure) -> None:
     why = {"outcome": "unknown", "reason": "no peak is known", "validity": "suspect"}
     job_id = measure(
-        ("step_ms", {"mean": 1.0}), ("forward_ms", {}), ("step_ms", {"mean": 3.0, "unit_index": 1}), ("mfu", why)
+        ("step_ms", {"median": 1.0}), ("forward_ms", {}), ("step_ms", {"median": 3.0, "unit_index": 1}), ("mfu", why)
     )
     rows = Reading(database).measurements(job_id)["rows"]
-    facts = ("case_key", "device_key", "phase", "metric", "unit", "outcome", "reason", "validity", "n", "mean", "std")
+    facts = ("case_key", "device_key", "phase", "metric", "unit", "outcome", "reason", "validity", "n", "std", "median")
     columns = {*facts, *STATISTICS, "unit_index", "unit_title", "partial"}
     wire = [
-        {**{name: row[name] for name in facts}, "case": {name: row[name] for name in row if name not in columns}}
+        {
+            **{name: row[name] for name in facts},
+            "samples": None,
+            "case": {name: row[name] for name in row if name not in columns},
+        }
         for row in rows
     ]
     local = local_table(BenchmarkSpec(), wire)
@@ -510,12 +538,12 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     assert local.missing == table(database).missing
     stored = table(database)
     assert stored.notes[0] == (
-        "Cells: mean ± standard deviation of the samples of one process; or, where several processes measured a case, "
-        "mean ± standard deviation of the means of 2 processes."
+        "Cells: median of the samples of one process; or, where several processes measured a case, "
+        "median of the medians of 2 processes."
     )
     assert local.notes[0] == (
-        "Cells: mean ± standard deviation of the samples of one process; or, where a case was repeated, "
-        "mean ± standard deviation of the means of 2 repetitions in one process, which are no independent samples."
+        "Cells: median of the samples of one process; or, where a case was repeated, "
+        "median of the medians of 2 repetitions in one process, which are no independent samples."
     )
     assert local.notes[1:] == stored.notes[1:]
     same_notes = [replace(sheet, notes=[]) for sheet in (local, stored)]
@@ -526,8 +554,16 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
 @pytest.mark.parametrize(("length", "names"), [(1, ["sequence_length", "query_length"]), (None, ["sequence_length"])])
 def test_a_job_with_few_queries_shows_their_length(length: int | None, names: list[str]) -> None:
     """Its rows would look like those of as many queries as keys; of these, no table has an empty column."""
-    cell = {"case_key": "key", "device_key": "1x CPU", "reason": None, "n": 3, "mean": 1.0, "std": 0.1, "outcome": "ok"}
-    cell |= {"metric": "forward_ms", "phase": "forward", "unit": "ms"}
+    cell = {
+        "case_key": "key",
+        "device_key": "1x CPU",
+        "reason": None,
+        "n": 3,
+        "median": 1.0,
+        "std": 0.1,
+        "outcome": "ok",
+    }
+    cell |= {"samples": None, "metric": "forward_ms", "phase": "forward", "unit": "ms"}
     sheet = local_table(AttentionSpec(), [{**cell, "case": {"sequence_length": 64, "query_length": length}}])
     assert sheet.names("coordinate") == names
 
@@ -537,8 +573,8 @@ def test_a_job_with_few_queries_shows_their_length(length: int | None, names: li
 def test_cells_show_the_hosts_time_where_there_is_one(spec: AttentionSpec | KernelSpec, outcome: str) -> None:
     """On a GPU beside the device's times; a CPU does the work itself, so the column drops out."""
     common = {"case_key": "key", "device_key": "1x GPU", "case": {"implementation": "own"}, "reason": None, "n": 3}
-    common |= {"mean": 1.0, "std": 0.1, "outcome": "ok"}
-    host = {"mean": None, "reason": "known on GPUs only"} if outcome == "unknown" else {}
+    common |= {"median": 1.0, "std": 0.1, "samples": None, "outcome": "ok"}
+    host = {"median": None, "reason": "known on GPUs only"} if outcome == "unknown" else {}
     sheet = local_table(
         spec,
         [

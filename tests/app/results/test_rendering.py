@@ -38,6 +38,7 @@ MEASURED = Sheet(
         ["small", 1024, NOT_MEASURED, Cell(None, None, None, "timeout"), None],
     ],
     missing=["context_length=512: oom"],
+    statistic="mean",
 )
 COLUMNS = [
     {"name": "kernel", "type": "string", "unit": None},

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.presets import MODEL_SIZES
+from app.specs import KINDS
 from app.specs._training import ModelSpec
 from app.specs.benchmark import BenchmarkSpec
 
@@ -67,3 +68,24 @@ def test_a_preset_can_set_the_vocabulary() -> None:
     assert BenchmarkSpec(model={"size": "xl"}).model.vocab_size == 10_000
     spelled_out = {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32, "vocab_size": 151_936}
     assert BenchmarkSpec(model={"size": "8b"}).case().key == BenchmarkSpec(model=spelled_out).case().key
+
+
+def test_pacing_and_micro_batches_are_part_of_the_case() -> None:
+    cases = [BenchmarkSpec(), BenchmarkSpec(pacing="loop"), BenchmarkSpec(accumulation_steps=2)]
+    assert len({spec.case().key for spec in cases}) == 3
+    assert cases[0].case().identity["pacing"] == "step"
+    assert cases[0].case().identity["accumulation_steps"] == 1
+
+
+@pytest.mark.parametrize("mode", ["forward", "generate"])
+def test_without_a_backward_pass_nothing_is_accumulated(mode: str) -> None:
+    with pytest.raises(ValidationError, match="has no gradients to accumulate: leave it out, or choose train_step"):
+        BenchmarkSpec(mode=mode, accumulation_steps=2)
+
+
+@pytest.mark.parametrize("kind", ["memory", "profile"])
+def test_kinds_that_look_into_a_step_take_one_micro_batch(kind: str) -> None:
+    KINDS[kind].model_validate({"accumulation_steps": 1})
+    with pytest.raises(ValidationError, match="leave it out") as caught:
+        KINDS[kind].model_validate({"accumulation_steps": 2})
+    assert caught.value.errors()[0]["loc"] == ("accumulation_steps",)

@@ -235,7 +235,7 @@ UNSTARTED = {
 def test_a_job_on_an_exhausted_host_is_retried(
     agent: Agent, launcher: Launcher, database: Database, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def start(*_: object) -> None:
+    def start(*_: object, **_options: object) -> None:
         raise error
 
     jobs = [submit(database, max_attempts=2) for _ in range(2)]

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -44,7 +45,7 @@ from workers.messages import Ended
 from workers.outcome import Abandoned, Cancelled, GivenBack
 from workers.processes import child
 from workers.processes.child import MessagePipe
-from workers.processes.keeper import KILL, TERMINATE, Request
+from workers.processes.keeper import KILL, READY, TERMINATE, Request
 from workers.processes.launch import Process
 from workers.reporter import Reporter
 
@@ -65,6 +66,7 @@ class Unit:
     log: int
     request: Request
     start: str
+    gate: socket.socket | None
 
     @property
     def scratch(self) -> Path:
@@ -115,11 +117,11 @@ class Launcher:
     def end_leftovers(self) -> list[int]:
         return self.leftovers.pop(0) if self.leftovers else []
 
-    def start(self, request: Request, start: str, _locks: Any) -> Process:
+    def start(self, request: Request, start: str, _locks: Any, gate: socket.socket | None) -> Process:
         ours, theirs = socket.socketpair()
         messages, messages_in = os.pipe()
         log, log_in = os.pipe()
-        unit = Unit(theirs, messages_in, log_in, request, start)
+        unit = Unit(theirs, messages_in, log_in, request, start, gate.dup() if gate else None)
         threading.Thread(target=self.play, args=(unit,)).start()
         return Process(ours, messages, log, on_close=lambda: None)
 
@@ -184,6 +186,39 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
     assert (job["state"], job["error"]) == ("succeeded", None)
     assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
     assert Reading(site.database).log(job["id"]) == "hello\n"
+
+
+def test_replicates_start_together_and_run_one_after_the_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.agent.job_run.units_at_a_time", lambda: 2)
+    happened = []
+
+    def play(unit: Unit) -> None:
+        title = unit.request.unit["title"].rpartition(", ")[2]
+        happened.append(f"{title} starts")
+        assert unit.gate is not None
+        with unit.gate:
+            unit.gate.sendall(READY)
+            unit.gate.recv(1)
+        happened.append(f"{title} begins")
+        unit.say({"type": "started"}, SUCCESS)
+        happened.append(f"{title} ends")
+        unit.end()
+
+    job = site.run(play, {**BENCHMARK, "replicates": 4})
+    assert job["state"] == "succeeded"
+    events = Reading(site.database).events(job["id"])
+    messages = [event["data"]["message"] for event in events if event["type"] == "progress"]
+    assert [re.sub(r"[\d.]+ m?s left", "0 s left", message.rpartition(", ")[2]) for message in messages] == [
+        "replicate 1 of 4",
+        "replicate 2 of 4",
+        "replicate 3 of 4; about 0 s left",
+        "replicate 4 of 4; about 0 s left",
+    ]
+    first, second, third, fourth = (f"replicate {number} of 4" for number in (1, 2, 3, 4))
+    assert sorted(happened[:2]) == [f"{first} starts", f"{second} starts"]
+    assert happened[2:6] == [f"{unit} {what}" for unit in (first, second) for what in ("begins", "ends")]
+    assert sorted(happened[6:8]) == [f"{third} starts", f"{fourth} starts"]
+    assert happened[8:] == [f"{unit} {what}" for unit in (third, fourth) for what in ("begins", "ends")]
 
 
 @pytest.mark.parametrize(
@@ -555,9 +590,9 @@ def test_the_start_of_a_unit_does_not_count(site: Site, monkeypatch: pytest.Monk
     """A new warm parent may import torch for longer than the job may run."""
     timeout_s, start = 0.4, Launcher.start
 
-    def start_late(self: Launcher, *arguments: Any) -> Process:
+    def start_late(self: Launcher, *arguments: Any, **options: Any) -> Process:
         time.sleep(2 * timeout_s)
-        return start(self, *arguments)
+        return start(self, *arguments, **options)
 
     def play(unit: Unit) -> None:
         unit.say({"type": "started"})
@@ -572,9 +607,8 @@ def test_the_start_of_a_unit_does_not_count(site: Site, monkeypatch: pytest.Monk
         unit.end()
 
     monkeypatch.setattr(Launcher, "start", start_late)
-    replicates = {**BENCHMARK, "replicates": 2}
-    assert site.run(play, replicates, timeout_s=timeout_s)["state"] == "succeeded"
-    assert site.run(play_on, replicates, timeout_s=timeout_s)["error"]["code"] == "timeout"
+    assert site.run(play, timeout_s=timeout_s)["state"] == "succeeded"
+    assert site.run(play_on, timeout_s=timeout_s)["error"]["code"] == "timeout"
 
 
 def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:

@@ -89,6 +89,7 @@ def test_a_missing_value_stays_missing() -> None:
     (record,) = spool.measurements
     assert (record.outcome, record.reason) == ("unknown", "no peak known")
     empty = {"samples", "n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95", "phase", "validity"}
+    empty |= {"median_low", "median_high"}
     values = dataclasses.asdict(record)
     assert {name for name, value in values.items() if value is None} == empty
 

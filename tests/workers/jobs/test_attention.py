@@ -124,7 +124,7 @@ def test_each_case_has_a_key_and_a_verdict_of_its_own(run) -> None:
             assert report.titles[case.key] == single.cells()[0].title
             checks = report.verdicts[case.key]["checks"]
             assert [check["name"] for check in checks] == [
-                "measured", "recompiles", "variation", "drift", "steady", "host_bound", "host_load",
+                "measured", "recompiles", "variation", "drift", "steady", "host_bound", "ceiling", "host_load",
             ]  # fmt: skip
             assert checks[3]["detail"].count("too few to judge") == 3, "it tells of every pass"
     assert report.verdict == {}, "cases have verdicts, and the unit has nothing else"
@@ -177,6 +177,33 @@ def test_rates_follow_from_times_and_the_ceiling(run, tmp_path: Path) -> None:
             assert rate["n"] == 1, "work divided by the median time, not a mean of rates"
             assert rate["mean"] == pytest.approx(1e-9 * factor * forward / cell[f"{name}_ms", name]["median"])
             assert cell["ceiling_percent", phase]["median"] == pytest.approx(100 * rate["median"] / 0.5)
+
+
+def test_a_call_that_returns_before_its_work_is_done_is_invalid(
+    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It computes where it is checked; where it is timed, it returns at once."""
+    outputs: list[torch.Tensor] = []
+
+    def early(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        frame: Any = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "host_lap_ms":
+            frame = frame.f_back
+        if frame is None or not outputs:
+            outputs[:] = [attention(q, k, v, causal)]
+        return outputs[0]
+
+    install(monkeypatch, early=early)
+    sizes = {"mode": "forward", "device": "cpu", "sequence_lengths": [512], "head_dims": [64], "num_heads": 8}
+    honest = run(implementations=["own"], **sizes).cell()["tflops", None]["median"]
+    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": 4 * honest}, None)
+    report = run(implementations=["early", "own"], **sizes)
+    check = report.check("ceiling", implementation="early")
+    assert (check["ok"], check["severity"]) == (False, "invalid")
+    assert "the work was not done in the measured time" in check["detail"]
+    assert report.cell(implementation="early")["forward_ms", "forward"]["outcome"] == "ok"
+    assert report.verdict_on(implementation="early")["verdict"] == "invalid"
+    assert report.check("ceiling", implementation="own")["ok"]
 
 
 def test_forward_only_keeps_no_gradients(run) -> None:

@@ -43,7 +43,7 @@ WHOLE = [
     (name, None)
     for name in (
         *("tokens_per_s", "tflops", "mfu", "ceiling_percent", "host_us", "gpu_busy_percent"),
-        *("peak_memory_mib", "memory_reserved_mib", "parameters"),
+        *("peak_memory_mib", "memory_reserved_mib", "device_memory_mib", "parameters"),
     )
 ]
 FORWARD, BACKWARD, OPTIMIZER = ("forward_ms", "forward"), ("backward_ms", "backward"), ("optimizer_ms", "optimizer")
@@ -54,7 +54,7 @@ METRICS = {
     "generate": [("prefill_ms", "prefill"), ("decode_ms_per_token", "decode"), *STEP, *WHOLE],
 }
 EACH_STEP = {"forward_ms", "backward_ms", "optimizer_ms", "prefill_ms", "decode_ms_per_token", "step_ms", "host_us"}
-GPU_ONLY = {"host_us", "device_ms", "gpu_busy_percent", "memory_reserved_mib"}
+GPU_ONLY = {"host_us", "device_ms", "gpu_busy_percent", "memory_reserved_mib", "device_memory_mib"}
 MAY_BE_UNKNOWN = {"mfu", "ceiling_percent", "peak_memory_mib", "device_ms", "gpu_busy_percent"}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -88,7 +88,7 @@ def metrics(report: Report) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_device_time_has_its_share_of_wall_time(busy: Any, device_ms: Any, percent: Any) -> None:
-    values = Values(_training.metrics("forward"))
+    values = Values(_training.metrics(BenchmarkSpec(mode="forward")))
     _training.add_busy(values, 10.0, busy)
     values.set_missing("failed", "not asked")
     report = Report(Path())
@@ -137,6 +137,32 @@ def test_every_mode_reports_its_metrics(run, mode: str, precision: str, device: 
     assert report.steps[-1] == (4, 4, "measuring")
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", METRICS)
+def test_in_a_loop_the_step_is_the_loops_and_phases_are_of_isolated_steps(run, mode: str, device: str) -> None:
+    report = run(mode=mode, device=device, pacing="loop", new_tokens=4)
+    place = METRICS[mode].index(("step_ms", "step")) + 1
+    expected = [*METRICS[mode][:place], ("isolated_step_ms", "isolated_step"), *METRICS[mode][place:]]
+    assert [(row["metric"], row["phase"]) for row in report.rows] == expected
+    rows = metrics(report)
+    assert rows["step_ms"]["n"] == rows["isolated_step_ms"]["n"] == 3
+    assert rows["step_ms"]["median"] != rows["isolated_step_ms"]["median"]
+    tokens = 2 * (4 if mode == "generate" else 8)
+    assert rows["tokens_per_s"]["median"] == pytest.approx(1e3 * tokens / rows["step_ms"]["median"])
+    assert report.steps[-1] == (7, 7, "measuring in a loop")
+
+
+def test_micro_batches_count_in_tokens_and_flops(run) -> None:
+    single, several = (metrics(run(accumulation_steps=number)) for number in (1, 3))
+    for name in ("tokens_per_s", "tflops"):
+        work = [rows[name]["median"] * rows["step_ms"]["median"] for rows in (single, several)]
+        assert work[1] == pytest.approx(3 * work[0])
+    assert several["accumulation_ms"]["n"] == 3
+    phases = sum(several[name]["median"] for name in ("accumulation_ms", "forward_ms", "backward_ms", "optimizer_ms"))
+    assert phases == pytest.approx(several["step_ms"]["median"], rel=0.3)
+    assert "accumulation_ms" not in single
+
+
 def test_phases_add_up_and_rates_follow_from_the_step(run) -> None:
     report = run(context_length=64, batch_size=4, measure_steps=5)
     rows = metrics(report)
@@ -158,6 +184,17 @@ def test_the_share_of_a_measured_ceiling(run, tmp_path: Path) -> None:
     rows = metrics(run(device="cpu"))
     assert rows["ceiling_percent"]["median"] == pytest.approx(50 * rows["tflops"]["median"])
     assert metrics(run(device="cpu", precision="bf16"))["ceiling_percent"]["reason"].endswith("in bf16 is on record")
+
+
+@pytest.mark.parametrize(("ceiling", "ok"), [(100.0, True), (1e-9, False)])
+def test_a_step_faster_than_the_device_is_invalid(run, tmp_path: Path, ceiling: float, ok: bool) -> None:
+    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": ceiling}, None)
+    report = run(device="cpu")
+    check = report.check("ceiling")
+    assert (check["ok"], check["severity"]) == (ok, "suspect" if ok else "invalid")
+    assert report.verdict_on()["verdict"] == "invalid" or ok
+    assert "the ceiling measured at" in check["detail"]
+    assert run(device="cpu", precision="bf16").check("ceiling")["detail"].endswith("not judged")
 
 
 def test_generate_counts_new_tokens(run) -> None:
@@ -467,8 +504,8 @@ def test_the_loss_in_chunks_is_the_loss_of_the_logits(run, monkeypatch: pytest.M
     losses: list[float] = []
     compute = ForwardStep._loss
 
-    def spy(step: ForwardStep) -> torch.Tensor:
-        loss = compute(step)
+    def spy(step: ForwardStep, *batch: torch.Tensor) -> torch.Tensor:
+        loss = compute(step, *batch)
         losses.append(float(loss.detach()))
         return loss
 

@@ -80,6 +80,9 @@ def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path, watch: 
     assert kept.copy_gb_per_s.value == pytest.approx(copy["copy_gb_per_s", None]["median"])
     for dtype, product in zip(("fp32", "bf16"), products, strict=True):
         assert kept.tflops[dtype].value == pytest.approx(product["tflops", None]["median"])
+        times = product["product_ms", "product"]
+        rates = [2e-9 * 64**3 / times[name] for name in ("min", "max")]
+        assert kept.tflops[dtype].spread == pytest.approx(rates[0] - rates[1])
     assert report.steps[-1] == (3, 3, "done")
     assert report.cursors == [0, 1, 2]
     assert sorted(report.titles.values()) == ["copy", "matrix product, bf16", "matrix product, fp32"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.results.inference import estimate
 from app.specs import spec_adapter
 from app.specs.compare import CompareSpec
 from workers.jobs import RUNNERS
@@ -30,6 +32,23 @@ def compare(baseline: dict[str, Any], candidate: dict[str, Any], replicates: int
 def sent(unit: Unit) -> Unit:
     """The unit as its process gets it."""
     return Unit(**json.loads(json.dumps(asdict(unit))))
+
+
+def ratio_under_drift(sides: Sequence[str | None]) -> float:
+    """The ratio that equal sides show if each turn takes 1 % of the first longer than the one before."""
+    times: dict[str, list[float]] = {"baseline": [], "candidate": []}
+    for turn, side in enumerate(sides):
+        times[str(side)].append(100.0 + turn)
+    ratio = estimate(times["baseline"], times["candidate"]).ratio
+    assert ratio is not None
+    return ratio
+
+
+@pytest.mark.parametrize("replicates", [2, 4, 8])
+def test_a_linear_drift_cancels(replicates: int) -> None:
+    units = RUNNER.plan(compare(TINY, TINY, replicates=replicates))
+    assert ratio_under_drift([unit.side for unit in units]) == 1
+    assert ratio_under_drift(["baseline", "candidate"] * replicates) > 1.008, "control: A B A B has one drift more"
 
 
 class Recorder:
@@ -70,19 +89,25 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def test_sides_take_turns_in_fresh_processes() -> None:
     units = RUNNER.plan(compare(TINY, {**TINY, "precision": "bf16"}, replicates=3))
-    assert [unit.side for unit in units] == ["baseline", "candidate"] * 3
+    assert [unit.side for unit in units] == [
+        *("baseline", "candidate"),
+        *("candidate", "baseline"),
+        *("baseline", "candidate"),
+    ]
     assert {unit.start for unit in units} == {"exec"}
     assert [unit.title for unit in units[:3]] == [
         "baseline, replicate 1 of 3",
         "candidate, replicate 1 of 3",
-        "baseline, replicate 2 of 3",
+        "candidate, replicate 2 of 3",
     ]
     assert len({unit.title for unit in units}) == len(units)
 
 
 def test_a_turn_runs_every_unit_of_the_inner_plan(recorder: Recorder) -> None:
     units = RUNNER.plan(compare(TINY, TINY))
-    assert [unit.side for unit in units] == ["baseline", "baseline", "candidate", "candidate"] * 2
+    assert [unit.side for unit in units] == [
+        side for side in ("baseline", "candidate", "candidate", "baseline") for _ in "ab"
+    ]
     assert [unit.title for unit in units[:2]] == [
         "baseline, replicate 1 of 2: model",
         "baseline, replicate 1 of 2: profile",

@@ -24,7 +24,7 @@ def test_what_is_recorded_is_found_again(tmp_path: Path) -> None:
 def test_what_is_measured_later_replaces_only_itself(tmp_path: Path) -> None:
     ceilings = Ceilings(tmp_path)
     ceilings.record(CPU, {"fp32": 0.5, "bf16": 1.0}, 12.5, THEN)
-    ceilings.record(CPU, {"fp32": 0.75}, None)
+    ceilings.record(CPU, {"fp32": 0.75}, None, spread=0.125)
     ceiling = ceilings.read(CPU)
     assert ceiling is not None
     assert ceiling.copy_gb_per_s is not None
@@ -33,6 +33,7 @@ def test_what_is_measured_later_replaces_only_itself(tmp_path: Path) -> None:
         1.0,
         12.5,
     )
+    assert (ceiling.tflops["fp32"].spread, ceiling.tflops["bf16"].spread) == (0.125, 0.0)
     assert ceiling.tflops["fp32"].measured_at > ceiling.tflops["bf16"].measured_at
 
 

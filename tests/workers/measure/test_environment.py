@@ -146,6 +146,7 @@ def test_nvml_tells_what_it_knows_and_none_else() -> None:
     reading = gpu.read()
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.power_w) == (1980, 3201, 350.5)
     assert reading.process_ids == {4711}
+    assert reading.memory_used_mib == 12 << 10
     assert reading.temperature_c is None, "the library lacks the function"
     assert gpu.facts()["driver"] == "580.1"
     assert gpu.nvlinks() == 4

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from workers.measure import timing
 from workers.measure.memory import OutOfMemory
-from workers.measure.timing import HostClock, StepTime, make_clock, time_steps
+from workers.measure.timing import HostClock, HostMarks, StepTime, make_clock, make_marks, time_loop, time_steps
 from workers.measure.warmup import WarmUp
 
 
@@ -198,6 +199,96 @@ def test_other_errors_pass() -> None:
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
         time_steps({"forward": fail}, HostClock(), warmup_steps=0, measure_steps=1)
+
+
+class RecordingMarks(HostMarks):
+    """Marks whose calls are recorded among those of the steps. Step n of each loop takes n ms."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.calls = calls
+        self.number = 0
+
+    def mark(self) -> None:
+        self.calls.append("|")
+        self.number += 1
+
+    def take_ms(self) -> list[float]:
+        self.calls.append("s")
+        number, self.number = self.number, 0
+        return [float(n) for n in range(1, number)]
+
+
+def test_a_loop_waits_for_the_device_only_at_its_end() -> None:
+    calls: list[str] = []
+    done: list[int] = []
+    times = time_loop(
+        {"forward": lambda: calls.append("f"), "backward": lambda: calls.append("b")},
+        RecordingMarks(calls),
+        prepare=lambda: calls.append("p"),
+        measure_steps=5,
+        loop_steps=3,
+        on_progress=done.append,
+    )
+    assert "".join(calls) == "pfb|" * 4 + "s" + "pfb|" * 3 + "s"
+    assert list(times) == [1.0, 2.0, 3.0, 1.0, 2.0]
+    assert done == [3, 5]
+
+
+def test_a_loops_times_hold_everything_between_the_steps() -> None:
+    def wait(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    begun = time.perf_counter()
+    marks = make_marks(torch.device("cpu"))
+    times = time_loop({"x": lambda: wait(0.002)}, marks, prepare=lambda: wait(0.001), measure_steps=20, loop_steps=10)
+    whole_ms = 1e3 * (time.perf_counter() - begun)
+    assert 3 <= min(times) < 5
+    assert sum(times) < whole_ms
+    assert sum(times) == pytest.approx(whole_ms * 20 / 22, rel=0.2)
+
+
+def test_running_out_of_memory_in_a_loop_names_phase_and_step() -> None:
+    steps: list[None] = []
+
+    def backward() -> None:
+        steps.append(None)
+        if len(steps) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(OutOfMemory, match="in backward of step 3"):
+        time_loop({"forward": lambda: None, "backward": backward}, HostMarks(), measure_steps=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_in_a_loop_the_host_runs_ahead_of_a_gpu() -> None:
+    """The host issues for as long as the device works: alone a step takes the sum, in a loop the longer of the two."""
+    x = torch.randn(4096, 4096, device="cuda")
+
+    def host() -> None:
+        end = time.perf_counter() + 0.004
+        while time.perf_counter() < end:
+            pass
+
+    def device() -> None:
+        for _ in range(10):
+            x @ x
+
+    phases = {"host": host, "device": device}
+    isolated = time_steps(phases, make_clock(torch.device("cuda")), warmup_steps=3, measure_steps=20)
+    loop = time_loop(phases, make_marks(torch.device("cuda")), measure_steps=20)
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(60):
+        host()
+        device()
+    torch.cuda.synchronize()
+    plain_ms = 1e3 * (time.perf_counter() - begun) / 60
+    assert statistics.median(loop) == pytest.approx(plain_ms, rel=0.05)
+    assert statistics.median(loop) < statistics.median(isolated.step) - 2
 
 
 @pytest.mark.gpu

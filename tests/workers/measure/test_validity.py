@@ -5,20 +5,25 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from workers.measure import validity
 from workers.measure.busy import Busy
+from workers.measure.ceilings import Rate
 from workers.measure.check import Check
-from workers.measure.compilation import Compilation, compilation
+from workers.measure.compilation import MAX_REASONS, Compilation, compilation
 from workers.measure.nvml import Reading
 from workers.measure.stopwatch import Timing
 from workers.measure.validity import (
     HostLoad,
     Monitor,
+    check_ceiling,
     check_compilation,
     check_gpu,
     check_gpus,
@@ -49,6 +54,28 @@ def test_a_gpus_variation_is_judged_more_strictly() -> None:
     check = check_stability(short_ms, on_gpu=True)[0]
     assert (check.name, check.ok) == ("variation", True)
     assert "as events jitter" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("tflops", "peak", "ceiling", "ok", "words"),
+    [
+        (700.0, 989.5, None, True, "of 989.5: the vendor's peak"),
+        (990.0, 989.5, None, False, "more than 989.5, the vendor's peak"),
+        (109.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 10.0), True, "of 110: the ceiling measured at 2026-01-02"),
+        (111.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 10.0), False, "more than 110, the ceiling measured at 2026"),
+        (104.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 0.1), True, "of 105"),
+        (106.0, None, Rate(100.0, "2026-01-02T03:04:05Z", 0.1), False, "more than 105"),
+        (106.0, 101.0, Rate(100.0, "2026-01-02T03:04:05Z", 9.0), False, "more than 101, the vendor's peak"),
+        (1e9, None, None, True, "not judged"),
+    ],
+)
+def test_nothing_is_faster_than_the_device(
+    tflops: float, peak: float | None, ceiling: Rate | None, ok: bool, words: str
+) -> None:
+    check = check_ceiling(tflops, peak, ceiling)
+    assert (check.name, check.ok) == ("ceiling", ok)
+    assert words in check.detail
+    assert verdict([check])["verdict"] == ("valid" if ok else "invalid")
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:
@@ -175,8 +202,48 @@ def test_compilation_in_the_measured_steps_and_eager_fallback() -> None:
     assert verdict(check_compilation(Compilation(), Compilation(), warmup_steps=1))["verdict"] == "invalid"
     partly = Compilation(graphs=1, frames_not_compiled=1)
     assert outcome(check_compilation(partly, partly, warmup_steps=1))["eager_fallback"] is False
-    broken = Compilation(graphs=2, graph_breaks=1)
-    assert verdict(check_compilation(broken, broken, warmup_steps=1))["verdict"] == "suspect"
+    broken = Compilation(graphs=2, graph_breaks=3, break_reasons=("2 × print (model.py:7, in forward)", "1 × item"))
+    checks = check_compilation(broken, broken, warmup_steps=1)
+    assert verdict(checks)["verdict"] == "suspect"
+    details = {check.name: check.detail for check in checks}
+    assert details["graph_breaks"] == "3 graph breaks: 2 × print (model.py:7, in forward); 1 × item"
+
+
+def breaks(x: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return x + int(x.sum().item())
+
+
+@pytest.fixture
+def no_breaks_yet() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.utils.graph_break_reasons.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_graph_breaks_have_their_reasons_and_lines(no_breaks_yet: None) -> None:
+    torch.compile(breaks, backend="eager")(torch.ones(3))
+    line = breaks.__code__.co_firstlineno + 1
+    broken = compilation()
+    assert broken.graph_breaks == len(broken.break_reasons) == 2
+    assert broken.break_reasons[0].startswith("1 × Call to `torch._dynamo.graph_break()`: User-inserted graph break.")
+    assert broken.break_reasons[0].endswith(f"(test_validity.py:{line}, in breaks)")
+    assert ".item()" in broken.break_reasons[1]
+    assert broken.break_reasons[1].endswith(f"(test_validity.py:{line + 1}, in breaks)")
+
+
+def test_the_list_of_reasons_is_bounded(no_breaks_yet: None) -> None:
+    many = [SimpleNamespace(graph_break=True, reason=f"reason {n % 8}\n  Hint: x" * 9, user_stack=[]) for n in range(9)]
+    unbroken = SimpleNamespace(graph_break=False, reason="the end", user_stack=[])
+    torch._dynamo.utils.graph_break_reasons.extend([*many, unbroken])
+    reasons = compilation().break_reasons
+    torch._dynamo.utils.graph_break_reasons.clear()
+    assert len(reasons) == MAX_REASONS + 1
+    assert reasons[0] == "2 × reason 0"
+    assert reasons[-1] == "and 3 more reasons"
 
 
 def test_the_compilers_counters_are_read() -> None:
@@ -342,6 +409,28 @@ def test_the_monitor_watches_the_cases_devices(monkeypatch: pytest.MonkeyPatch) 
     checks = {check["name"]: check["detail"] for check in monitor.conclude([])["checks"]}
     assert checks["neighbours"] == "1 of 1 other GPUs of the host in use"
     assert checks["throttling"] == "GPU 0: none; GPU 1: none"
+
+
+def test_the_memory_of_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
+    used: dict[str, list[float | None]] = {"GPU-0": [9e9, 1024.0, None, 512.0], "GPU-1": [9e9, 100.0, 2048.5, 100.0]}
+    for gpu in gpus:
+        reads = iter(used[gpu.uuid])
+        monkeypatch.setattr(gpu, "read", lambda reads=reads: replace(reading(), memory_used_mib=next(reads)))
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpus[device.index])
+    monitor = Monitor([torch.device("cuda", 0), torch.device("cuda", 1)])
+    monitor.start()  # a case before
+    monitor.start()
+    monitor.watch(last=True)
+    assert monitor.device_memory_mib() == ([2048.5], "")
+
+
+def test_memory_that_nobody_tells_is_unknown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Monitor(torch.device("cpu")).device_memory_mib() == (None, "known on GPUs only")
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: None)
+    known, why = Monitor(torch.device("cuda")).device_memory_mib()
+    assert known is None
+    assert why.startswith("NVML ")
 
 
 def test_a_monitor_that_starts_again_forgets_the_case_before(monkeypatch: pytest.MonkeyPatch) -> None:

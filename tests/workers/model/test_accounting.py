@@ -82,17 +82,32 @@ def test_peaks_are_known_by_the_whole_name() -> None:
     assert peak_tflops("NVIDIA H200 NVL", "bf16")[0] == 835.5
     assert peak_tflops("NVIDIA A100-SXM4-80GB", "tf32")[0] == 156
     assert peak_tflops("NVIDIA GeForce RTX 4090", "fp32")[0] == 82.6
-    for other in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "AMD EPYC"):
+    assert peak_tflops("NVIDIA GH200 480GB", "fp8") == (1979, "NVIDIA GH200 datasheet")
+    assert peak_tflops("NVIDIA GH200 144G HBM3e", "bf16")[0] == 989.5
+    assert peak_tflops("NVIDIA GB200", "bf16")[0] == 2500
+    assert peak_tflops("NVIDIA B300 SXM6 AC", "tf32")[0] == 1125
+    assert peak_tflops("NVIDIA RTX A6000", "bf16")[0] == 154.8
+    assert peak_tflops("NVIDIA RTX A6000", "fp8") == (None, "NVIDIA RTX A6000 has no fp8 matrix unit")
+    assert peak_tflops("AMD Instinct MI300X", "fp8") == (2614.9, "AMD Instinct MI300X data sheet")
+    for other in (
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA A10G",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "AMD EPYC",
+        "AMD Instinct MI300X VF",
+    ):
         assert peak_tflops(other, "bf16") == (None, f"no vendor peak is on record for {other}")
     assert peak_tflops("Tesla T4", "bf16") == (None, "Tesla T4 has no bf16 matrix unit")
 
 
 @pytest.mark.parametrize("peak", accounting.PEAKS.values(), ids=lambda peak: peak.source)
 def test_peaks_are_dense(peak: accounting.Peak) -> None:
-    """Tensor rates double from tf32 to 16 bits; a rate with sparsity beside one without would show."""
+    """Tensor rates double from tf32 to 16 bits to 8; a rate with sparsity beside one without would show."""
     if peak.tf32 is not None and peak.bf16 is not None:
         assert peak.bf16 / peak.tf32 == pytest.approx(2, rel=0.03)
         assert peak.fp16 == peak.bf16
+    if peak.bf16 is not None and peak.fp8 is not None:
+        assert peak.fp8 / peak.bf16 == pytest.approx(2, rel=0.03)
 
 
 def test_accounting_needs_no_torch() -> None:

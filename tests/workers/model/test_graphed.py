@@ -30,11 +30,18 @@ def batches() -> RandomBatches:
 
 
 def train_step(
-    module: TransformerLM, optimizer: str, precision: str = "fp32", clip: float | None = None, capturable: bool = True
+    module: TransformerLM,
+    optimizer: str,
+    precision: str = "fp32",
+    clip: float | None = None,
+    capturable: bool = True,
+    **options: int,
 ) -> TrainStep:
     rate = torch.tensor(1e-3, device="cuda") if capturable else 1e-3
     chosen = make_optimizer(optimizer, module, rate, capturable=capturable)
-    return TrainStep(module, batches(), PRECISIONS[precision], module, chosen, total_steps=30, gradient_clip_norm=clip)
+    return TrainStep(
+        *(module, batches(), PRECISIONS[precision], module, chosen), total_steps=30, gradient_clip_norm=clip, **options
+    )
 
 
 def losses_as_a_graph(step: ForwardStep) -> list[float]:
@@ -66,6 +73,12 @@ def test_training_as_a_graph_is_training(optimizer: str, precision: str, clip: f
     eager = losses_one_by_one(train_step(model(), optimizer, precision, clip, capturable=False), WARMUP_STEPS)
     assert graphed == pytest.approx(eager, rel=1e-5 if precision == "fp32" else 2e-2)
     assert len(set(graphed)) == STEPS, "every step has its own batch"
+
+
+def test_a_graph_accumulates_gradients() -> None:
+    graphed = losses_as_a_graph(train_step(model(), "adamw", micro_batches=2))
+    eager = losses_one_by_one(train_step(model(), "adamw", capturable=False, micro_batches=2), WARMUP_STEPS)
+    assert graphed == pytest.approx(eager, rel=1e-5)
 
 
 def test_fp16_scales_its_gradients_on_the_device() -> None:

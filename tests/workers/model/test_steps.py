@@ -62,6 +62,36 @@ def test_backward_leaves_one_batchs_gradients() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_micro_batches_add_up_to_the_whole_batch(micro_batches: int) -> None:
+    whole, split = small_model(), small_model()
+    sizes: list[int] = []
+    split.register_forward_hook(lambda _model, inputs, _output: sizes.append(len(inputs[0])))
+    steps = [
+        BackwardStep(model, batches(), PRECISIONS["fp32"], model, micro_batches=parts)
+        for model, parts in ((whole, 1), (split, micro_batches))
+    ]
+    for step in steps:
+        run(step, times=2)
+    assert list(steps[1].phases) == ["accumulation", "forward", "backward"]
+    assert sizes == [4 // micro_batches] * micro_batches * 2
+    for mine, theirs in zip(split.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_train_step_with_micro_batches_updates_once(precision: str) -> None:
+    whole, split = small_model(), small_model()
+    # Halves of a batch round differently in fp16.
+    run(train_step(whole, precision), times=3)
+    step = train_step(split, precision, micro_batches=2)
+    run(step, times=3)
+    assert list(step.phases) == ["accumulation", "forward", "backward", "optimizer"]
+    tolerance = {"rtol": 1.3e-6, "atol": 1e-5} if precision == "fp32" else {"rtol": 1e-2, "atol": 1e-3}
+    for mine, theirs in zip(split.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, **tolerance)
+
+
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_a_train_step_is_the_loop_written_out(clip: float | None) -> None:
     model = small_model()

@@ -16,6 +16,7 @@ from workers.processes.keeper import Request
 
 LEAVES_A_THREAD = """
 import atexit, sys, threading, time
+from pathlib import Path
 from workers.processes import child
 
 def run_request(_request, _messages, **_options):
@@ -24,24 +25,34 @@ def run_request(_request, _messages, **_options):
     return 69
 
 child.run_request = run_request
-sys.exit(child.main(int(sys.argv[1])))
 """
 
 
-def test_a_unit_ends_despite_a_running_thread() -> None:
+@pytest.mark.parametrize(
+    ("start", "printed"),
+    [
+        ("child.main(int(sys.argv[1]))", b""),
+        ("sys.exit(child.main_wrapped(Path(sys.argv[2])))", b"said goodbye\n"),  # profilers write their files then
+    ],
+)
+def test_a_unit_ends_despite_a_running_thread(start: str, printed: bytes, tmp_path: Path) -> None:
     reader, messages = os.pipe()
+    request = Request("benchmark", {}, {}, str(tmp_path))
+    request.file.write_bytes(request.to_line())
+    os.mkfifo(request.fifo)
+    fifo = os.open(request.fifo, os.O_RDONLY | os.O_NONBLOCK)
     done = subprocess.run(
-        [sys.executable, "-c", LEAVES_A_THREAD, str(messages)],
-        input=Request("benchmark", {}, {}, "").to_line(),
+        [sys.executable, "-c", LEAVES_A_THREAD + start, str(messages), str(request.file)],
+        input=request.to_line(),
         capture_output=True,
         pass_fds=[messages],
         timeout=60,
         check=False,
     )
-    os.close(reader)
-    os.close(messages)
+    for descriptor in (reader, messages, fifo):
+        os.close(descriptor)
     assert done.returncode == 69, done.stderr
-    assert done.stdout == b"said goodbye\n"
+    assert done.stdout == printed
 
 
 class Leaving:

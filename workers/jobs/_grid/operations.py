@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
 from workers.jobs._grid.judging import Reference, judge, judge_negated, set_errors
+from workers.jobs._limits import check_rate
 from workers.jobs._values import Metric, Values
 from workers.measure.check import SEVERITIES
 from workers.reporter import Reporter
@@ -194,6 +195,9 @@ class OperationRunner(GridRunner[OperationContext]):
             milliseconds[None] = statistics.median(timings[spec.mode].samples)
             set_whole(values, timings[spec.mode], measure_memory(operation, context.device))
         self.add_rates(spec, cell, milliseconds, context, values)
+        rates = [values.samples("tflops", phase) for phase in milliseconds]
+        if fastest := max((rate[0] for rate in rates if rate), default=None):
+            trial.checks.append(check_rate(fastest, cell.dtype, context.device, context.report.ceilings))
         return None
 
     def _needs_backward(self, metric: Metric) -> bool:

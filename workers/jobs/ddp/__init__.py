@@ -63,6 +63,7 @@ class DdpRunner:
             values.set_missing("oom", found)
             checks: list[Check] = []
         else:
+            values.set("device_memory_mib", None, *monitor.device_memory_mib())
             checks = add_values(values, spec, devices, found, report.ceilings)
             if spec.trace:
                 report_trace(spec, found, report)

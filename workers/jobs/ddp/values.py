@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs._training import PHASES
 from app.specs.ddp import DdpSpec
+from workers.jobs._limits import check_rate
 from workers.jobs._ranks import check_cores
 from workers.jobs._values import Metric, Values
 
@@ -72,6 +73,7 @@ def metrics(spec: DdpSpec) -> list[Metric]:
         Metric("host_us", None, "µs"),
         Metric("peak_memory_mib", None, "MiB"),
         Metric("memory_reserved_mib", None, "MiB"),
+        Metric("device_memory_mib", None, "MiB"),
         *(Metric(name, None, "MiB") for name in MEMORY),
         Metric("parameters", None, "parameters"),
         *(Metric(name, None, "relative error") for name in PARITY),
@@ -107,8 +109,8 @@ def add_values(
     sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
     values.set("parameters", None, [found[0]["parameters"]])
-    add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), ceilings)
-    return [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms)]
+    rates = add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), ceilings)
+    return [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms), *rates]
 
 
 def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> None:
@@ -205,8 +207,11 @@ def add_memory(
 
 def add_rates(
     values: Values, spec: DdpSpec, device: torch.device, flops: int | None, step_ms: float, ceilings: Path
-) -> None:
-    """Set the rates of the median step: those of all ranks together, and their share of the peak of all devices."""
+) -> list[Check]:
+    """Set the rates of the median step: those of all ranks together, and their share of the peak of all devices.
+
+    Returns the check that the devices can reach them, where the FLOPs are known.
+    """
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.model.accounting import peak_tflops
@@ -217,7 +222,7 @@ def add_rates(
         why_not = f"model {spec.model.name!r} does not tell its FLOPs"
         for name in ("tflops", "mfu", "ceiling_percent"):
             values.set(name, None, None, why_not)
-        return
+        return []
     rate = 1e-12 * ranks * flops / seconds
     # All processes share a CPU; each GPU belongs to one rank.
     devices = ranks if spec.backend == "nccl" else 1
@@ -226,6 +231,7 @@ def add_rates(
     values.set("mfu", None, None if peak is None else [rate / (devices * peak)], source)
     ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
     values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / (devices * ceiling)], source)
+    return [check_rate(rate / devices, spec.precision, device, ceilings)]
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:

@@ -161,14 +161,27 @@ class TestMeasurements:
         assert names[:7] == ["model", "context_length", "compile", "case.n", "rate", "what", "extra"]
         assert names[7:12] == ["case_key", "device_key", "attempt", "unit_index", "unit_title"]
         assert names[12:19] == ["phase", "metric", "unit", "outcome", "reason", "partial", "validity"]
-        assert names[19:] == ["n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"]
+        assert names[19:] == [
+            "n",
+            "mean",
+            "std",
+            "median",
+            "min",
+            "max",
+            "p05",
+            "p25",
+            "p75",
+            "p95",
+            "median_low",
+            "median_high",
+        ]
         types = {column["name"]: column["type"] for column in found["columns"]}
         assert (types["compile"], types["case.n"], types["rate"]) == ("boolean", "integer", "number")
         assert all(list(row) == names for row in found["rows"])
         assert found["rows"][0]["case.n"] == 3
         oom = found["rows"][1]
         assert (oom["outcome"], oom["reason"]) == ("oom", "out of memory")
-        assert [oom[name] for name in names[19:]] == [None] * 10
+        assert [oom[name] for name in names[19:]] == [None] * 12
         last = found["rows"][2]
         assert (last["context_length"], last["mean"]) == (None, None)
         assert (last["unit_index"], last["unit_title"], last["validity"]) == (1, "replicate 1", "suspect")
@@ -433,8 +446,9 @@ def test_jobs_of_a_time_are_found_though_the_clock_went_back(database: Database,
 
 
 def test_statistics_are_those_that_measurements_have() -> None:
-    """Three lists that no import can join: the workers' know nothing of the service, the tables' are columns."""
-    assert tuple(field.name for field in fields(Summary)) == STATISTICS
+    """Three lists that no import can join: the workers' know nothing of the service, the tables' are columns. The agent
+    adds the interval of the median."""
+    assert (*(field.name for field in fields(Summary)), "median_low", "median_high") == STATISTICS
     stored = [column.name for column in tables.measurement.columns]
     assert tuple(stored[stored.index("n") : stored.index("samples")]) == STATISTICS
 

@@ -127,7 +127,7 @@ def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None
         spec = ProfileSpec(**{**FIELDS, "mode": mode, "compile": True})
         names = {one.name for one in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]}
         # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
-        assert names & {one.name for one in _training.metrics(mode)} == {"gpu_busy_percent"}
+        assert names & {one.name for one in _training.metrics(spec)} == {"gpu_busy_percent"}
     assert BENCHMARK.kind != RUNNER.kind
 
 

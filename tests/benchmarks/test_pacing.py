@@ -1,0 +1,17 @@
+"""The job's loop beside a plain one, with a small model on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.specs.benchmark import BenchmarkSpec
+from benchmarks import pacing
+
+
+def test_a_row_has_the_three_times_and_their_ratio() -> None:
+    fields = {"model": {"size": "tiny"}, "context_length": 16, "optimizer": "torch_adamw", "device": "cpu"}
+    size, compiled, *numbers = pacing.row(BenchmarkSpec.model_validate(fields), rounds=1, steps=2)
+    isolated, loop, plain, ratio = map(float, numbers)
+    assert (size, compiled) == ("tiny", "no")
+    assert min(isolated, loop, plain) > 0
+    assert ratio == pytest.approx(loop / plain, rel=0.01), "of the only round"

@@ -1,0 +1,57 @@
+"""Which peaks and ceilings bound a rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from workers.jobs._limits import UNITS, check_rate
+from workers.measure import ceilings, environment
+from workers.measure.ceilings import Ceilings
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ceilings, environment):
+        monkeypatch.setattr(module, "device_name", lambda _device: "NVIDIA H200")
+    monkeypatch.setattr(ceilings, "_identity", lambda _device: "GPU-1")
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize(
+    ("precision", "tflops", "ok"),
+    [("bf16", 989.0, True), ("bf16", 990.0, False), ("fp32", 300.0, True), ("fp32", 990.0, False)],
+)
+def test_float32_is_bound_by_the_units_it_can_be_composed_from(
+    tmp_path: Path, precision: str, tflops: float, ok: bool
+) -> None:
+    """67 TFLOP/s is the peak of the H200's float32 units, and split products on its matrix units exceed that."""
+    assert check_rate(tflops, precision, GPU, tmp_path).ok is ok
+
+
+@pytest.mark.usefixtures("h200")
+def test_a_gpus_float32_is_not_judged_by_a_ceiling_of_float32_alone(tmp_path: Path) -> None:
+    Ceilings(tmp_path).record(GPU, {"fp32": 50.0}, None)
+    assert check_rate(300.0, "fp32", GPU, tmp_path).ok
+    Ceilings(tmp_path).record(GPU, {"bf16": 700.0}, None)
+    assert check_rate(700.0, "fp32", GPU, tmp_path).ok
+    assert not check_rate(740.0, "fp32", GPU, tmp_path).ok
+    assert not check_rate(740.0, "bf16", GPU, tmp_path).ok
+
+
+def test_a_cpu_is_judged_by_what_was_measured(tmp_path: Path) -> None:
+    Ceilings(tmp_path).record(CPU, {"fp32": 0.5, "bf16": 0.1}, None)
+    assert not check_rate(0.6, "fp32", CPU, tmp_path).ok
+    assert not check_rate(0.2, "bf16", CPU, tmp_path).ok
+    assert "not judged" in check_rate(0.2, "tf32", CPU, tmp_path / "none").detail
+
+
+def test_every_precision_has_its_units() -> None:
+    assert all(precision in units for precision, units in UNITS.items())

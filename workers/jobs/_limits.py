@@ -1,0 +1,39 @@
+"""Checks a rate against what the device can reach: the vendor's peak, and the measured ceiling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.check import Check
+
+HALF = ("bf16", "fp16")
+UNITS = {"fp32": ("fp32", "tf32", *HALF), "tf32": ("tf32", *HALF), "bf16": HALF, "fp16": HALF}
+"""The precisions whose units may compute a result of each precision: float32 can be split into parts of 16 bits, as our
+own attention does."""
+
+
+def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Path) -> Check:
+    """Check that one device can reach a rate of matrix products: check `ceiling`.
+
+    Args:
+        tflops: The rate in TFLOP/s, of this device alone.
+        precision: The precision of the result.
+        device: The device.
+        ceilings: The folder of this host's measured ceilings.
+    """
+    from workers.measure.ceilings import Ceilings
+    from workers.measure.environment import device_name
+    from workers.measure.validity import check_ceiling
+    from workers.model.accounting import peak_tflops
+
+    peaks = [peak for unit in UNITS[precision] if (peak := peak_tflops(device_name(device), unit)[0]) is not None]
+    recorded = Ceilings(ceilings).read(device)
+    measured = {} if recorded is None else {unit: recorded.tflops.get(unit) for unit in UNITS[precision]}
+    rates = [rate for rate in measured.values() if rate is not None]
+    if device.type == "cuda" and not any(measured.get(unit) for unit in HALF):
+        rates = []  # its fastest unit is not measured
+    return check_ceiling(tflops, max(peaks, default=None), max(rates, key=lambda rate: rate.value, default=None))
