@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-KNOWN_VERSIONS = ("3.6.",)
+KNOWN_VERSIONS = ("3.6.", "3.7.")
 """Prefixes of the Triton versions whose launcher is called directly."""
 REMEMBERED_CALLS = 2048
 """Number of calls, of all launches together, whose arguments are kept, up to 3 KiB each. Enough for a model's step."""
@@ -152,12 +152,17 @@ class _Direct:
         self._metas = tuple(getattr(compiled.metadata, "tensordesc_meta", None) or ())
         self._head = grid, 1, 1
         self._function = compiled.function
+        self._is_cooperative = launcher.launch_cooperative_grid
         scratch = hooks = (None, None)
-        launch_metadata = None
-        self._middle = (
-            *(launcher.launch_cooperative_grid, launcher.launch_pdl, *scratch),
-            *(compiled.packed_metadata, launch_metadata, *hooks),
-        )
+        options = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+        metadata = (compiled.packed_metadata, None, *hooks)
+        self._annotations = getattr(launcher, "arg_annotations", None)
+        """Of Triton 3.7, whose launcher takes all arguments of the kernel in one list; None in 3.6."""
+        self._middle: tuple[Any, ...]
+        if self._annotations is None:
+            self._middle = (*options, *scratch, *metadata)
+        else:
+            self._middle = (*options, *metadata, *scratch, self._annotations, launcher.kernel_signature)
 
     @classmethod
     def of(cls, compiled: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> _Direct | None:
@@ -184,7 +189,8 @@ class _Direct:
         if expanded is None:
             return False
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
-        self._raw(*self._head, stream, self._function, *self._middle, *expanded)
+        arguments = expanded if self._annotations is None else (expanded,)
+        self._raw(*self._head, stream, self._function, *self._middle, *arguments)
         return True
 
     def expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
@@ -219,7 +225,7 @@ class _Direct:
             The description; None if the kernel needs more than it can contain.
         """
         warps, blocks_of_a_cluster, shared_bytes = self._compiled.packed_metadata
-        if blocks_of_a_cluster != 1 or self._middle[0]:
+        if blocks_of_a_cluster != 1 or self._is_cooperative:
             return None
         parameters: list[tuple[Any, ...]] = []
         metas = iter(self._metas)
@@ -274,6 +280,7 @@ class _Place:
     """A window at an address, with the attributes that Triton's `make_tensordesc_arg` reads."""
 
     padding = "zero"
+    round_f32_to_tf32 = False
 
     def __init__(self, window: Window, address: int) -> None:
         self.base, self._address = self, address

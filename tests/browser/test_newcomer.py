@@ -59,7 +59,7 @@ def see_the_results(page: Page) -> None:
     expect(plot).to_have_attribute("aria-label", re.compile("^Times of the measured steps"))
     expect(plot.locator(".scatterlayer .trace")).to_have_count(4)
     page.locator("#samples-plot summary").click()
-    expect(page.locator("#samples-plot .plot-data tbody tr")).to_have_count(12)
+    expect(page.locator("#samples-plot .plot-data tbody tr")).to_have_count(24)
     latex = page.get_by_role("link", name="LaTeX").first.get_attribute("href")
     assert latex is not None
     answer = page.request.get(latex)

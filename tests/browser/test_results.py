@@ -249,7 +249,7 @@ def test_tables_are_chosen_laid_out_and_shown_as_commands(site: PlayedSite, page
     expect(page).to_have_url(re.compile("pivot=precision"))
     page.locator("#table-commands summary").click()
     expect(page.locator("#table-cli")).to_have_text(
-        f"flopwatch table --sweep {sweep} --pivot precision --statistic mean"
+        f"flopwatch table --sweep {sweep} --pivot precision --statistic median"
     )
     expect(page.locator("#table-curl")).to_contain_text(f"/tables?sweep={sweep}&pivot=precision")
     assert_readable(page)

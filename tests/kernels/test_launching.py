@@ -47,6 +47,10 @@ class At:
         return At(self.address + 2 * rest.start)
 
 
+IN_ONE_LIST = hasattr(nvidia, "annotate_arguments")
+"""Triton 3.7's launcher takes a kernel's arguments in one list."""
+
+
 class Kernel:
     """As much of a compiled kernel as launching needs: Triton's own launcher, over a recorder in place of its C."""
 
@@ -60,6 +64,8 @@ class Kernel:
             launch=nvidia.wrap_handle_tensordesc(lambda *arguments: self.calls.append(arguments), signature, metas),
             launch_cooperative_grid=False, launch_pdl=False, global_scratch_size=0, profile_scratch_size=0,
         )  # fmt: skip
+        if IN_ONE_LIST:
+            self.run.arg_annotations, self.run.kernel_signature = ["annotated"], b"signature"
         self.function, self.packed_metadata = 11, (4, 1, 1024)
         self.metadata = SimpleNamespace(tensordesc_meta=metas)
 
@@ -67,8 +73,15 @@ class Kernel:
         def launch(source: Any, target: At, strides: Any, number: int, **options: int) -> Kernel:
             self.through_triton += 1
             stream = torch._C._cuda_getCurrentRawStream(0)
-            head = (*grid, 1, 1, stream, self.function, False, False, None, None, self.packed_metadata)
-            self.run.launch(*head, None, None, None, source, target, strides, number, options["WIDTH"])
+            head = (*grid, 1, 1, stream, self.function, False, False)
+            scratch = hooks = (None, None)
+            metadata = (self.packed_metadata, None)
+            arguments = (source, target, strides, number, options["WIDTH"])
+            if IN_ONE_LIST:
+                described = (self.run.arg_annotations, self.run.kernel_signature)
+                self.run.launch(*head, *metadata, *hooks, *scratch, *described, arguments)
+            else:
+                self.run.launch(*head, *scratch, *metadata, *hooks, *arguments)
             return self
 
         return launch
@@ -83,7 +96,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(arguments)
         return ("descriptor", arguments[0])
 
-    active = SimpleNamespace(utils=SimpleNamespace(fill_tma_descriptor=fill))
+    name = "fill_tma_descriptor_tiled" if IN_ONE_LIST else "fill_tma_descriptor"
+    active = SimpleNamespace(utils=SimpleNamespace(**{name: fill}))
     monkeypatch.setattr(triton.runtime.driver, "_active", active)
     monkeypatch.setattr(triton.runtime.driver, "set_active", lambda _driver: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 7, raising=False)
@@ -105,7 +119,9 @@ def remember(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain(call: tuple[Any, ...]) -> list[Any]:
-    return [one.data_ptr() if isinstance(one, At) else one for one in call]
+    """What a launcher got, with the kernel's arguments behind the rest, and addresses in place of tensors."""
+    flat = [*call[:-1], *call[-1]] if IN_ONE_LIST else call
+    return [one.data_ptr() if isinstance(one, At) else one for one in flat]
 
 
 def test_the_launcher_gets_what_triton_would_hand_it(encoded: list[Any]) -> None:
@@ -115,10 +131,10 @@ def test_the_launcher_gets_what_triton_would_hand_it(encoded: list[Any]) -> None
         launch((At(BASE), At(2 * BASE)))
     assert kernel.through_triton == 1
     by_triton, direct = kernel.calls
-    assert plain(by_triton) == list(direct)
+    assert plain(by_triton) == plain(direct)
     assert encoded[0] == encoded[1], "the descriptors are the same, too"
-    assert ("descriptor", BASE + 2 * 128) in direct
-    assert 2 * BASE + 2 * 256 in direct
+    assert ("descriptor", BASE + 2 * 128) in plain(direct)
+    assert 2 * BASE + 2 * 256 in plain(direct)
 
 
 def test_returning_addresses_are_encoded_once(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +149,7 @@ def test_returning_addresses_are_encoded_once(encoded: list[Any], monkeypatch: p
     for step in range(100):
         launch((At(BASE + 16 * step), At(BASE)))
     assert launching._expanded.cache_info().currsize == 4
-    assert [call for call in kernel.calls if ("descriptor", BASE + 256 + 16 * 99) in call]
+    assert [call for call in kernel.calls if ("descriptor", BASE + 256 + 16 * 99) in plain(call)]
 
 
 def test_one_bound_holds_for_all_launches(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,15 +182,15 @@ def test_threads_share_a_launch(encoded: list[Any]) -> None:
         list(pool.map(lambda place: launch((At(place), At(place))), places))
     assert kernel.through_triton == 1
     for call in kernel.calls[1:]:
-        (place,) = (one[1] for one in call if isinstance(one, tuple) and one[0] == "descriptor")
-        assert place + 256 in call, "an address and its descriptor belong together"
+        (place,) = (one[1] for one in plain(call) if isinstance(one, tuple) and one[0] == "descriptor")
+        assert place + 256 in plain(call), "an address and its descriptor belong together"
 
 
 @pytest.mark.parametrize("why", ["odd address", "hooks", "version", "scratch", "no descriptors"])
 def test_other_calls_go_through_triton(why: str, encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel([META])
     if why == "version":
-        monkeypatch.setattr(triton, "__version__", "3.7.0")
+        monkeypatch.setattr(triton, "__version__", "3.8.0")
     if why == "scratch":
         kernel.run.global_scratch_size = 64
     if why == "no descriptors":

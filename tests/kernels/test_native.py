@@ -476,6 +476,7 @@ def test_descriptors_are_encoded_as_triton_encodes_them(
     """The description of a launch, through the library, against the arguments of Triton's own function."""
     given: list[tuple[Any, ...]] = []
     utils = SimpleNamespace(fill_tma_descriptor=lambda *arguments: given.append(arguments))
+    utils.fill_tma_descriptor_tiled = utils.fill_tma_descriptor  # its name in Triton 3.7
     monkeypatch.setattr("triton.runtime.driver._active", SimpleNamespace(utils=utils))
     window = Window.of(1, (2, 1, 100, 64), (12800, 5, 128, 1), (1, 1, 64, 64), offset=64)
     nvidia.make_tensordesc_arg(launching._Place(window, 4096 + 128), META)

@@ -61,8 +61,9 @@ def prepare() -> None:
     if os.environ.get("UNITS") == "forked":
         original = launch.Launcher._start
 
-        def start_unit(self: Any, request: Any, start: str, locks: Sequence[int]) -> Any:
-            return original(self, request, start if request.wrap else "fork", locks)  # type: ignore[arg-type]
+        def start_unit(self: Any, request: Any, start: str, locks: Sequence[int], gate: Any) -> Any:
+            is_new = request.wrap or gate is not None  # a fork has nothing to import, and does not wait at a gate
+            return original(self, request, start if is_new else "fork", locks, gate)  # type: ignore[arg-type]
 
         launch.Launcher._start = start_unit  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""Named barriers of the hardware, by which consumers of one program take turns, and a reduction that Gluon 3.6 lacks.
+"""Named barriers of the hardware, by which consumers of one program take turns, and a reduction that Gluon lacks.
 
 A named barrier is met by 256 threads: the 128 that wait for their turn, and the 128 whose turn ends. Triton gives the
 barriers below 8 to its own partitions.

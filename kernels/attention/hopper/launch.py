@@ -158,8 +158,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if not runs_on(q.device):
         version = ".".join(map(str, capability(q.device)))
         return (
-            f"it needs compute capability 9.0 and Triton {KNOWN_VERSIONS[0]}x; {q.device} has {version}, and Triton is "
-            f"{triton.__version__}"
+            f"it needs compute capability 9.0 and Triton {' or '.join(f'{known}x' for known in KNOWN_VERSIONS)}; "
+            f"{q.device} has {version}, and Triton is {triton.__version__}"
         )
     if q.dtype not in DTYPES:
         return f"it takes bfloat16 and float16, not {q.dtype}"
