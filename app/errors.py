@@ -17,6 +17,7 @@
     ├── DiskFull                   507  reads still work
     ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
     ├── DatabaseGone               503  the database's file was removed or replaced under this process
+    ├── Damaged                    500  a stored file is not what was stored
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
     └── CannotRunHere              500  this host, database or folder cannot be used; raised at start
         ├── DatabaseNewer               written by a newer Flopwatch
@@ -207,13 +208,18 @@ class DiskFull(FlopwatchError):
 class StorageFailed(FlopwatchError):
     code = "storage_failed"
     status = 503
-    title = "The database's disk fails"
+    title = "The service's disk fails"
 
 
 class DatabaseGone(FlopwatchError):
     code = "database_gone"
     status = 503
     title = "The database's file was removed or replaced"
+
+
+class Damaged(FlopwatchError):
+    code = "damaged"
+    title = "A stored file is damaged"
 
 
 STORE_UNAVAILABLE = (DatabaseBusy, DiskFull, StorageFailed, DatabaseGone)

@@ -1,4 +1,5 @@
-"""Submissions and claims per second, and the memory and time of an agent that ends a job with many measurements.
+"""Submissions and claims per second, the memory and time of an agent that ends a job with many measurements, and how
+long a large sweep keeps others from writing.
 
     python -m benchmarks.store [--folder FOLDER]
 
@@ -15,9 +16,9 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -70,11 +71,14 @@ def main(
     claims: int = 2000,
     queued: list[int] = [10_000, 100_000],  # noqa: B006  (typer)
     measurements: list[int] = [150_000, 1_000_000],  # noqa: B006
+    swept: list[int] = [10_000],  # noqa: B006
 ) -> None:
     """Measure in databases below FOLDER (default: a temporary folder), and print."""
     with tempfile.TemporaryDirectory(dir=folder) as root:
         opened = (closing(_open(Path(root) / str(number))) for number in itertools.count())
-        print_table("The store alone, one commit a job", _rows(opened, submissions, claims, queued, measurements))
+        print_table(
+            "The store alone, one commit a job", _rows(opened, submissions, claims, queued, measurements, swept)
+        )
 
 
 def _open(folder: Path) -> Database:
@@ -87,6 +91,7 @@ def _rows(
     claims: int,
     queued: Sequence[int],
     measurements: Sequence[int],
+    swept: Sequence[int],
 ) -> Iterator[Row]:
     for threads in (1, 4):
         with next(databases) as database:
@@ -106,6 +111,10 @@ def _rows(
         with next(databases) as database:
             for what, measured in _beside_a_large_finish(database, number):
                 yield {"what": f"{number:,} measurements: {what}", "measured": measured}
+    for number in swept:
+        with next(databases) as database:
+            for what, measured in _beside_a_large_sweep(database, number):
+                yield {"what": f"a sweep of {number:,} jobs: {what}", "measured": measured}
 
 
 def _number(number: int, what: str) -> str:
@@ -152,16 +161,34 @@ def _claim(url: str, most: int) -> tuple[float, float, list[float]]:
 
 def _beside_a_large_finish(database: Database, number: int) -> Iterator[tuple[str, str]]:
     """Submit and renew, one after the other, while an agent's process finishes a job with many measurements."""
+    Queue(database).submit_sweep(None, {}, {}, {}, [], [NewJob(SPEC)] * 2)
+    (before_mib, spooled_mib, peak_mib, seconds), meanwhile = _beside(database, _finish, number)
+    yield "the agent before, all spooled, at most", f"{before_mib:.0f} / {spooled_mib:.0f} / {peak_mib:.0f} MiB"
+    yield "the commit", f"{seconds:.2f} s"
+    yield from meanwhile
+
+
+def _beside_a_large_sweep(database: Database, number: int) -> Iterator[tuple[str, str]]:
+    """Submit and renew, one after the other, while another process submits a sweep of so many jobs."""
+    Queue(database).submit(NewJob(SPEC))
+    (seconds, locked_s), meanwhile = _beside(database, _submit_sweep, number)
+    yield "the submission, of which it holds the write lock", f"{seconds:.2f} / {locked_s:.2f} s"
+    yield from meanwhile
+
+
+def _beside(
+    database: Database, work: Callable[[str, int, Barrier, SimpleQueue[tuple[float, ...]]], None], number: int
+) -> tuple[tuple[float, ...], Iterator[tuple[str, str]]]:
+    """Submit and renew, one after the other, while another process does `work`; returns what that sends, and rows."""
     queue = Queue(database)
-    queue.submit_sweep(None, {}, {}, {}, [], [NewJob(SPEC)] * 2)
     claim = queue.claim("bystander", OFFER)
     assert claim is not None
     start, told = CONTEXT.Barrier(2), CONTEXT.SimpleQueue()
-    agent = CONTEXT.Process(target=_finish, args=(database.url, number, start, told))
-    agent.start()
+    other = CONTEXT.Process(target=work, args=(database.url, number, start, told))
+    other.start()
     start.wait(START_TIMEOUT_S)
     submissions, renewals = [], []
-    while agent.is_alive():
+    while other.is_alive():
         moments = [time.perf_counter()]
         queue.submit(NewJob(SPEC))
         moments.append(time.perf_counter())
@@ -170,12 +197,32 @@ def _beside_a_large_finish(database: Database, number: int) -> Iterator[tuple[st
         submissions.append(moments[1] - moments[0])
         renewals.append(moments[2] - moments[1])
         time.sleep(PAUSE_S)
-    agent.join()
-    before_mib, spooled_mib, peak_mib, seconds = told.get()
-    yield "the agent before, all spooled, at most", f"{before_mib:.0f} / {spooled_mib:.0f} / {peak_mib:.0f} MiB"
-    yield "the commit", f"{seconds:.2f} s"
-    yield "submission meanwhile, p50 / p99 / max", _milliseconds(submissions)
-    yield "renewal meanwhile, p50 / p99 / max", _milliseconds(renewals)
+    other.join()
+    meanwhile = (
+        ("submission meanwhile, p50 / p99 / max", _milliseconds(submissions)),
+        ("renewal meanwhile, p50 / p99 / max", _milliseconds(renewals)),
+    )
+    return told.get(), iter(meanwhile)
+
+
+def _submit_sweep(url: str, number: int, start: Barrier, told: SimpleQueue[tuple[float, ...]]) -> None:
+    """Submit a sweep; sends the seconds that it took, and those for which it held the write lock."""
+    with closing(Database(url, busy_timeout_s=BUSY_TIMEOUT_S)) as database:
+        jobs = [NewJob(SPEC, labels={"suite": "benchmarks"}, point={"seed": seed}) for seed in range(number)]
+        write_lock, held = database.backend.write_lock, []
+
+        @contextmanager
+        def timed_lock() -> Iterator[None]:
+            with write_lock():
+                begun = time.perf_counter()
+                yield
+                held.append(time.perf_counter() - begun)
+
+        database.backend.write_lock = timed_lock  # type: ignore[method-assign, assignment]
+        start.wait(START_TIMEOUT_S)
+        begun = time.perf_counter()
+        Queue(database).submit_sweep(None, jobs[0].labels, TINY, {"seed": list(range(number))}, [], jobs)
+        told.put((time.perf_counter() - begun, sum(held)))
 
 
 def _finish(url: str, number: int, start: Barrier, told: SimpleQueue[tuple[float, ...]]) -> None:

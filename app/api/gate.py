@@ -19,6 +19,7 @@ from app.api.problems import problem, problem_response
 from app.errors import CrossSiteRequest, FlopwatchError, Unauthorized
 
 OPEN_PATHS = frozenset({"/healthz"})
+"""Paths that ask for no token, whatever the Host: probes of clusters send an address."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 PAGE_POLICY = (
@@ -53,14 +54,18 @@ class Gate:
 
     def _admit(self, scope: MutableMapping[str, Any]) -> None:
         headers = Headers(scope=scope)
+        if scope["path"] not in OPEN_PATHS:
+            self._check_host_and_token(scope, headers)
+        if scope["method"] not in SAFE_METHODS and is_cross_site(headers):
+            raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
+
+    def _check_host_and_token(self, scope: MutableMapping[str, Any], headers: Headers) -> None:
         # The host is checked first: another site's page must not even make the browser ask for the token.
         self.hosts.check(headers.get("host"), (scope.get("server") or (None,))[0])
-        if self.token is not None and scope["path"] not in OPEN_PATHS and not has_token(headers, self.token):
+        if self.token is not None and not has_token(headers, self.token):
             raise Unauthorized(
                 "Send the API token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic with any user."
             )
-        if scope["method"] not in SAFE_METHODS and is_cross_site(headers):
-            raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
 
 
 def _closing(scope: Scope) -> dict[str, str]:
@@ -90,7 +95,7 @@ def is_cross_site(headers: Headers) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
-    origin = headers.get("origin")
+    origin = headers.get("origin", headers.get("referer"))
     try:
         return origin is not None and urlsplit(origin).netloc != headers.get("host")
     except ValueError:  # no URL at all, "http://[::1"

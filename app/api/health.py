@@ -27,7 +27,7 @@ async def healthz() -> Response:
 
 @router.get("/readyz", dependencies=[NO_QUERY], summary="Can it do its work?")
 def readyz(services: CurrentServices) -> Response:
-    """Reads the database and writes to it; answers 503 or 507 with the reason when that fails.
+    """Reads the database, writes to it and stores a file; answers 503 or 507 with the reason when that fails.
 
     While others hold the write lock, it answers ready without having written: a busy database is not a fault. It is a
     fault if no write has begun for longer than FLOPWATCH_BUSY_TIMEOUT_S: the lock's holder may have been stopped.
@@ -39,6 +39,7 @@ def readyz(services: CurrentServices) -> Response:
     except DatabaseBusy as error:
         if (busy_s := services.database.busy_s()) > patience_s:
             raise DatabaseBusy(f"Writes have been refused for {busy_s:.0f} s. {error.detail}") from error
+    services.files.probe()
     return Json({"status": "ready"})
 
 

@@ -9,6 +9,7 @@ have a few separate threads, so that they cannot take those of all others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -46,14 +47,14 @@ class Writes:
         return await self._run(work, self._long_threads, "requests that change many jobs have been at work")
 
     async def _run(self, work: Callable[[], Result], threads: CapacityLimiter, who: str) -> Result:
-        borrower = object()
-        with patience(self._timeout_s):
-            with move_on_after(self._timeout_s) as wait:
-                await threads.acquire_on_behalf_of(borrower)
-            if wait.cancelled_caught:
-                raise DatabaseBusy(f"{threads.total_tokens:g} other {who} for {self._timeout_s:g} s.")
-            try:
+        borrower, began = object(), time.monotonic()
+        with move_on_after(self._timeout_s) as wait:
+            await threads.acquire_on_behalf_of(borrower)
+        if wait.cancelled_caught:
+            raise DatabaseBusy(f"{threads.total_tokens:g} other {who} for {self._timeout_s:g} s.")
+        try:
+            with patience(self._timeout_s - (time.monotonic() - began)):
                 # This request already has its thread, so it need not wait for the limit that reads share.
                 return await run_sync(work, limiter=CapacityLimiter(1))
-            finally:
-                threads.release_on_behalf_of(borrower)
+        finally:
+            threads.release_on_behalf_of(borrower)

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -17,6 +18,8 @@ from app.metrics import readable
 from app.results.digits import column_texts
 from app.results.sheet import Cell, Column, Sheet
 from app.table_options import FORMATS, Format, Statistic
+from app.text.markdown_tables import escaped, escaped_line
+from app.text.values import value_text
 
 EMPTY = "No results.\n"
 LONG = 40
@@ -73,6 +76,8 @@ def _csv_cell(value: Any) -> Any:
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
+    if isinstance(value, bool):
+        return value_text(value)
     if not isinstance(value, str):
         return value
     shown = f"'{value}" if value.startswith(_FORMULA_STARTS) else value
@@ -171,27 +176,27 @@ def _job_links(text: str, link: Callable[[str], str]) -> str:
 
 def _markdown(sheet: Sheet, base_url: str | None) -> str:
     texts = _Texts(sheet)
-    notes = "".join(f"- {_one_line(note)}\n" for note in texts.notes)
+    notes = "".join(f"- {escaped_line(_one_line(note))}\n" for note in texts.notes)
     notes = f"\n{notes}" if notes else ""
-    lead = "".join(f"{_one_line(sentence)}\n\n" for sentence in sheet.lead)
+    lead = "".join(f"{escaped_line(_one_line(sentence))}\n\n" for sentence in sheet.lead)
     if not sheet.rows:
         return lead + EMPTY + notes
     import tabulate
 
     def cell(row: int, at: int, text: str) -> str:
-        written = text.replace("|", "\\|").replace("\n", " ")
+        written = escaped(text)
         if base_url is not None and texts.columns[at].links:
             written = _job_links(written, lambda job: f"[{job}]({base_url}ui/jobs/{job})")
         if texts.is_best(row, at):
             written = f"**{written}**"
         return " ".join(filter(None, (written, texts.mark(row, at))))
 
-    heads = [texts.plain_head(column).replace("|", "\\|") for column in texts.columns]
+    heads = [escaped(texts.plain_head(column)) for column in texts.columns]
     rows = [[cell(row, at, text) for at, text in enumerate(cells)] for row, cells in enumerate(texts.rows)]
     align = ["right" if texts.is_right(column) else "left" for column in texts.columns]
     tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
     body = tabulate.tabulate(rows, headers=heads, tablefmt="pipe", disable_numparse=True, colalign=align)
-    title = f"**{_one_line(sheet.caption)}**\n\n" if sheet.caption else ""
+    title = f"**{escaped(_one_line(sheet.caption))}**\n\n" if sheet.caption else ""
     return f"{lead}{title}{body}\n{notes}"
 
 
@@ -274,13 +279,33 @@ _TEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "\n": " ",
+    "\t": " ",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 
 
+def _greek(letter: str) -> str:
+    name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
+    return rf"$\{name.lower() if letter.islower() else name.title()}$"
+
+
+_TEX |= {letter: _greek(letter) for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
+_TYPESET = re.compile(r"[ -~À-ÖØ-öø-ÿ–—‘’“”]")
+"""What every LaTeX since 2018 can typeset with its own fonts, beside what _TEX writes otherwise."""
+
+
 def _tex(text: str) -> str:
-    """Escape a text for LaTeX."""
-    return "".join(_TEX.get(character, character) for character in text)
+    """Escape a text for LaTeX. What its own fonts lack becomes its name, as "[rocket]", or its number, as
+    "[U+4E2D]"."""
+    return "".join(_TEX.get(character) or _typeset(character) for character in text)
+
+
+def _typeset(character: str) -> str:
+    if _TYPESET.match(character) and character not in "ÐÞðþ":
+        return character
+    if unicodedata.category(character).startswith("S"):
+        return f"[{unicodedata.name(character).lower()}]"
+    return f"[U+{ord(character):04X}]"
 
 
 def _html(sheet: Sheet, base_url: str | None) -> str:

@@ -58,6 +58,8 @@ HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL"
 """The condition for jobs of which no two share a unique key. Queries must use the same words, or SQLite does not use
 the index."""
 _STAGED = text("staged")
+IS_BEING_DELETED = text("deleting")
+"""The condition for jobs whose deletion has begun. Queries must use the same word, or SQLite does not use the index."""
 _IN_SWEEP = text("sweep_id IS NOT NULL")
 
 
@@ -92,6 +94,7 @@ class Job(SQLModel, table=True):
             sqlite_where=HOLDS_ITS_KEY,
             postgresql_where=HOLDS_ITS_KEY,
         ),
+        Index("ix_job_deleting", "id", sqlite_where=IS_BEING_DELETED, postgresql_where=IS_BEING_DELETED),
         Index("ix_job_finished_at", "finished_at"),
         Index("ix_job_created_at", "created_at"),
         Index("ix_job_sweep_point", "sweep_id", "point", sqlite_where=_IN_SWEEP, postgresql_where=_IN_SWEEP),
@@ -133,6 +136,10 @@ class Job(SQLModel, table=True):
     Lists of jobs are sorted by it. Null for a job with several cases."""
     unique_key: str | None = None
     """Of the jobs with this key, at most one is queued or running."""
+    deleting: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
+    )
+    """True once its deletion has begun, which retention completes if nobody else does (see deleting.py)."""
     version: int
     """Grows with every change; the job's ETag."""
     created_at: datetime = Field(sa_column=_time(nullable=False))

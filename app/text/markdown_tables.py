@@ -1,4 +1,4 @@
-"""Shortens tables in Markdown for a terminal. Standard library only."""
+"""Escapes texts for Markdown, and shortens its tables for a terminal. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,27 @@ from collections.abc import Sequence
 LONGEST = 60
 """Largest number of characters of a table's cell on a terminal: a kernel's name may have a thousand."""
 CUT_NOTE = "Long texts are shortened (…) on a terminal; in a file, and with --format csv or json, they are whole."
+
+
+# An underscore inside a word means nothing. An address would become a link, in which escapes are shown as they are.
+_MARKUP = re.compile(
+    r"[\\`*<|~$] | \](?=[(\[:]) | (?<!\w)_+ | _+(?!\w) | &(?=\#?\w+;) | :(?=//) | (?<=www)\.",
+    re.VERBOSE | re.IGNORECASE,
+)
+_AT_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#+>-]|\[[ x]\])", re.IGNORECASE)
+
+
+def escaped(text: str) -> str:
+    """Escape a text for a table's cell, or for the inside of a line, so that every renderer of CommonMark or GitHub's
+    Markdown shows it as it is typed."""
+    return _MARKUP.sub(lambda found: "".join(f"\\{character}" for character in found[0]), " ".join(text.splitlines()))
+
+
+def escaped_line(text: str) -> str:
+    """Escape a text for a line of its own, or an item of a list: it begins no list, heading or quotation."""
+    line = escaped(text)
+    begins = _AT_START.match(line)
+    return line if begins is None else f"{begins[0]}\\{line[begins.end() :]}"
 
 
 def shortened(markdown: str) -> str:
@@ -38,7 +59,17 @@ def _cut(text: str) -> str:
     if len(text) <= LONGEST or not text.strip(":-"):
         return text
     end = LONGEST // 3
-    return f"{text[: LONGEST - 1 - end]}…{text[-end:]}"
+    start, rest = text[: LONGEST - 1 - end], text[-end:]
+    if _ends_in_escape(start):
+        start = start[:-1]
+    if _ends_in_escape(text[:-end]):
+        rest = rest[1:]
+    return f"{start}…{rest}"
+
+
+def _ends_in_escape(text: str) -> bool:
+    """Return True if the text ends in a backslash that belongs to the character after it."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

@@ -117,6 +117,7 @@ def upgrade() -> None:
         sa.Column("validity", sa.JSON(), nullable=True),
         sa.Column("metrics", sa.JSON(), nullable=True),
         sa.Column("unique_key", sa.String(), nullable=True),
+        sa.Column("deleting", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("started_at", TIME, nullable=True),
@@ -140,6 +141,13 @@ def upgrade() -> None:
         [sa.text("priority DESC"), "id", "kind"],
         sqlite_where=sa.text("state = 'queued' AND device_type = 'none'"),
         postgresql_where=sa.text("state = 'queued' AND device_type = 'none'"),
+    )
+    op.create_index(
+        "ix_job_deleting",
+        "job",
+        ["id"],
+        sqlite_where=sa.text("deleting"),
+        postgresql_where=sa.text("deleting"),
     )
     op.create_index("ix_job_finished_at", "job", ["finished_at"])
     op.create_index("ix_job_kind_id", "job", ["kind", "id"])

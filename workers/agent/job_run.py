@@ -9,14 +9,14 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, NotFound, job_problem
+from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.specs._base import MAX_CELLS
@@ -172,7 +172,7 @@ class JobRun:
         self._second_began = 0.0
         """When the second unit began, on the monotonic clock."""
         self._ahead = Ahead(self._start_process, self.stop.descriptor)
-        self._timeout = Timeout.after(claim.timeout_s)
+        self._timeout = Timeout.after(None)  # it runs from the first unit on
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
     def start(self) -> None:
@@ -229,9 +229,11 @@ class JobRun:
             return Failed("failed", describe_error(error))
         if (not_clear := self._clear_devices()) is not None:
             return not_clear
+        self._timeout = Timeout.after(self.claim.timeout_s)
         processes = [_Process(unit, index, len(units), self._next_scratch()) for index, unit in enumerate(units)]
         for process in processes:
-            self._ahead.start(_to_start_together(processes[process.index :]))
+            with self._timeout_paused():
+                self._ahead.start(_to_start_together(processes[process.index :]))
             if self.stop.reason is not None:
                 return self.stop.reason
             self._spool.begin_unit(process.index, process.unit.title, process.unit.side)
@@ -254,8 +256,8 @@ class JobRun:
         if not self._allow_code:
             raise Unsupported(f"this worker runs no uploaded code: {ALLOW_IT}")
         try:
-            contents = [self._artifacts.open_path(sha256).read_bytes() for sha256 in wanted]
-        except (NotFound, OSError) as error:
+            contents = [self._artifacts.read(sha256) for sha256 in wanted]
+        except (NotFound, Damaged, OSError) as error:
             raise InvalidEnvironment(f"the uploaded code cannot be read: {error}") from error
         self._code_environment = uploaded.write(self._scratch / "code", contents)
 
@@ -320,7 +322,8 @@ class JobRun:
         """Run a unit, or collect its wrapper's files, in a fresh process; then store the files that it handed over."""
         wrap = list(process.unit.wrap) if process.task == "run" else []
         try:
-            started = self._ahead.take(process) or self._start_process(process, None)
+            with self._timeout_paused():
+                started = self._ahead.take(process) or self._start_process(process, None)
         except RunnerError as error:
             return Failed(error.code, str(error))
         except (OSError, HostExhausted) as error:
@@ -344,6 +347,15 @@ class JobRun:
                 wrapper, outcome, partial(runner.wrapper_error, spec, process.unit, process.scratch)
             )
         return self._store_received(outcome)
+
+    @contextmanager
+    def _timeout_paused(self) -> Iterator[None]:
+        """Stop the timeout's clock: a job does not run yet while its process, or a new warm parent, imports torch."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._timeout = self._timeout.later(time.monotonic() - begun)
 
     def _start_process(self, process: _Process, gate: socket.socket | None) -> Process:
         """Start a unit's process, behind a gate if there is one."""

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.agent.log import CappedLog
 from workers.measure.table import TooLarge
@@ -285,6 +285,10 @@ class Timeout:
         if timeout_s is None:
             return cls(float("inf"), "")
         return cls(time.monotonic() + timeout_s, f"its time was over after {timeout_s:g} s")
+
+    def later(self, seconds: float) -> Timeout:
+        """Return this timeout, over so many seconds later."""
+        return replace(self, deadline=self.deadline + seconds)
 
 
 def _crash(report: Report, oom_kills_before: int | None) -> Failed:

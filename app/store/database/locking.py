@@ -30,15 +30,19 @@ class _Patience:
     """The time that a request waits for the first of its writes to begin."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._deadline: float | None = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._deadline: float | None = None
+        self._began = False
 
     def left(self, timeout_s: float) -> float:
-        if self._deadline is None:
+        if self._began:
             return timeout_s
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout_s
         return max(0.0, min(timeout_s, self._deadline - time.monotonic()))
 
     def write_began(self) -> None:
-        self._deadline = None
+        self._began = True
 
 
 _patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
@@ -46,10 +50,10 @@ _patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
 
 @contextmanager
 def patience(timeout_s: float) -> Iterator[None]:
-    """Inside this context, also in threads started there, the first write gives up `timeout_s` seconds from now.
+    """Inside this context, also in threads started there, the first write waits for `timeout_s` seconds at most.
 
-    A request may wait for more than the lock; with this it is still answered in time. Later writes of the request wait
-    for their usual timeout, since part of the work is done.
+    The time runs from the first attempt to write, since a request may compute for seconds before it. Later writes of
+    the request wait for their usual timeout, since part of the work is done.
     """
     token = _patience.set(_Patience(timeout_s))
     try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import logging
 import os
 import re
 import stat
@@ -23,18 +24,22 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from sqlalchemy import Connection, select
 
-from app.errors import DiskFull, NotFound, is_no_space
+from app.errors import Damaged, DiskFull, NotFound, StorageFailed, is_no_space
 from app.store import tables
 from app.store.database import byte_locks
 from app.store.database.engine import Database
 
+logger = logging.getLogger(__name__)
+
 CHUNK_BYTES = 1 << 20
+PROBE_BYTES = 1 << 20
 SYNC_BYTES = 64 << 20
 """A copy is synced each time that it has grown by so many bytes: one sync of gigabytes could not be interrupted."""
 BATCH = 500
@@ -127,13 +132,22 @@ class ArtifactFiles:
             _sync_folder(self._folder)
         self._hold(sha256)
         try:
-            # If the same content came from elsewhere, that file stays: a rename would replace it.
-            with suppress(FileExistsError):
+            try:
                 target.hardlink_to(temporary)
+            except FileExistsError:  # the same content came before: it stays, unless the disk has changed it
+                if not _has_content(target, sha256):
+                    self._replace(target, temporary)
             _sync_folder(target.parent)
         except BaseException:
             self.release([sha256])
             raise
+
+    def _replace(self, target: Path, whole: Path) -> None:
+        logger.warning("%s is damaged, and is replaced", target)
+        second_name = self._incoming / uuid.uuid4().hex
+        self._make_folder(self._incoming)
+        second_name.hardlink_to(whole)
+        second_name.replace(target)
 
     def _hold(self, sha256: str) -> None:
         """Hold a content, which need not be there yet; wait while somebody removes it."""
@@ -167,6 +181,25 @@ class ArtifactFiles:
         if not path.is_file():
             raise NotFound("The artifact's file is gone.")
         return path
+
+    def read(self, sha256: str) -> bytes:
+        """Return a content. Raises NotFound when there is no such file, and Damaged when it has another content."""
+        content = self.open_path(sha256).read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise Damaged(f"The disk has changed the file {sha256}: upload it again (PUT /files/{sha256}).")
+        return content
+
+    def probe(self) -> None:
+        """Find out whether a file can be stored. Raises DiskFull when the disk has no room or no inode left, and
+        StorageFailed when it cannot be written."""
+        try:
+            with self._space_errors():
+                self._make_folder(self._incoming)
+                with TemporaryFile(dir=self._incoming) as file:
+                    os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
+        except OSError as error:
+            reason = f"{error.strerror}. The system's log may say more about its disk."
+            raise StorageFailed(f"No file can be stored in {self._folder}: {reason}") from error
 
     def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
         """Remove the contents that nothing refers to and nobody holds; returns the removed ones."""
@@ -223,6 +256,14 @@ class ArtifactFiles:
             if not is_no_space(error):
                 raise
             raise DiskFull(f"The artifact does not fit on the disk of {self._folder}: {error.strerror}.") from error
+
+
+def _has_content(path: Path, sha256: str) -> bool:
+    try:
+        with _opened(path) as file:
+            return _digest(file, _accept)[0] == sha256
+    except OSError:  # a failing disk
+        return False
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -29,7 +29,7 @@ class Uploads:
         self._files = files
 
     def put(self, content: bytes) -> tuple[dict[str, Any], bool]:
-        """Store a file; returns the public file, and True if it is new. Raises DiskFull."""
+        """Store a file, or repair it; returns the public file, and True if it is new. Raises DiskFull."""
         sha256, size = self._files.put_bytes(content)
         try:
             with self._database.write() as connection:
@@ -42,11 +42,11 @@ class Uploads:
         return {"sha256": sha256, "size": size, "url": url_of(sha256)}, not known
 
     def read(self, sha256: str) -> bytes:
-        """Return a file's content. Raises NotFound."""
+        """Return a file's content. Raises NotFound; Damaged if the disk has another content."""
         with self._database.read() as connection:
             if not existing_files(connection, [sha256]):
                 raise NotFound(f"Nobody has uploaded a file with the SHA-256 {sha256}, or no job names it any more.")
-        return self._files.open_path(sha256).read_bytes()
+        return self._files.read(sha256)
 
     def known(self, sha256s: Collection[str]) -> set[str]:
         """Return those of the files that are there."""

@@ -1,10 +1,9 @@
 """Deletes jobs with everything that belongs to them: single jobs, those that a filter chooses, and those that retention
 removes.
 
-A job may have millions of rows, and a filter may choose thousands of jobs, so this goes in slices. A job loses its
-attempts first: readers show the results of recorded attempts only, so nobody ever reads a part of them, and `retry`
-refuses a job without the attempts that it counts. If the process ends in between, the job is left without results, and
-can be deleted again.
+A job may have millions of rows, and a filter may choose thousands of jobs, so this goes in slices. The first one marks
+a job as being deleted, and deletes its attempts: readers show the results of recorded attempts only, so nobody ever
+reads a part of them, and `retry` refuses such a job. If the process ends in between, `Pruning.run` completes it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from app.errors import Conflict, InBaseline, NotFound
 from app.states import FINISHED_STATES
@@ -86,12 +85,20 @@ def delete_jobs(slices: Slices, which: Sequence[ColumnElement[bool]]) -> Deleted
     return Deleted(number, _unreferenced(slices, sorted(contents)))
 
 
-def _delete_rows(connection: Connection, job_ids: Sequence[int], contents: set[str]) -> int:
-    """Delete the jobs' attempts and some hundred of their other rows; returns the number of the other rows, 0 if none
-    is left.
+def complete_deletions(slices: Slices) -> Deleted:
+    """Delete the jobs whose deletion has begun and was not completed, since its process ended."""
+    with slices.database.read() as connection:  # nearly always there are none
+        begun = list(connection.execute(select(_job.id).where(tables.IS_BEING_DELETED)).scalars())
+    return delete_jobs(slices, [_job.id.in_(begun)]) if begun else Deleted(0, [])
 
-    Adds the contents of artifacts that it deletes to `contents`.
+
+def _delete_rows(connection: Connection, job_ids: Sequence[int], contents: set[str]) -> int:
+    """Mark the jobs, and delete their attempts and some hundred of their other rows.
+
+    Returns the number of the other rows, 0 if none is left. Adds the contents of artifacts that it deletes to
+    `contents`.
     """
+    connection.execute(update(tables.job).where(_job.id.in_(job_ids), ~_job.deleting).values(deleting=True))
     connection.execute(delete(tables.attempt).where(tables.attempt.c.job_id.in_(job_ids)))
     for table in _LARGE:
         some = select(table.c.id).where(table.c.job_id.in_(job_ids)).limit(ROWS_AT_ONCE)

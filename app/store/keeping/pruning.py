@@ -6,6 +6,7 @@ in slices.
 - Progress and log events of finished jobs: after `keep_events_days`. A log that is stored nowhere else stays.
 - First answers to requests with an Idempotency-Key: after `keep_keys_days`.
 - Uploaded code that no job names: after KEEP_UNUSED_CODE.
+- Jobs whose deletion has begun and was not completed (see deleting.py).
 - Finished jobs with results and files, and sweeps that have no job left: after `keep_jobs_days`, if that is set.
 
 Ages are computed from the wall clock.
@@ -25,7 +26,7 @@ from app.settings import Settings
 from app.store import tables
 from app.store.database.slices import Slices
 from app.store.files.artifacts import ArtifactFiles
-from app.store.keeping.deleting import DELETABLE, delete_jobs, remove_files
+from app.store.keeping.deleting import DELETABLE, complete_deletions, delete_jobs, remove_files
 from app.store.queue.hosts import known_host
 from app.store.queue.registration import ALIVE
 from app.store.tables import utc_now
@@ -103,12 +104,14 @@ class Pruning:
         """Prune until nothing is left to delete, or until the slices are stopped; returns the numbers of deleted
         rows."""
         now = self._clock()
-        jobs = sweeps = 0
+        # The jobs first, so that their events are not looked at by themselves.
+        completed = complete_deletions(self._slices)
+        remove_files(self._slices, self._files, completed.contents)
+        jobs, sweeps = completed.jobs, 0
         if self._retention.jobs is not None:
-            # The jobs first, so that their events are not looked at by themselves.
             deleted = delete_jobs(self._slices, [_finished_before(now - self._retention.jobs)])
             remove_files(self._slices, self._files, deleted.contents)
-            jobs, sweeps = deleted.jobs, self._delete(_old_sweeps(now - self._retention.jobs))
+            jobs, sweeps = jobs + deleted.jobs, self._delete(_old_sweeps(now - self._retention.jobs))
         database = self._slices.database
         pruned = Pruned(
             workers=self._delete(_old_workers(now - self._retention.workers)),
@@ -133,22 +136,17 @@ class Pruning:
             def count(query: Select[Any]) -> int:
                 return connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
 
-            jobs = None if keep.jobs is None else _finished_before(now - keep.jobs)
+            jobs = _job.deleting if keep.jobs is None else _job.deleting | _finished_before(now - keep.jobs)
             events = 0
             for job_ids, _ in _finished_batches(connection, now - keep.events, None):
-                spared = (
-                    []
-                    if jobs is None
-                    else connection.execute(select(_job.id).where(_job.id.in_(job_ids), jobs, DELETABLE))
-                    .scalars()
-                    .all()
-                )
+                doomed = select(_job.id).where(_job.id.in_(job_ids), jobs, DELETABLE)
+                spared = connection.execute(doomed).scalars().all()
                 events += count(_unneeded_events(sorted(set(job_ids) - set(spared))))
             return Pruned(
                 workers=count(_old_workers(now - keep.workers)),
                 events=events,
                 keys=count(_old_keys(now - keep.keys)),
-                jobs=0 if jobs is None else count(select(_job.id).where(jobs, DELETABLE)),
+                jobs=count(select(_job.id).where(jobs, DELETABLE)),
                 sweeps=0 if keep.jobs is None else count(_old_sweeps(now - keep.jobs, but=jobs)),
                 code_files=count(_unused_code(now - KEEP_UNUSED_CODE)),
                 pages=backend.spare_pages(connection),

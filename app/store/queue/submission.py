@@ -4,11 +4,12 @@ transactions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, Dialect, bindparam, insert, select, update
 
 from app.errors import Gone, IdempotencyMismatch, KeyTaken
 from app.store import tables
@@ -55,6 +56,38 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class BoundJobs:
+    """Rows of new jobs as the driver takes them, for sweeps: binding 10 000 rows takes a second, and inserting bound
+    rows a fifth of one. So they are bound before the transaction, in which nobody else can write.
+    """
+
+    statement: str
+    rows: Sequence[tuple[Any, ...]]
+    sweep_at: int
+    """The position of the sweep's id in each row."""
+
+    def insert(self, connection: Connection, sweep_id: int) -> None:
+        """Insert the rows into the table `job`, without labels and events."""
+        at = self.sweep_at
+        rows = [(*row[:at], sweep_id, *row[at + 1 :]) for row in self.rows]
+        if rows:
+            connection.exec_driver_sql(self.statement, rows)
+
+
+def bind_jobs(dialect: Dialect, rows: Sequence[Mapping[str, Any]]) -> BoundJobs:
+    """Bind rows that `job_row` made."""
+    columns = list(rows[0]) if rows else ["sweep_id"]
+    compiled = insert(tables.job).compile(dialect=dialect, column_keys=columns)
+    names = list(compiled.positiontup or ())
+    binds = [tables.job.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
+    bound = [
+        tuple(row[name] if bind is None else bind(row[name]) for name, bind in zip(names, binds, strict=True))
+        for row in rows
+    ]
+    return BoundJobs(str(compiled), bound, names.index("sweep_id"))
+
+
 INITIAL_COLUMNS: dict[str, Any] = {
     "state": "queued",
     "progress": NO_PROGRESS,
@@ -65,6 +98,7 @@ INITIAL_COLUMNS: dict[str, Any] = {
     "started_at": None,
     "finished_at": None,
     "cancel_requested_at": None,
+    "deleting": False,
 }
 """The columns that are the same for every job that was just submitted, or retried."""
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
-from sqlalchemy import ColumnElement, Connection, Select, func, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, insert, literal, select
 
 from app.errors import Conflict
 from app.specs import spec_adapter
+from app.specs._code import RUNS_CODE
 from app.specs._sweep import Point, member_name
 from app.store import tables
 from app.store.files.uploads import record_code_use
@@ -79,12 +80,15 @@ def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
     return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=point.choice)
 
 
+def last_job(connection: Connection) -> int:
+    """Return the largest id of a job; 0 if there is none."""
+    last: int = connection.execute(select(func.coalesce(func.max(_job.id), 0))).scalar_one()
+    return last
+
+
 def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
-    """Queue a new job for each point whose latest one failed or was cancelled; returns the number of new jobs."""
-    of_sweep = _job.sweep_id == sweep["id"]
-    last = connection.execute(select(func.max(_job.id)).where(of_sweep)).scalar_one()
-    if last is None:
-        return 0
+    """Insert a new job for each point whose latest one failed or was cancelled, for `complete`; returns the number of
+    new jobs."""
     given = {
         "labels": sweep["labels"],
         **sweep["options"],
@@ -100,15 +104,21 @@ def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: d
         _job.id.in_(latest_jobs([sweep["id"]])), without_result
     )
     repeated = insert(tables.job).from_select([*same, *given], ended.order_by(_job.id))
-    number = connection.execute(repeated).rowcount
-    new = of_sweep & (_job.id > last)
-    for key, value in sweep["labels"].items():
+    return connection.execute(repeated).rowcount
+
+
+def complete(connection: Connection, sweep_id: int, labels: Mapping[str, str], after: int, now: datetime) -> None:
+    """Add labels, first events and the use of uploaded code to the sweep's jobs with ids larger than `after`. Raises
+    Conflict if an uploaded file that one of them names is gone.
+    """
+    new = (_job.sweep_id == sweep_id) & (_job.id > after)
+    for key, value in labels.items():
         labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)
         connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], labelled))
-    inserted = connection.execute(select(_job.id, _job.requirements, _job.spec).where(new)).mappings().all()
-    record_code_use(connection, inserted)
+    runs_code = cast(_job.requirements, Text).contains(RUNS_CODE, autoescape=True)
+    with_code = select(_job.id, _job.requirements, _job.spec).where(new, runs_code)
+    record_code_use(connection, connection.execute(with_code).mappings().all())
     record_events(connection, new, "state", submission.QUEUED_EVENT, now)
-    return number
 
 
 def record_events(

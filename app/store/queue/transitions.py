@@ -76,7 +76,6 @@ _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
 _CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
 _JOB = select(tables.job).where(_job.id == bindparam("job_id"))
-_ATTEMPT = select(_attempt.id).where(_attempt.job_id == bindparam("of_job"), _attempt.number == bindparam("of_number"))
 _SWEEP = select(tables.sweep).where(_sweep.id == bindparam("sweep_id"))
 _EVENT = insert(tables.event)
 _LOSE_ATTEMPT = (
@@ -147,7 +146,7 @@ class Queue:
         now = utc_now()
         # Rows are made before the transaction, because that takes long for thousands of jobs.
         named = [replace(new, name=member_name(name, grid, new.point or {})) for new in jobs]
-        rows = [submission.job_row(new, None, now) for new in named]
+        bound = self._bound([submission.job_row(new, None, now) for new in named])
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
@@ -162,7 +161,9 @@ class Queue:
                     "created_at": now,
                 }
                 sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
-                submission.insert_jobs(connection, [{**job, "sweep_id": sweep_id} for job in rows])
+                last = sweeps.last_job(connection)
+                bound.insert(connection, sweep_id)
+                sweeps.complete(connection, sweep_id, jobs[0].labels, last, now)
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
 
             return submission.answer_once(connection, idempotency, answer)
@@ -196,13 +197,20 @@ class Queue:
             # The points of a search follow from its outcomes.
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"]) if sweep["fit"] is None else []
             lacking = sweeps.points_without_jobs(connection, sweep_id, points)
-        # Jobs are made before the transaction, because validating thousands of specs takes long.
-        made = {sweeps.point_key(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
+        # Rows are made before the transaction, because that takes long for thousands of jobs.
+        now = utc_now()
+        bound = self._bound([submission.job_row(sweeps.job_of_point(sweep, point), None, now) for point in lacking])
         with self._database.write() as connection:
-            now = utc_now()
-            lacking = sweeps.points_without_jobs(connection, sweep_id, points)
-            new = [made.get(sweeps.point_key(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
-            number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(new)
+            still = {
+                sweeps.point_key(point.choice) for point in sweeps.points_without_jobs(connection, sweep_id, lacking)
+            }
+            rows = [
+                row for row, point in zip(bound.rows, lacking, strict=True) if sweeps.point_key(point.choice) in still
+            ]
+            last = sweeps.last_job(connection)
+            number = sweeps.repeat_unsuccessful(connection, sweep, now) + len(rows)
+            replace(bound, rows=rows).insert(connection, sweep_id)
+            sweeps.complete(connection, sweep_id, sweep["labels"], last, now)
             searches, obstacle = fitting.resume(connection, sweep)
             number += searches
             if number == 0 and obstacle is not None:
@@ -211,8 +219,10 @@ class Queue:
                 raise Conflict(
                     f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."
                 )
-            submission.insert_jobs(connection, [submission.job_row(job, sweep_id, now) for job in new])
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
+
+    def _bound(self, rows: Sequence[dict[str, Any]]) -> submission.BoundJobs:
+        return submission.bind_jobs(self._database.backend.engine.dialect, rows)
 
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.
@@ -447,8 +457,8 @@ class Queue:
             if job.state not in RETRIED_STATES:
                 how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
                 raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
-            if _has_lost_its_attempts(connection, job):
-                raise Conflict(f"Job {job_id} is being deleted, and its attempts are gone: submit it as a new job.")
+            if job.deleting:
+                raise Conflict(f"Job {job_id} is being deleted: submit it as a new job.")
             later = sweeps.newer_job_of_point(connection, job_id, job.sweep_id)
             if later is not None:
                 raise Conflict(
@@ -531,12 +541,6 @@ def _job_row(connection: Connection, job_id: int) -> Any:
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     return row
-
-
-def _has_lost_its_attempts(connection: Connection, job: Any) -> bool:
-    """Return True if the job's deletion has begun, which takes all attempts first (see deleting.py)."""
-    last = connection.execute(_ATTEMPT, {"of_job": job.id, "of_number": job.attempt}).first()
-    return job.attempt > 0 and last is None
 
 
 def _sweep_row(connection: Connection, sweep_id: int) -> dict[str, Any]:

@@ -62,6 +62,18 @@ class TestUploading:
         again = site.http.get(f"/files/{sha256}", headers={"If-None-Match": shown.headers["etag"]})
         assert again.status_code == 304
 
+    def test_a_damaged_file_is_an_error_until_it_is_uploaded_again(self, site: Any) -> None:
+        source = SOURCE + b"# that a disk changes\n"
+        stored = site.services.files.open_path(upload(site, source))
+        stored.write_bytes(source.replace(b"return v", b"return k"))
+        answer = site.http.get(f"/files/{sha256_of(source)}")
+        assert (answer.status_code, answer.json()["code"]) == (500, "damaged")
+        assert f"PUT /files/{sha256_of(source)}" in answer.json()["detail"]
+        upload(site, source)
+        assert site.http.get(f"/files/{sha256_of(source)}").content == source
+        assert stored.stat().st_mode & 0o077 == 0
+        assert list(stored.parents[1].joinpath("incoming").iterdir()) == []
+
     @pytest.mark.parametrize(
         ("content", "words"),
         [(b"\xff\xfe", "not UTF-8"), (b" \n", "empty"), (b"x = '\0'", "NUL")],

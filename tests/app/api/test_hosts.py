@@ -21,7 +21,7 @@ def rebind(site: Any) -> list[str]:
     origin = f"{REBOUND}:{port}"
     headers = {"Host": origin, "Origin": f"http://{origin}", "Sec-Fetch-Site": "same-origin"}
     before, done = site.rows(), []
-    for method, path in [("POST", "/jobs"), ("GET", "/jobs"), ("GET", "/ui"), ("GET", "/healthz"), ("GET", "/nothing")]:
+    for method, path in [("POST", "/jobs"), ("GET", "/jobs"), ("GET", "/ui"), ("GET", "/readyz"), ("GET", "/nothing")]:
         answer = site.http.request(
             method, path, headers=headers, **({"json": {"spec": TINY}} if method == "POST" else {})
         )
@@ -120,8 +120,14 @@ def test_a_request_without_a_host(site: Any) -> None:
     """HTTP/1.0 knows requests without one; no browser sends them."""
     address = site.url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1])), timeout=10) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        connection.sendall(b"GET /jobs HTTP/1.0\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 421 ")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7:8000", "gpu-box", ""])
+def test_probes_need_no_host(site: Any, host: str) -> None:
+    answer = site.http.get("/healthz", headers={"Host": host})
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
 def test_loopback() -> None:

@@ -226,6 +226,9 @@ CROSS_SITE = [
     ({"Origin": "http://[x]"}, False),
     ({"Origin": ""}, False),
     ({"Origin": "{url}"}, True),
+    ({"Referer": "https://evil.example/page"}, False),
+    ({"Referer": "{url}/ui/new"}, True),
+    ({"Origin": "{url}", "Referer": "https://evil.example/"}, True),
     ({}, True),
 ]
 

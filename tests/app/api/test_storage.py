@@ -15,6 +15,7 @@ import pytest
 from app.errors import DatabaseBusy
 from app.store.database.engine import Database
 from app.store.database.sqlite import SQLite, driver
+from app.store.files.artifacts import ArtifactFiles
 from tests.disks import mounted
 from tools.waiting import wait_until
 
@@ -88,6 +89,22 @@ def ext4(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.parametrize("has_inodes", [False, True])
+def test_without_inodes_for_files_it_is_not_ready(serve: Any, tmp_path: Path, *, has_inodes: bool) -> None:
+    """Also where the database is on another disk."""
+    with (
+        serve(tmp_path / "data") as site,
+        mounted(site.services.settings.artifacts_dir, "-t", "tmpfs", "-o", "nr_inodes=50,mode=0700", "tmpfs") as disk,
+    ):
+        if not has_inodes:
+            with contextlib.suppress(OSError):
+                for number in range(50):
+                    (disk / str(number)).touch()
+        answer = site.http.get("/readyz")
+        assert answer.status_code == (200 if has_inodes else 507)
+        assert has_inodes or (answer.json()["code"] == "disk_full" and str(disk) in answer.json()["detail"])
+
+
 def break_the_disk(serve: Any, ext4: Path) -> list[str]:
     with serve(ext4 / "data") as site:
         site.submit()
@@ -107,6 +124,7 @@ def test_a_disk_that_fails(serve: Any, ext4: Path) -> None:
 
 def test_control_of_the_readiness_write(serve: Any, ext4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database, "probe", lambda *_: None)
+    monkeypatch.setattr(ArtifactFiles, "probe", lambda *_: None)
     [found] = break_the_disk(serve, ext4)
     assert found.startswith("GET /readyz: 200"), "reads come from memory"
 

@@ -217,6 +217,32 @@ def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
     assert written == ["first", "second"]
 
 
+def test_computing_before_a_write_is_no_waiting(site: Any) -> None:
+    """A sweep of 10 000 points is validated for longer than a request may wait, and its write waits for another one."""
+    timeout_s, database = 0.5, site.services.database
+    held, written = threading.Event(), []
+
+    def hold() -> None:
+        with database.write():
+            held.set()
+            time.sleep(timeout_s / 2)
+
+    def work() -> None:
+        time.sleep(2 * timeout_s)
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(10)
+        with database.write():
+            written.append(True)
+        holder.join()
+
+    async def run() -> None:
+        await Writes(timeout_s).run(work)
+
+    anyio.run(run)
+    assert written
+
+
 def test_many_writes_all_succeed(fresh_site: Any) -> None:
     def submit(_number: int) -> int:
         return httpx.post(f"{fresh_site.url}/jobs", json={"spec": TINY}, timeout=30, trust_env=False).status_code

@@ -5,15 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.errors import InvalidRequest
-from app.results import Cell, Column, Sheet, merged, render
+from app.results import Cell, Column, Sheet, merged, render, rendering
 from app.results.digits import cell_text
 from app.results.sheet import NOT_MEASURED
 
@@ -115,10 +121,23 @@ class TestLatex:
             ("C:\\new ~ ^", r"C:\textbackslash{}new \textasciitilde{} \textasciicircum{}"),
             ("4 × 3 µs → ≤ 2", r"4 $\times$ 3 $\mu$s $\rightarrow$ $\leq$ 2"),
             ("$x$", r"\$x\$"),
+            ("α = 中 🚀, Müller’s ð", r"$\alpha$ = [U+4E2D] [rocket], Müller’s [U+00F0]"),
         ],
     )
     def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
         assert f"{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
+
+    @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
+    def test_pdflatex_typesets_it(self, tmp_path: Path) -> None:
+        every = "".join(map(chr, [*range(0x20, 0x17F), *range(0x390, 0x3D0), *range(0x2010, 0x2030)])) + "中🚀≈\t"
+        sheet = replace(REPORTED, caption=every, notes=[every])
+        rules = "".join(rf"\let\{name}\hline" for name in ("toprule", "midrule", "bottomrule"))  # without booktabs
+        table = render(sheet, "latex")
+        document = rf"\documentclass{{article}}{rules}\begin{{document}}{table}\end{{document}}"
+        (tmp_path / "table.tex").write_text(document)
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:]
 
     def test_notes_below_and_heads_over_columns(self) -> None:
         columns = [
@@ -152,7 +171,7 @@ def test_columns_of_one_metric_name_it_below() -> None:
 
 def test_a_caption_stands_above() -> None:
     sheet = replace(MEASURED, caption="Steps <of> models")
-    assert render(sheet, "markdown").startswith("**Steps <of> models**\n\n| model")
+    assert render(sheet, "markdown").startswith("**Steps \\<of> models**\n\n| model")
     assert "<caption>Steps &lt;of&gt; models</caption>" in render(sheet, "html")
 
 
@@ -184,7 +203,7 @@ class TestReported:
             "total": "1.23456",
             "peak_mib": "2048.0",
             "calls": "7",
-            "fused": "True",
+            "fused": "true",
         }
         assert (rows[1]["total"], rows[1]["fused"]) == ("", "")
 
@@ -222,8 +241,84 @@ def test_what_is_no_markup_does_not_become_one() -> None:
     assert "<script>" not in render(sheet, "html")
     assert "&lt;script&gt;|" in render(sheet, "html")
     assert markdown(sheet)[0] == [r"a\|b"]
-    assert r"| <script>\|" in render(sheet, "markdown")
+    assert r"| \<script>\|" in render(sheet, "markdown")
     assert "two lines" in render(sheet, "markdown")
+
+
+TYPED = [
+    "void at::native::elementwise_kernel<4, float>(int, T1)",
+    "__init__ and _x_, a_b__c",
+    "<img src=x onerror=alert(1)>",
+    "[a link](https://evil.example) <https://evil.example> https://a.example/__b__ www.a.example/_b_",
+    "![an image](x.png) [[a]](b) [1] [a][b]",
+    "[x] a task",
+    "`code` **bold** *it* ~~gone~~ ~x~",
+    "a \\ b \\| c \\\\| d | e \\",
+    "&lt; &amp; &#42; &",
+    "- item",
+    "1. first",
+    "# heading",
+    "> quotation",
+    "$x_1$ | $y_2$",
+]
+
+
+class Seen(HTMLParser):
+    """The texts of the cells, paragraphs and list items of a page, and its tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, _attributes: Any) -> None:
+        self.tags.add(tag)
+        if tag in ("th", "td", "p", "li"):
+            self.texts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.texts:
+            self.texts[-1] += data
+
+
+def by_cmarkgfm(text: str) -> str:
+    """GitHub's renderer."""
+    cmarkgfm = pytest.importorskip("cmarkgfm", reason="pip install -e .[dev]")
+    return str(cmarkgfm.github_flavored_markdown_to_html(text))
+
+
+def by_markdown_it(text: str) -> str:
+    markdown_it = pytest.importorskip("markdown_it", reason="pip install -e .[dev]")
+    return str(markdown_it.MarkdownIt("gfm-like", {"linkify": False}).render(text))
+
+
+@pytest.mark.parametrize("page_of", [by_cmarkgfm, by_markdown_it])
+class TestMarkdownRenderers:
+    PLAIN = frozenset({"table", "thead", "tbody", "tr", "th", "td", "p", "ul", "li", "strong"})
+
+    @pytest.mark.parametrize("typed", TYPED)
+    def test_texts_are_shown_as_typed(self, page_of: Callable[[str], str], typed: str) -> None:
+        sheet = Sheet([Column(typed, "string")], [[typed]], caption=typed, lead=[typed], notes=[typed])
+        seen = Seen(page_of(render(sheet, "markdown")))
+        assert [text.strip() for text in seen.texts] == [typed] * 5
+        assert seen.tags <= self.PLAIN
+
+    def test_random_texts_are_shown_as_typed(self, page_of: Callable[[str], str], rng: random.Random) -> None:
+        for _ in range(300):
+            typed = "x" + "".join(rng.choices("\\`*_<>[]()|~#&;:/.!-a1 é", k=rng.randrange(1, 20))) + "x"
+            seen = Seen(page_of(render(Sheet([Column(typed, "string")], [[typed]]), "markdown")))
+            assert [text.strip() for text in seen.texts] == [typed] * 2
+
+    def test_control_of_the_escapes(self, page_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rendering, "escaped", lambda text: text)
+        seen = Seen(page_of(render(Sheet([Column("a", "string")], [["__init__"]]), "markdown")))
+        assert "__init__" not in seen.texts
+
+
+def test_booleans_in_csv_are_those_of_json() -> None:
+    sheet = Sheet([Column("causal", "boolean")], [[True], [False], [None]])
+    assert render(sheet, "csv") == 'causal\ntrue\nfalse\n""\n'
 
 
 def test_no_such_format() -> None:

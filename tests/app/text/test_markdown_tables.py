@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from app.text.markdown_tables import CUT_NOTE, LONGEST, shortened
@@ -24,6 +26,14 @@ def test_long_cells_lose_their_middle() -> None:
     assert lines[1].endswith("|-----:|")
     assert "- a note" in text
     assert text.endswith(f"\n\n{CUT_NOTE}\n")
+
+
+@pytest.mark.parametrize("shift", range(6))
+def test_a_cut_parts_no_escape(shift: int) -> None:
+    """Else a backslash would stand alone, or a bar that ends the cell."""
+    name = "x" * shift + r"\|\<" * 40
+    row = shortened(f"| a |\n|:--|\n| {name} |\n").splitlines()[2]
+    assert re.fullmatch(r"\| x*(\\[|<])+…(\\[|<])+ \|", row), row
 
 
 @pytest.mark.parametrize(

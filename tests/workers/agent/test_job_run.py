@@ -586,6 +586,31 @@ def test_a_unit_without_pipes_still_times_out(site: Site, order: bytes) -> None:
     assert problem_text(error) == "The job ran longer than its timeout_s\n  its time was over after 0.2 s"
 
 
+def test_the_start_of_a_unit_does_not_count(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new warm parent may import torch for longer than the job may run."""
+    timeout_s, start = 0.4, Launcher.start
+
+    def start_late(self: Launcher, *arguments: Any, **options: Any) -> Process:
+        time.sleep(2 * timeout_s)
+        return start(self, *arguments, **options)
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        is_ordered_to_end = select.select([unit.control], [], [], timeout_s / 4)[0]
+        unit.say(*([] if is_ordered_to_end else [SUCCESS]))
+        unit.end()
+
+    def play_on(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        while unit.control.recv(1) != TERMINATE:
+            continue
+        unit.end()
+
+    monkeypatch.setattr(Launcher, "start", start_late)
+    assert site.run(play, timeout_s=timeout_s)["state"] == "succeeded"
+    assert site.run(play_on, timeout_s=timeout_s)["error"]["code"] == "timeout"
+
+
 def test_a_crashed_unit_goes_on_in_a_new_process(site: Site) -> None:
     seen: list[dict[str, Any]] = []
 

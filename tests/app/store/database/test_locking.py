@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from app.errors import DatabaseBusy
+from app.store.database import locking
 from app.store.database.locking import TurnLock, WriteLock
+from tests.clock import Clock
 from tools.waiting import wait_until
 
 HOLDER = """
@@ -204,6 +206,33 @@ def test_a_host_without_threads_keeps_no_writer_from_its_turn(
     with pytest.raises(DatabaseBusy) if sabotage else contextlib.nullcontext(), lock.hold(20):
         pass
     lock.close()
+
+
+class Waits:
+    """A lock that notes how long each attempt may wait, and is free only in the attempts that the test names."""
+
+    def __init__(self, *free: bool) -> None:
+        self.waited: list[float] = []
+        self._free = iter(free)
+
+    @contextlib.contextmanager
+    def hold(self, timeout_s: float) -> Iterator[None]:
+        self.waited.append(timeout_s)
+        if not next(self._free):
+            raise DatabaseBusy("Others write.")
+        yield
+
+
+def test_patience_runs_from_the_first_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a request computes before it writes does not count, such as the validation of a large sweep."""
+    clock, lock = Clock(), Waits(False, False, True, True)
+    monkeypatch.setattr(locking.time, "monotonic", clock)
+    with locking.patience(5):
+        for _ in range(4):
+            clock.now += 3
+            with contextlib.suppress(DatabaseBusy), locking.hold(lock, 10):  # type: ignore[arg-type]
+                pass
+    assert lock.waited == [5, 2, 0, 10]
 
 
 def test_a_forked_child_has_neither_the_lock_nor_its_helper(path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -320,6 +324,54 @@ def test_a_job_that_is_being_deleted_cannot_be_retried(
     assert answers[0] == "conflict"
     assert set(answers) <= {"conflict", "not_found"}
     assert rows(database) == {}
+
+
+KILLED_AMID_A_DELETION = """
+import os, signal, sys
+from pathlib import Path
+from app.settings import Settings
+from app.store import tables
+from app.store.database.engine import open_database
+from app.store.database.slices import Slices
+from app.store.keeping import deleting
+
+deleting.ROWS_AT_ONCE = 5
+database = open_database(Settings(data_dir=Path(sys.argv[1])))
+slices = Slices(database, slice_s=0.0, pause=lambda _seconds: os.kill(os.getpid(), signal.SIGKILL))
+deleting.delete_jobs(slices, [tables.job.c.id == int(sys.argv[2])])
+"""
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "nothing completes it"])
+def test_a_deletion_whose_process_was_killed_is_completed(
+    database: Database,
+    settings: Settings,
+    queue: Queue,
+    shop: Any,
+    files: ArtifactFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    sabotage: bool,
+) -> None:
+    """Also where finished jobs are kept for ever."""
+    sha256, size = files.put_bytes(b"trace")
+    files.release([sha256])
+    artifact = StoredArtifact(0, "trace", "trace", "text/plain", size, sha256)
+    job_id, other = finished(shop, queue, artifacts=[artifact]), finished(shop, queue)
+    many_measurements(database, job_id, 20)
+    command = [sys.executable, "-c", KILLED_AMID_A_DELETION, str(settings.data_dir), str(job_id)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert rows(database)["measurement"] == 15
+    if sabotage:
+        monkeypatch.setattr(pruning, "complete_deletions", lambda _slices: deleting.Deleted(0, []))
+    made = Pruning(Slices(database), files, replace(KEPT, jobs=None))
+    assert made.plan().jobs == 1
+    assert made.run().jobs == (0 if sabotage else 1)
+    jobs, _ = Reading(database).jobs()
+    assert {job["id"] for job in jobs} == ({job_id, other} if sabotage else {other})
+    assert rows(database).get("measurement", 0) == (15 if sabotage else 0)
+    with contextlib.suppress(NotFound):
+        files.open_path(sha256)
+        assert sabotage, "its file stays"
 
 
 def test_control_of_the_order(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -126,6 +129,29 @@ def points(*lengths: int, **options: Any) -> list[NewJob]:
     ]
 
 
+KILLED_AMID_A_SWEEP = """
+import os, signal, sys
+from pathlib import Path
+from app.settings import Settings
+from app.specs.benchmark import BenchmarkSpec
+from app.store.database.engine import open_database
+from app.store.queue import sweeps
+from app.store.queue.transitions import Queue
+from app.store.records import Idempotency, NewJob
+
+complete = sweeps.complete
+
+def die(*arguments):
+    complete(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+sweeps.complete = die
+jobs = [NewJob(BenchmarkSpec(context_length=length), point={"context_length": length}) for length in (8, 16)]
+key = Idempotency("key", "POST /sweeps", "digest")
+Queue(open_database(Settings(data_dir=Path(sys.argv[1])))).submit_sweep(None, {}, {}, {}, [], jobs, key)
+"""
+
+
 class TestSweep:
     def test_a_sweep_and_its_jobs_land_together(self, queue: Queue, reading: Reading) -> None:
         jobs = points(128, 256, 512)
@@ -142,6 +168,18 @@ class TestSweep:
             queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec()), broken])
         assert reading.counts()["queued"] == 0
         assert reading.sweeps() == ([], None)
+
+    def test_a_process_killed_amid_a_submission_leaves_nothing(
+        self, queue: Queue, reading: Reading, settings: Settings
+    ) -> None:
+        """Also its Idempotency-Key is new for the request that comes again."""
+        killed = subprocess.run([sys.executable, "-c", KILLED_AMID_A_SWEEP, str(settings.data_dir)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert (reading.sweeps(), reading.jobs()) == (([], None), ([], None))
+        key = Idempotency("key", "POST /sweeps", "digest")
+        answers = [queue.submit_sweep(None, {}, {}, {}, [], points(8, 16), key) for _ in range(2)]
+        assert [answer.replayed for answer in answers] == [False, True]
+        assert reading.counts()["queued"] == 2
 
     def test_a_sweep_without_jobs_is_refused(self, queue: Queue) -> None:
         with pytest.raises(ValueError, match="at least one"):
@@ -179,6 +217,47 @@ def sent() -> Iterator[list[int]]:
     event.listen(Engine, "before_cursor_execute", note)
     yield sent
     event.remove(Engine, "before_cursor_execute", note)
+
+
+class TestStatementsOfSweeps:
+    """While a large sweep is submitted or resumed, nobody else can write: it takes few statements, whatever its
+    size."""
+
+    @pytest.fixture
+    def statements(self) -> Iterator[Callable[[], int]]:
+        """Count the statements since the last call."""
+        executed: list[str] = []
+
+        def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            executed.append(statement)
+
+        def count() -> int:
+            number = len(executed)
+            executed.clear()
+            return number
+
+        event.listen(Engine, "before_cursor_execute", note)
+        yield count
+        event.remove(Engine, "before_cursor_execute", note)
+
+    def test_the_size_does_not_matter(self, queue: Queue, database: Database, statements: Callable[[], int]) -> None:
+        numbers = []
+        for length in (2, 200):
+            grid = {"context_length": list(range(1, length + 1))}
+            jobs = points(*grid["context_length"], labels={"a": "b"})
+            statements()
+            sweep = queue.submit_sweep("s", {"a": "b"}, {"kind": "benchmark"}, grid, [], jobs).response["id"]
+            of_submission = statements()
+            queue.cancel_sweep(sweep)
+            statements()
+            queue.resume_sweep(sweep)
+            of_cancelled = statements()
+            with database.write() as connection:
+                connection.exec_driver_sql("DELETE FROM job WHERE sweep_id = ?", (sweep,))
+            statements()
+            assert queue.resume_sweep(sweep)["counts"]["queued"] == length
+            numbers.append((of_submission, of_cancelled, statements()))
+        assert numbers[0] == numbers[1]
 
 
 class TestSweepsAsWholes:
