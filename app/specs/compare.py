@@ -34,10 +34,10 @@ class CompareSpec(SpecBase):
 
     @model_validator(mode="after")
     def _sides_go_together(self) -> Self:
-        given = self.model_fields_set & {"baseline", "candidate"}
-        if len(given) == 1:
-            (left_out,) = {"baseline", "candidate"} - given
-            raise field_error(left_out, "say both sides: without this one, two unrelated specs would be compared")
+        left_out = {"baseline", "candidate"} - self.model_fields_set
+        if len(left_out) == 1:
+            (side,) = left_out
+            raise field_error(side, "say both sides: without this one, two unrelated specs would be compared")
         if self.baseline.kind != self.candidate.kind:
             raise field_error("candidate/kind", f"must be {self.baseline.kind}, as the baseline's")
         for side, spec in self.sides().items():
