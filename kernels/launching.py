@@ -25,8 +25,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-KNOWN_VERSIONS = ("3.6.", "3.7.")
-"""Prefixes of the Triton versions whose launcher is called directly."""
+from kernels.versions import KNOWN_VERSIONS
+
 REMEMBERED_CALLS = 2048
 """Number of calls, of all launches together, whose arguments are kept, up to 3 KiB each. Enough for a model's step."""
 ALIGNMENT = 16

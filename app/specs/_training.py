@@ -89,12 +89,12 @@ class ModelSpec(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _vocabulary_of_the_preset(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "vocab_size" not in given:
-            size = given.get("size")
+    def _vocabulary_of_the_preset(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and "vocab_size" not in fields:
+            size = fields.get("size")
             if isinstance(size, str) and size in VOCABULARY_SIZES:
-                return {**given, "vocab_size": VOCABULARY_SIZES[size]}
-        return given
+                return {**fields, "vocab_size": VOCABULARY_SIZES[size]}
+        return fields
 
     @model_validator(mode="after")
     def _size_or_all_hyper_parameters(self) -> Self:
@@ -112,9 +112,9 @@ class ModelSpec(StrictModel):
 
     def shape(self) -> dict[str, int]:
         """Return the four hyper-parameters: those given, and the others from the preset."""
-        given = {name: getattr(self, name) for name in HYPER_PARAMETERS if getattr(self, name) is not None}
+        own = {name: getattr(self, name) for name in HYPER_PARAMETERS if getattr(self, name) is not None}
         preset: Mapping[str, int] = {} if self.size is None else MODEL_SIZES[self.size]  # type: ignore[assignment]
-        return {**preset, **given}
+        return {**preset, **own}
 
     def label(self) -> str:
         """Return the name that tables show: the preset with these hyper-parameters, else the hyper-parameters."""
@@ -210,12 +210,12 @@ class TrainingSpec(SpecBase):
         if self.cuda_graph:
             self._check_cuda_graph()
         self._check_memory_savers()
-        for field, given, default in (
+        for field, name, default in (
             ("code", self.model.name, type(self.model).model_fields["name"].default),
             ("attention_code", self.attention, type(self).model_fields["attention"].default),
         ):
-            if getattr(self, field) is not None and given != default:
-                raise field_error(field, f"stands in the place of {given!r}, which this spec names, too: leave one out")
+            if getattr(self, field) is not None and name != default:
+                raise field_error(field, f"stands in the place of {name!r}, which this spec names, too: leave one out")
         return self
 
     def _check_cuda_graph(self) -> None:

@@ -310,6 +310,7 @@ def measure(
     """
     from workers.measure.busy import measure_busy
     from workers.measure.timing import run_step
+    from workers.measure.validity import check_kernels
 
     spec, step, graphed, meter = training.spec, training.step, training.graphed, training.meter
     on_gpu = training.device.type == "cuda"
@@ -326,6 +327,8 @@ def measure(
     if on_gpu:
         busy = measure_busy(lambda: run_step(step.phases, ()), step.prepare)
     checks.append(check_busy(times, step_ms, busy))
+    if spec.attention == "triton":
+        checks += check_kernels(training.device)
     add_times(values, training, times, step_ms, busy)
     if pacing == "loop":
         values.set("isolated_step_ms", ISOLATED, times.step)

@@ -96,8 +96,11 @@ class AttentionRunner(OperationRunner):
         The log says what it chose.
         """
         from workers.measure.memory import translate_oom
+        from workers.measure.validity import check_kernels
 
         implementation = implementation_of(spec, cell)
+        if cell.implementation == "triton":
+            trial.checks += check_kernels(reference.inputs[0].device)
         if not spec.autotune or implementation.tune is None:
             return
         backward = reference.grad_out is not None and implementation.has_backward

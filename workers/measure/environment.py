@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kernels.versions import attention_kernels
 from workers.measure import nvml
 from workers.measure.host_memory import host_memory
 
@@ -56,6 +57,7 @@ def fingerprint(device: torch.device, *others: torch.device) -> dict[str, Any]:
         "software": software() | ({"nccl": _nccl_version()} if device.type == "cuda" else {}),
         "device": _facts(device),
         "other_devices": [_facts(other) for other in others],
+        "attention_kernels": attention_kernels(device),
         "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "settings": {
             "float32_matmul_precision": torch.get_float32_matmul_precision(),

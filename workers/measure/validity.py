@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kernels.versions import why_not_hopper
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
 from workers.measure.ceilings import Rate
@@ -197,6 +198,13 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
         Check("graph_breaks", after.graph_breaks == 0, ": ".join(filter(None, (breaks, "; ".join(why))))),
         Check("compile_cache", True, f"{after.cache} when the model was compiled"),
     ]
+
+
+def check_kernels(device: torch.device) -> list[Check]:
+    """Note that the attention `triton` runs other kernels on this Hopper GPU than those made for it; no check
+    elsewhere."""
+    reason = why_not_hopper(device)
+    return [] if reason is None else [Check("attention_kernels", False, reason, "note")]
 
 
 def check_gpus(readings: Sequence[Sequence[Reading]], own_processes: Set[int]) -> list[Check]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,11 +30,11 @@ from kernels.attention.triton.inputs import (
 from kernels.attention.triton.kernels import finish_kernel, rows_kernel
 from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_per_program
 from kernels.attention.triton.tilings import padded_width
-from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Launch, Window
+from kernels.launching import ALIGNMENT, Address, Launch, Window
+from kernels.versions import KNOWN_VERSIONS, attention_kernels, why_not_hopper
 
 Sizes = tuple[int, ...]
 
-CAPABILITY = (9, 0)
 DTYPES = (torch.bfloat16, torch.float16)
 COLUMNS = 8
 """Head dimensions are multiples of this, so that the rows of results begin at multiples of 16 bytes."""
@@ -143,14 +144,10 @@ there."""
 
 @functools.cache
 def runs_on(device: torch.device) -> bool:
-    """Return True if the kernels run on this device with the installed Triton."""
-    return (
-        device.type == "cuda"
-        and not triton.knobs.runtime.interpret
-        and torch.version.hip is None
-        and capability(device) == CAPABILITY
-        and triton.__version__.startswith(KNOWN_VERSIONS)
-    )
+    """Return True if the kernels run on this device. Warns once if it is a Hopper GPU with another Triton."""
+    if (reason := why_not_hopper(device)) is not None:
+        warnings.warn(reason, stacklevel=2)
+    return attention_kernels(device) == "hopper"
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:

@@ -83,8 +83,8 @@ def test_without_a_backward_pass_nothing_is_accumulated(mode: str) -> None:
         BenchmarkSpec(mode=mode, accumulation_steps=2)
 
 
-@pytest.mark.parametrize("kind", ["memory", "profile"])
-def test_kinds_that_look_into_a_step_take_one_micro_batch(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["memory", "profile", "ddp"])
+def test_other_kinds_take_one_micro_batch(kind: str) -> None:
     KINDS[kind].model_validate({"accumulation_steps": 1})
     with pytest.raises(ValidationError, match="leave it out") as caught:
         KINDS[kind].model_validate({"accumulation_steps": 2})
