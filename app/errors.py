@@ -12,6 +12,7 @@
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
     ├── Gone                       410  it was deleted; `extensions` name it
     ├── BodyTooLarge               413
+    ├── UnsupportedMediaType       415
     ├── MisdirectedRequest         421  its Host header names no host of this server
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads still work
@@ -181,6 +182,12 @@ class BodyTooLarge(FlopwatchError):
     def headers(self) -> dict[str, str]:
         # Without this the server would read and discard whatever the client continues to send.
         return {"Connection": "close"}
+
+
+class UnsupportedMediaType(FlopwatchError):
+    code = "unsupported_media_type"
+    status = 415
+    title = "The body has another content type than the route takes"
 
 
 class MisdirectedRequest(FlopwatchError):

@@ -32,7 +32,7 @@ from app.api import (
 )
 from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody
-from app.api.gate import Gate
+from app.api.gate import OPEN_PATHS, Gate
 from app.api.hosts import AllowedHosts
 from app.api.parameters import no_repeats
 from app.api.queue import PausedBody
@@ -45,6 +45,11 @@ ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, export, specs, workers, health),
     *(pages, docs),
 )
+
+SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "The API token."},
+    "basic": {"type": "http", "scheme": "basic", "description": "Any user, and the API token as the password."},
+}
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -78,7 +83,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(module.router)
     app.mount("/static", docs.static_files(), name="static")
     app.get("/", include_in_schema=False)(_to_pages)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app, needs_token=settings.api_token is not None)  # type: ignore[method-assign]
     return app
 
 
@@ -86,7 +91,7 @@ async def _to_pages() -> RedirectResponse:
     return RedirectResponse("/ui")
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
     """Make the OpenAPI schema of all routes, with their bodies, which the routes read themselves."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
@@ -94,7 +99,12 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             [(body, "validation") for body in (JobBody, SweepBody, PausedBody, BaselineBody)],
             ref_template="#/components/schemas/{model}",
         )
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
+        components = schema.setdefault("components", {})
+        components.setdefault("schemas", {}).update(bodies["$defs"], Problem=problems.PROBLEM_SCHEMA)
+        components["securitySchemes"] = SECURITY_SCHEMES
+        schema["security"] = [*({name: []} for name in SECURITY_SCHEMES), *([] if needs_token else [{}])]
+        for path in OPEN_PATHS:
+            schema["paths"][path]["get"]["security"] = []
         app.openapi_schema = _with_named_pages(schema)
     return app.openapi_schema
 

@@ -187,8 +187,8 @@ def _beside(
     other = CONTEXT.Process(target=work, args=(database.url, number, start, told))
     other.start()
     start.wait(START_TIMEOUT_S)
-    submissions, renewals = [], []
-    while other.is_alive():
+    submissions, renewals, is_at_work = [], [], True
+    while is_at_work:
         moments = [time.perf_counter()]
         queue.submit(NewJob(SPEC))
         moments.append(time.perf_counter())
@@ -197,6 +197,7 @@ def _beside(
         submissions.append(moments[1] - moments[0])
         renewals.append(moments[2] - moments[1])
         time.sleep(PAUSE_S)
+        is_at_work = other.is_alive()
     other.join()
     meanwhile = (
         ("submission meanwhile, p50 / p99 / max", _milliseconds(submissions)),

@@ -79,13 +79,21 @@ async def _new_name(name: Name) -> str:
 NewName = Annotated[str, Depends(_new_name)]
 
 
-@router.get("", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name")
+@router.get(
+    "", operation_id="list_baselines", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name"
+)
 def list_baselines(services: CurrentServices, query: Annotated[BaselinesQuery, Query()]) -> Response:
     entries, following = services.baselines.page(query.limit, query.after)
     return Json({"data": entries, "next": following})
 
 
-@router.get("/{name}", responses={200: {"model": BaselineOfCases}}, dependencies=[NO_QUERY], summary="Show a baseline")
+@router.get(
+    "/{name}",
+    operation_id="get_baseline",
+    responses={200: {"model": BaselineOfCases}},
+    dependencies=[NO_QUERY],
+    summary="Show a baseline",
+)
 def show(services: CurrentServices, name: Name) -> Response:
     """Returns the baseline with its cases, each with the jobs that measured it."""
     return Json(services.baselines.get(name))
@@ -93,6 +101,7 @@ def show(services: CurrentServices, name: Name) -> Response:
 
 @router.put(
     "/{name}",
+    operation_id="put_baseline",
     responses={200: {"model": PutBaseline}, 201: {"model": PutBaseline}},
     openapi_extra=request_body(BaselineBody),
     dependencies=[NO_QUERY],
@@ -113,7 +122,9 @@ async def put(
     return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)
 
 
-@router.delete("/{name}", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline")
+@router.delete(
+    "/{name}", operation_id="delete_baseline", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline"
+)
 async def delete(services: CurrentServices, name: Name) -> Response:
     """Deletes the baseline. Its jobs stay, and can be deleted from now on."""
     await services.writes.run(lambda: services.baselines.delete(name))

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
 from app.api.pointers import field_errors, pointer, shown
-from app.errors import BodyTooLarge, FieldError, InvalidRequest
+from app.errors import BodyTooLarge, FieldError, InvalidRequest, UnsupportedMediaType
 from app.settings import MAX_TIMEOUT_S
 from app.specs import JobSpec, SpecBase
 from app.specs._base import Location, StrictModel
@@ -24,6 +24,7 @@ from app.store.records import NewJob
 DRAINED_BYTES = 16 << 20
 
 MAX_LABELS = 64
+JSON = "application/json"
 
 
 def _one_line(text: str) -> str:
@@ -105,10 +106,19 @@ def json_body(model: type[Model], *, union_at: Location | None = None) -> Callab
     """Return a dependency that reads the request's body as `model`."""
 
     async def read(request: Request) -> Body[Model]:
+        check_content_type(request)
         raw = await read_limited(request, request.app.state.services.settings.max_body_bytes)
         return parse(raw, model, union_at=union_at)
 
     return read
+
+
+def check_content_type(request: Request) -> None:
+    """Raise UnsupportedMediaType if the request says that its body is no JSON. Many programs say nothing."""
+    said = request.headers.get("content-type")
+    media_type = (said or JSON).partition(";")[0].strip().lower()
+    if media_type != JSON and not media_type.endswith("+json"):
+        raise UnsupportedMediaType(f"The body is {media_type[:100]!r}: send JSON, with `Content-Type: {JSON}`.")
 
 
 def summary(errors: tuple[FieldError, ...]) -> str:
@@ -121,7 +131,7 @@ def summary(errors: tuple[FieldError, ...]) -> str:
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
     """Return the /openapi.json entry of a body that `json_body` reads; app.main adds the schema itself."""
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": reference}}}}
 
 
 async def read_limited(request: Request, limit: int) -> bytes:

@@ -37,7 +37,13 @@ class DeleteQuery(_Chosen):
     state: Literal["succeeded", "failed", "cancelled"] | None = None
 
 
-@router.post("/cancel", status_code=202, responses={202: {"model": BulkCancelled}}, summary="Cancel many jobs")
+@router.post(
+    "/cancel",
+    operation_id="cancel_jobs",
+    status_code=202,
+    responses={202: {"model": BulkCancelled}},
+    summary="Cancel many jobs",
+)
 async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query()]) -> Response:
     """Cancels queued and running jobs that match every filter; without any filter 422.
 
@@ -48,7 +54,9 @@ async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query(
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.cancel(chosen))), status_code=202)
 
 
-@router.delete("", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs")
+@router.delete(
+    "", operation_id="delete_jobs", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs"
+)
 async def delete(services: CurrentServices, query: Annotated[DeleteQuery, Query()]) -> Response:
     """Deletes finished jobs that match every filter, with their results and files; without any filter 422.
 

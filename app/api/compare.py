@@ -14,7 +14,7 @@ from app import results
 from app.api import schemas
 from app.api.parameters import Id, StrictQuery, Text, described
 from app.api.services import CurrentServices
-from app.api.tables import written
+from app.api.tables import in_every_format, written
 from app.errors import FieldError, InvalidRequest
 from app.store.database.engine import Database
 from app.table_options import Format
@@ -89,7 +89,8 @@ HEADERS = {
 
 @router.get(
     "",
-    responses={200: {"model": schemas.Comparison, "headers": described(HEADERS)}},
+    operation_id="compare",
+    responses={200: in_every_format(schemas.Comparison) | {"headers": described(HEADERS)}},
     summary="Two jobs, or two sides, compared",
 )
 async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:

@@ -24,6 +24,7 @@ SOURCE = {"text/x-python": {"schema": {"type": "string", "format": "binary"}}}
 
 @router.put(
     "/{sha256}",
+    operation_id="put_file",
     status_code=201,
     responses={201: {"model": CodeFile}, 200: {"model": CodeFile, "description": "It was there before"}},
     openapi_extra={"requestBody": {"required": True, "content": SOURCE}},
@@ -55,6 +56,7 @@ def _wrong(detail: str) -> InvalidRequest:
 
 @router.get(
     "/{sha256}",
+    operation_id="get_file",
     response_class=PlainTextResponse,
     responses={304: {}},
     openapi_extra=declared("If-None-Match"),

@@ -19,13 +19,13 @@ LAST_WAIT_S = 1.0
 """Seconds that the check waits if writes have been refused for long, so that it does not fail by bad luck alone."""
 
 
-@router.get("/healthz", dependencies=[NO_QUERY], summary="Is the process alive?")
+@router.get("/healthz", operation_id="get_health", dependencies=[NO_QUERY], summary="Is the process alive?")
 async def healthz() -> Response:
     """Answers 200 while the process is alive; needs no token and no database."""
     return Json({"status": "ok"})
 
 
-@router.get("/readyz", dependencies=[NO_QUERY], summary="Can it do its work?")
+@router.get("/readyz", operation_id="get_readiness", dependencies=[NO_QUERY], summary="Can it do its work?")
 def readyz(services: CurrentServices) -> Response:
     """Reads the database, writes to it and stores a file; answers 503 or 507 with the reason when that fails.
 
@@ -43,7 +43,13 @@ def readyz(services: CurrentServices) -> Response:
     return Json({"status": "ready"})
 
 
-@router.get("/metrics", dependencies=[NO_QUERY], response_class=PlainTextResponse, summary="Prometheus metrics")
+@router.get(
+    "/metrics",
+    operation_id="get_metrics",
+    dependencies=[NO_QUERY],
+    response_class=PlainTextResponse,
+    summary="Prometheus metrics",
+)
 def metrics(services: CurrentServices) -> Response:
     """Returns the metrics in Prometheus's text format 0.0.4."""
     counts = services.reading.counts()

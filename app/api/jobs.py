@@ -56,6 +56,7 @@ class JobsQuery(StrictQuery):
 
 @router.post(
     "",
+    operation_id="submit_job",
     status_code=201,
     responses={201: {"model": Job}},
     openapi_extra=request_body(JobBody) | declared("Idempotency-Key", "Prefer"),
@@ -122,7 +123,7 @@ async def finished_job(services: Services, job_id: int, timeout_s: float) -> dic
             await followed.after(generation, left_s)
 
 
-@router.get("", responses={200: {"model": Page[Job]}}, summary="List jobs, newest first")
+@router.get("", operation_id="list_jobs", responses={200: {"model": Page[Job]}}, summary="List jobs, newest first")
 def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -> Response:
     jobs, following = services.reading.jobs(
         state=query.state,
@@ -137,6 +138,7 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
 
 @router.get(
     "/{job_id}",
+    operation_id="get_job",
     responses={200: {"model": Job}, 304: {}},
     openapi_extra=declared("If-None-Match"),
     dependencies=[NO_QUERY],
@@ -154,6 +156,7 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
 
 @router.post(
     "/{job_id}/cancel",
+    operation_id="cancel_job",
     status_code=202,
     responses={202: {"model": Job}},
     dependencies=[NO_QUERY],
@@ -166,6 +169,7 @@ async def cancel(services: CurrentServices, job_id: JobId) -> Response:
 
 @router.post(
     "/{job_id}/retry",
+    operation_id="retry_job",
     status_code=202,
     responses={202: {"model": Job}},
     dependencies=[NO_QUERY],
@@ -176,7 +180,9 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
     return Json(linked_job(await services.writes.run(lambda: services.queue.retry(job_id))), status_code=202)
 
 
-@router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
+@router.delete(
+    "/{job_id}", operation_id="delete_job", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job"
+)
 async def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Deletes a finished job with its results and files."""
     # It may have a million rows, which are deleted in slices.

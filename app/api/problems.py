@@ -21,29 +21,27 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 # Codes for statuses that the framework itself raises.
 HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 416: "range_not_satisfiable"}
 
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "instance", "code"],
+    "properties": {
+        **{name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")},
+        "status": {"type": "integer"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["pointer", "detail"],
+                "properties": {"pointer": {"type": "string"}, "detail": {"type": "string"}},
+            },
+        },
+    },
+}
 # The errors of every route, for /openapi.json.
 DOCUMENTED: dict[str, Any] = {
     "description": "A problem (RFC 9457).",
-    "content": {
-        PROBLEM_MEDIA_TYPE: {
-            "schema": {
-                "type": "object",
-                "required": ["type", "title", "status", "detail", "instance", "code"],
-                "properties": {
-                    **{name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")},
-                    "status": {"type": "integer"},
-                    "errors": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["pointer", "detail"],
-                            "properties": {"pointer": {"type": "string"}, "detail": {"type": "string"}},
-                        },
-                    },
-                },
-            }
-        }
-    },
+    "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 
 

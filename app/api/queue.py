@@ -61,7 +61,12 @@ class Paused(TypedDict):
 read_paused_body = json_body(PausedBody)
 
 
-@router.get("/places", responses={200: {"model": Page[Place]}}, summary="Places of jobs in the queue")
+@router.get(
+    "/places",
+    operation_id="get_queue_places",
+    responses={200: {"model": Page[Place]}},
+    summary="Places of jobs in the queue",
+)
 def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) -> Response:
     """Returns the places, counted from 1, of the queued ones of these jobs: by priority, then by submission.
 
@@ -72,13 +77,20 @@ def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) ->
     return Json({"data": data, "next": None})
 
 
-@router.get("/paused", responses={200: {"model": Paused}}, dependencies=[NO_QUERY], summary="Which kinds are paused?")
+@router.get(
+    "/paused",
+    operation_id="get_paused_kinds",
+    responses={200: {"model": Paused}},
+    dependencies=[NO_QUERY],
+    summary="Which kinds are paused?",
+)
 def paused(services: CurrentServices) -> Response:
     return Json({"kinds": services.pausing.kinds()})
 
 
 @router.put(
     "/paused",
+    operation_id="put_paused_kinds",
     responses={200: {"model": Paused}},
     openapi_extra=request_body(PausedBody),
     dependencies=[NO_QUERY],

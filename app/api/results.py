@@ -15,7 +15,7 @@ from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
-from app.api.tables import Caption, LatexLabel, split, written
+from app.api.tables import Caption, LatexLabel, in_every_format, split, written
 from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
 from app.table_options import Format
@@ -64,14 +64,19 @@ class ReportedTableQuery(AttemptQuery):
     """The label by which LaTeX's `\\ref` refers to the table."""
 
 
-@router.get("/logs", response_class=PlainTextResponse, summary="A job's output")
+@router.get("/logs", operation_id="get_job_log", response_class=PlainTextResponse, summary="A job's output")
 def logs(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """Returns the standard output and error of an attempt; a long log keeps its head and tail, and the middle is
     cut."""
     return PlainTextResponse(services.reading.log(job_id, query.attempt))
 
 
-@router.get("/measurements", responses={200: {"model": Measurements}}, summary="A job's measurements")
+@router.get(
+    "/measurements",
+    operation_id="get_job_measurements",
+    responses={200: {"model": Measurements}},
+    summary="A job's measurements",
+)
 def measurements(services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]) -> Response:
     """Returns measurements: one row is one metric of one case in one unit; the columns are those of this page's
     rows."""
@@ -81,20 +86,30 @@ def measurements(services: CurrentServices, job_id: JobId, query: Annotated[Meas
     return Json(page)
 
 
-@router.get("/units", responses={200: {"model": Page[Unit]}}, summary="A job's units")
+@router.get("/units", operation_id="list_job_units", responses={200: {"model": Page[Unit]}}, summary="A job's units")
 def units(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """Returns the job's units in the last attempt that ended: the parts that fresh processes measured one after the
     other."""
     return Json({"data": services.reading.units(job_id, query.attempt), "next": None})
 
 
-@router.get("/tables", responses={200: {"model": Page[ReportedTable]}}, summary="A job's own tables")
+@router.get(
+    "/tables",
+    operation_id="list_job_tables",
+    responses={200: {"model": Page[ReportedTable]}},
+    summary="A job's own tables",
+)
 def tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """Lists the tables that the job's units reported, beside its measurements."""
     return Json({"data": results.list_tables(services.database, job_id, query.attempt), "next": None})
 
 
-@router.get("/tables/{name:path}", responses={200: {"model": Measurements}}, summary="One of a job's own tables")
+@router.get(
+    "/tables/{name:path}",
+    operation_id="get_job_table",
+    responses={200: in_every_format(Measurements)},
+    summary="One of a job's own tables",
+)
 async def reported_table(
     services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
@@ -119,18 +134,27 @@ async def reported_table(
     return await run_sync(make, limiter=services.tables)
 
 
-@router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")
+@router.get(
+    "/attempts",
+    operation_id="list_job_attempts",
+    responses={200: {"model": Page[Attempt]}},
+    dependencies=[NO_QUERY],
+    summary="A job's attempts",
+)
 def attempts(services: CurrentServices, job_id: JobId) -> Response:
     return Json({"data": services.reading.attempts(job_id), "next": None})
 
 
-@router.get("/artifacts", responses={200: {"model": Page[Artifact]}}, summary="A job's files")
+@router.get(
+    "/artifacts", operation_id="list_job_artifacts", responses={200: {"model": Page[Artifact]}}, summary="A job's files"
+)
 def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     return Json({"data": services.reading.artifacts(job_id, query.attempt), "next": None})
 
 
 @router.get(
     "/artifacts/{name}",
+    operation_id="download_job_artifact",
     response_class=FileResponse,
     responses={206: {}, 304: {}},
     openapi_extra=declared("Range", "If-None-Match"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
+from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from app.states import JobState
+
+Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
 
 class Progress(TypedDict):
@@ -32,10 +35,10 @@ class Job(TypedDict):
     worker_id: str | None
     sweep_id: int | None
     unique_key: str | None
-    created_at: str
-    started_at: str | None
-    finished_at: str | None
-    cancel_requested_at: str | None
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    cancel_requested_at: Time | None
     waiting: str | None
     environment: dict[str, Any] | None
     validity: dict[str, Any] | None
@@ -59,8 +62,8 @@ class Attempt(TypedDict):
     worker_id: str
     state: str
     error: dict[str, Any] | None
-    started_at: str
-    finished_at: str | None
+    started_at: Time
+    finished_at: Time | None
     links: dict[str, str]
 
 
@@ -70,7 +73,7 @@ class Event(TypedDict):
     attempt: int
     type: str
     data: dict[str, Any]
-    created_at: str
+    created_at: Time
 
 
 class Artifact(TypedDict):
@@ -95,6 +98,11 @@ class Measurements(TypedDict):
     columns: list[Column]
     rows: list[dict[str, Any]]
     next: str | None
+
+
+class Table(Measurements):
+    missing: list[str]
+    notes: list[str]
 
 
 class ComparedSide(TypedDict):
@@ -159,8 +167,8 @@ class Comparison(Measurements):
 
 class Baseline(TypedDict):
     name: str
-    created_at: str
-    updated_at: str
+    created_at: Time
+    updated_at: Time
     number_of_cases: int
     jobs: list[int]
     links: dict[str, str]
@@ -246,7 +254,7 @@ class Sweep(TypedDict):
     options: dict[str, Any]
     fit: dict[str, Any] | None
     searches: list[Search] | None
-    created_at: str
+    created_at: Time
     broken: dict[str, Any] | None
     counts: dict[str, int]
     links: dict[str, str]
@@ -275,8 +283,8 @@ class Worker(TypedDict):
     readings: dict[str, Any] | None
     broken: dict[str, Any] | None
     job_ids: list[int]
-    registered_at: str
-    last_seen_at: str
+    registered_at: Time
+    last_seen_at: Time
 
 
 Item = TypeVar("Item")

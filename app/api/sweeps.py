@@ -69,6 +69,7 @@ class SweepsQuery(StrictQuery):
 
 @router.post(
     "",
+    operation_id="submit_sweep",
     status_code=201,
     responses={201: {"model": Sweep}},
     openapi_extra=request_body(SweepBody) | declared("Idempotency-Key"),
@@ -200,13 +201,21 @@ def _misfits(point: Point, invalid: ValidationError) -> Iterator[tuple[Location,
         yield origin, describe(error, SpecBase)
 
 
-@router.get("", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first")
+@router.get(
+    "", operation_id="list_sweeps", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first"
+)
 def list_sweeps(services: CurrentServices, query: Annotated[SweepsQuery, Query()]) -> Response:
     sweeps, following = services.reading.sweeps(limit=query.limit, after=query.after)
     return Json({"data": [linked_sweep(sweep) for sweep in sweeps], "next": following})
 
 
-@router.get("/{sweep_id}", responses={200: {"model": Sweep}}, dependencies=[NO_QUERY], summary="Show a sweep")
+@router.get(
+    "/{sweep_id}",
+    operation_id="get_sweep",
+    responses={200: {"model": Sweep}},
+    dependencies=[NO_QUERY],
+    summary="Show a sweep",
+)
 def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Returns the sweep, with `counts` of its points by the state of their latest job, and with `fit` its
     `searches`."""
@@ -215,6 +224,7 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
 
 @router.post(
     "/{sweep_id}/cancel",
+    operation_id="cancel_sweep",
     status_code=202,
     responses={202: {"model": Sweep}},
     dependencies=[NO_QUERY],
@@ -227,6 +237,7 @@ async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
 
 @router.post(
     "/{sweep_id}/resume",
+    operation_id="resume_sweep",
     status_code=202,
     responses={202: {"model": Sweep}},
     dependencies=[NO_QUERY],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
@@ -12,6 +12,7 @@ from pydantic import Field
 
 from app import results
 from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
+from app.api.schemas import Table
 from app.api.services import CurrentServices
 from app.table_options import DEFAULT_STATISTIC, Format, Statistic
 
@@ -24,6 +25,13 @@ MEDIA_TYPES: dict[Format, str] = {
     "latex": "application/x-latex; charset=utf-8",
     "html": "text/html; charset=utf-8",
 }
+
+
+def in_every_format(model: Any) -> dict[str, Any]:
+    """Return the /openapi.json entry of a table that `written` writes; `model` is the shape of its JSON."""
+    texts = (media_type.partition(";")[0] for format_, media_type in MEDIA_TYPES.items() if format_ != "json")
+    return {"model": model, "content": {text: {"schema": {"type": "string"}} for text in texts}}
+
 
 # People save this page and paste from it, so it must be readable without the style sheet, too.
 HTML_PAGE = """<!doctype html>
@@ -122,7 +130,7 @@ class TableQuery(ChoiceQuery):
         )
 
 
-@router.get("", summary="A table of measurements")
+@router.get("", operation_id="get_table", responses={200: in_every_format(Table)}, summary="A table of measurements")
 async def table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
     """Returns a table with one row per case and one column per metric; in JSON, `missing` says why cells have no
     numbers.

@@ -21,9 +21,9 @@ class CompareSpec(SpecBase):
     model_config = ConfigDict(defer_build=True)
 
     kind: Literal["compare"] = "compare"
-    baseline: PlainSpec = Field(default_factory=lambda: _tiny("fp32"))
+    baseline: PlainSpec
     """The spec to compare with. It has any kind but this one."""
-    candidate: PlainSpec = Field(default_factory=lambda: _tiny("bf16"))
+    candidate: PlainSpec
     """The spec that is compared. It has the baseline's kind and uses the same devices."""
     replicates: int = Field(default=8, ge=1, le=100)
     """Fresh processes of each side. With fewer than 4, a difference cannot be distinguished from chance."""
@@ -34,10 +34,6 @@ class CompareSpec(SpecBase):
 
     @model_validator(mode="after")
     def _sides_go_together(self) -> Self:
-        left_out = {"baseline", "candidate"} - self.model_fields_set
-        if len(left_out) == 1:
-            (side,) = left_out
-            raise field_error(side, "say both sides: without this one, two unrelated specs would be compared")
         if self.baseline.kind != self.candidate.kind:
             raise field_error("candidate/kind", f"must be {self.baseline.kind}, as the baseline's")
         for side, spec in self.sides().items():
@@ -50,6 +46,11 @@ class CompareSpec(SpecBase):
                 f"needs {_named(after)}, the baseline {_named(before)}: both run on the same devices",
             )
         return self
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return a small comparison. Only clients know what to compare, so the sides have no defaults."""
+        return cls(baseline=_tiny("fp32"), candidate=_tiny("bf16"))
 
     def sides(self) -> dict[str, SpecBase]:
         """Return the two specs by side, in the order they take turns."""

@@ -63,7 +63,13 @@ class ExportQuery(StrictQuery):
 HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {}}, "description": "The file."}}
 
 
-@router.get("/jobs/{job_id}/export", response_class=HTMLResponse, responses=HTML, summary="A job as one HTML file")
+@router.get(
+    "/jobs/{job_id}/export",
+    operation_id="export_job",
+    response_class=HTMLResponse,
+    responses=HTML,
+    summary="A job as one HTML file",
+)
 async def job(
     request: Request, services: CurrentServices, job_id: JobId, query: Annotated[ExportQuery, Query()]
 ) -> Response:
@@ -74,7 +80,11 @@ async def job(
 
 
 @router.get(
-    "/sweeps/{sweep_id}/export", response_class=HTMLResponse, responses=HTML, summary="A sweep as one HTML file"
+    "/sweeps/{sweep_id}/export",
+    operation_id="export_sweep",
+    response_class=HTMLResponse,
+    responses=HTML,
+    summary="A sweep as one HTML file",
 )
 async def sweep(
     request: Request, services: CurrentServices, sweep_id: SweepId, query: Annotated[ExportQuery, Query()]
@@ -83,7 +93,13 @@ async def sweep(
     return await run_sync(lambda: _sweep(request, services, sweep_id, query), limiter=services.tables)
 
 
-@router.get("/compare/export", response_class=HTMLResponse, responses=HTML, summary="A comparison as one HTML file")
+@router.get(
+    "/compare/export",
+    operation_id="export_comparison",
+    response_class=HTMLResponse,
+    responses=HTML,
+    summary="A comparison as one HTML file",
+)
 async def compare(request: Request, services: CurrentServices, query: Annotated[ComparedQuery, Query()]) -> Response:
     """Returns one HTML file, as for a job: the table and the sentences of `GET /compare`, with plots of ratios and
     distributions."""

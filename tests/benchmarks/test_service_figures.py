@@ -161,7 +161,7 @@ def test_run_prints_the_table_of_a_file(
 
 
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store.main(tmp_path, submissions=20, claims=20, queued=[50], measurements=[1500])
+    store.main(tmp_path, submissions=20, claims=20, queued=[50], measurements=[1500], swept=[100])
     _, rows = parsed(capsys.readouterr().out)
     assert [name for name, _ in rows] == [
         "submissions/s, 1 thread",
@@ -175,7 +175,10 @@ def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "1,500 measurements: the commit",
         "1,500 measurements: submission meanwhile, p50 / p99 / max",
         "1,500 measurements: renewal meanwhile, p50 / p99 / max",
+        "a sweep of 100 jobs: the submission, of which it holds the write lock",
+        "a sweep of 100 jobs: submission meanwhile, p50 / p99 / max",
+        "a sweep of 100 jobs: renewal meanwhile, p50 / p99 / max",
     ]
     for _, value in rows:
-        assert re.fullmatch(r"[\d,]+|[\d.]+ s|[\d.]+ / [\d.]+ / [\d.]+ (ms|MiB)", value), value
+        assert re.fullmatch(r"[\d,]+|([\d.]+ / )?[\d.]+ s|[\d.]+ / [\d.]+ / [\d.]+ (ms|MiB)", value), value
     assert list(tmp_path.iterdir()) == []

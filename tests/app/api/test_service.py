@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 from pathlib import Path
@@ -136,6 +137,93 @@ def test_openapi(site: Any) -> None:
         for method, operation in operations.items():
             assert "default" in operation["responses"], (method, path)
             assert "422" not in operation["responses"], (method, path)
+
+
+class TestOpenapiForGenerators:
+    """What programs that generate clients need."""
+
+    @pytest.fixture
+    def schema(self, site: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = site.http.get("/openapi.json").json()
+        return schema
+
+    def operations(self, schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        return {
+            f"{method.upper()} {path}": operation
+            for path, operations in schema["paths"].items()
+            for method, operation in operations.items()
+        }
+
+    def test_operation_ids_are_names(self, schema: dict[str, Any]) -> None:
+        ids = {route: operation["operationId"] for route, operation in self.operations(schema).items()}
+        assert ids["POST /jobs"] == "submit_job"
+        assert ids["GET /jobs/{job_id}"] == "get_job"
+        assert len(set(ids.values())) == len(ids)
+        assert [name for name in ids.values() if not re.fullmatch(r"[a-z]+(_[a-z]+){0,2}", name)] == []
+
+    def test_problems_have_one_schema(self, site: Any, schema: dict[str, Any]) -> None:
+        for route, operation in self.operations(schema).items():
+            content = operation["responses"]["default"]["content"]
+            assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}, route
+        assert set(schema["components"]["schemas"]["Problem"]["required"]) <= set(site.http.get("/jobs/0").json())
+
+    def test_times_say_so(self, schema: dict[str, Any]) -> None:
+        shapes = schema["components"]["schemas"]
+        times = {
+            (shape, name): field
+            for shape in ("Job", "Sweep", "Attempt", "Event", "Worker")
+            for name, field in shapes[shape]["properties"].items()
+            if name.endswith("_at")
+        }
+        assert len(times) > 8
+        for place, field in times.items():
+            assert "date-time" in [one.get("format") for one in field.get("anyOf", [field])], place
+
+    @pytest.mark.parametrize("route", ["GET /tables", "GET /compare", "GET /jobs/{job_id}/tables/{name}"])
+    def test_tables_have_every_media_type(self, schema: dict[str, Any], route: str) -> None:
+        content = self.operations(schema)[route]["responses"]["200"]["content"]
+        assert content.keys() == {
+            "application/json",
+            "text/csv",
+            "text/markdown",
+            "application/x-latex",
+            "text/html",
+        }
+        assert content["text/csv"] == {"schema": {"type": "string"}}
+        assert "$ref" in content["application/json"]["schema"]
+
+    @pytest.mark.parametrize("token", [None, "secret"])
+    def test_the_token_is_a_security_scheme(self, serve: Any, tmp_path: Any, token: str | None) -> None:
+        with serve(tmp_path, api_token=token) as site:
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            schema = site.http.get("/openapi.json", headers=headers).json()
+        assert {name: one["scheme"] for name, one in schema["components"]["securitySchemes"].items()} == {
+            "bearer": "bearer",
+            "basic": "basic",
+        }
+        assert ({} in schema["security"]) == (token is None)
+        assert schema["paths"]["/healthz"]["get"]["security"] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("application/json", 201),
+        ("Application/JSON; charset=utf-8", 201),
+        (None, 201),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("", 201),
+    ],
+)
+def test_a_body_of_another_content_type_is_refused(site: Any, said: str | None, status: int) -> None:
+    before, headers = site.rows(), {} if said is None else {"Content-Type": said}
+    answer = site.http.post("/jobs", content=json.dumps({"spec": TINY}), headers=headers)
+    assert answer.status_code == status
+    if status == 415:
+        assert answer.json()["code"] == "unsupported_media_type"
+        assert "application/json" in answer.json()["detail"]
+        assert site.rows() == before
 
 
 def test_docs_need_no_other_host(site: Any) -> None:
