@@ -371,8 +371,8 @@ def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusio
         return "invalid", f"invalid: {_of_other_work(invalid)}{which}{others}"
     if len(with_values) == 1:
         (row,) = with_values
-        assert row.finding is not None
-        return row.finding, f"{_where(row, rows)}: {row.sentence()}{others}"
+        of_tested: Any = row.finding
+        return of_tested, f"{_where(row, rows)}: {row.sentence()}{others}"
     return _of_many(with_values, rows)
 
 

@@ -86,17 +86,19 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
         return str(claim.job_id)
 
     right, all_wrong, half_wrong = run(()), run(lengths), run((64,))
-    ended(flopwatch("baseline", "set", "main", right))
+    ended(flopwatch("baseline", "set", "kernels", right))
     for candidate in (all_wrong, half_wrong):
-        for command in (("compare", right, candidate), ("check", candidate, "--baseline", "main")):
+        for command in (("compare", right, candidate), ("check", candidate, "--baseline", "kernels")):
             printed = ended(flopwatch(*command, "--fail-above", "10%"), 6)
             assert "missing: the candidate has no forward_backward_ms, sequence_length=64 (wrong)" in printed
     assert "missing" in ended(
         flopwatch("compare", right, all_wrong, "--fail-above", "10%", "--metric", "forward_ms"), 6
     )
-    assert "are wrong" in ended(flopwatch("baseline", "set", "other", all_wrong), 1)
-    left_out = ended(flopwatch("baseline", "set", "other", half_wrong))
+    assert "are wrong" in ended(flopwatch("baseline", "set", "halves", all_wrong), 1)
+    left_out = ended(flopwatch("baseline", "set", "halves", half_wrong))
     assert "1 of 2 cases wrong" in left_out
+    for name in ("kernels", "halves"):
+        ended(flopwatch("baseline", "delete", name))
 
 
 def test_a_gate_costs_one_comparison(flopwatch: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
