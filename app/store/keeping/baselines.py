@@ -94,8 +94,8 @@ class Baselines:
         unfit = [entry for verdict in UNFIT for entry in _with_verdict(measured, verdict)]
         if not cases:
             raise Conflict(
-                f"Job {unfit[0]['job']}: {unfit[0]['why']}. Nothing can be judged against results that are wrong, or of "
-                "other work than was asked for: see the job's verdict, and set one that is right and valid."
+                f"Job {unfit[0]['job']}: {unfit[0]['why']}. Nothing can be judged against results that are wrong, or "
+                "of other work than was asked for: see the job's verdict, and set one that is right and valid."
             )
         with self._database.write() as connection:
             _check_unchanged(connection, attempts)
