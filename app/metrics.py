@@ -27,8 +27,6 @@ class Metric:
     """None: neither less nor more is better."""
     is_speed: bool = False
     """True if people say of it that it is faster or slower."""
-    is_error: bool = False
-    """True if it says how wrong a result is, which is no measure of speed or memory."""
 
 
 METRICS = {
@@ -39,12 +37,12 @@ METRICS = {
         Metric("gpu_busy_percent", "more"),
         Metric("saved_by_16_bits_gib", "more"),
         Metric("saved_by_sharding_gib", "more"),
-        Metric("error", "less", is_error=True),
-        Metric("rounding_error", "less", is_error=True),
-        Metric("adding_error", "less", is_error=True),
-        Metric("output_error", "less", is_error=True),
-        Metric("gradient_error", "less", is_error=True),
-        Metric("parameter_error", "less", is_error=True),
+        Metric("error", "less"),
+        Metric("rounding_error", "less"),
+        Metric("adding_error", "less"),
+        Metric("output_error", "less"),
+        Metric("gradient_error", "less"),
+        Metric("parameter_error", "less"),
         Metric("exposed_communication_error_ms", "less"),
         Metric("profiler_overhead_percent", "less"),
         Metric("communication_percent", "less"),
@@ -105,11 +103,6 @@ def better(metric: str, unit: str | None) -> Direction | None:
 def is_speed(metric: str, unit: str | None) -> bool:
     """Return True if a metric is a time or a rate, of which people say that it is faster or slower."""
     return metric_of(metric, unit).is_speed
-
-
-def is_error(metric: str) -> bool:
-    """Return True if a metric says how wrong a result is."""
-    return metric_of(metric, None).is_error
 
 
 def is_size(metric: str, unit: str | None) -> bool:

@@ -144,8 +144,8 @@ def check(
     if as_json:
         print_json(checked)
     else:
-        for one in checked["comparisons"]:
-            echo(f"{_jobs(one['candidate']['jobs'])} against {baseline}: {one['gate']['sentence']}")
+        for comparison in checked["comparisons"]:
+            echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}: {comparison['gate']['sentence']}")
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 
@@ -173,10 +173,10 @@ def set_(
         return
     number = kept["number_of_cases"]
     echo(f"baseline {name}: {number} case{'s' if number != 1 else ''} of {_jobs(kept['jobs'])}")
-    for one in kept["left_out"]:
-        echo(f"left out: job {one['job']}, {one['why']}", err=True)
-    for one in kept["suspect"]:
-        echo(f"note: job {one['job']} is in it, though {one['why']}; its verdict says why", err=True)
+    for case in kept["left_out"]:
+        echo(f"left out: job {case['job']}, {case['why']}", err=True)
+    for case in kept["suspect"]:
+        echo(f"note: job {case['job']} is in it, though {case['why']}; its verdict says why", err=True)
 
 
 @baseline.command("list")
@@ -192,7 +192,10 @@ def list_(
     if as_json:
         print_json(baselines)
         return
-    rows = [(one["name"], one["number_of_cases"], _jobs(one["jobs"]), age(one["updated_at"])) for one in baselines]
+    rows = [
+        (baseline["name"], baseline["number_of_cases"], _jobs(baseline["jobs"]), age(baseline["updated_at"]))
+        for baseline in baselines
+    ]
     print_columns(("name", "cases", "jobs", "set"), rows)
 
 
@@ -208,14 +211,14 @@ def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
         return
     rows = [
         (
-            one["kind"],
-            one["case"],
-            one["device_key"],
-            one["validity"] or "–",
-            ", ".join(map(str, one["jobs"])),
-            one["case_key"],
+            case["kind"],
+            case["case"],
+            case["device_key"],
+            case["validity"] or "–",
+            ", ".join(map(str, case["jobs"])),
+            case["case_key"],
         )
-        for one in baseline["cases"]
+        for case in baseline["cases"]
     ]
     print_columns(("kind", "case", "device", "verdict", "jobs", "case key"), rows)
 

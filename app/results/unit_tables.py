@@ -156,7 +156,7 @@ def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
         if name not in (*names, EVERY_COLUMN):
             detail = f"There is no column {name!r}; there is {', '.join(names)}, or {EVERY_COLUMN} for every one."
             raise InvalidRequest(detail, errors=(FieldError("/columns", detail),))
-    wanted = dict.fromkeys(one for name in columns for one in (names if name == EVERY_COLUMN else [name]))
+    wanted = dict.fromkeys(column for name in columns for column in (names if name == EVERY_COLUMN else [name]))
     at = [names.index(name) for name in wanted]
     # A request that names the units' column gets it even if there is only one unit.
     described = [

@@ -38,10 +38,10 @@ def end_leftovers(mark: str) -> list[int]:
     GPU's memory.
     """
     pids = sorted(map(int, filter(str.isdigit, os.listdir(_PROC))))  # noqa: PTH208
-    left = [pid for pid in pids if _kill_if_left(pid, mark)]
-    if left:
-        logger.warning("killing processes that a killed worker's job has left behind: %s", ", ".join(map(str, left)))
-    return left
+    killed = [pid for pid in pids if _kill_if_left(pid, mark)]
+    if killed:
+        logger.warning("killing processes that a killed worker's job has left behind: %s", ", ".join(map(str, killed)))
+    return killed
 
 
 def _kill_if_left(pid: int, mark: str) -> bool:
