@@ -21,7 +21,7 @@ EXIT_CODES = {"passed": 0, "slower": 3, "inconclusive": 4, "invalid": 5, "missin
 """Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""
 DEFAULT_LIMIT_PERCENT = 5.0
 
-Metric = Annotated[
+MetricOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Judge this metric, such as step_ms; may be repeated. By default the first one."),
 ]
@@ -42,7 +42,7 @@ def compare(
         of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
     ] = None,
     *,
-    metric: Metric = None,
+    metric: MetricOption = None,
     fail_above: Annotated[
         str | None,
         typer.Option(
@@ -110,7 +110,7 @@ def check(
     ] = None,
     *,
     baseline: Annotated[str, typer.Option(metavar="NAME", help="The baseline's name.")],
-    metric: Metric = None,
+    metric: MetricOption = None,
     fail_above: Annotated[
         str, typer.Option(metavar="PERCENT", help="Exit with 3 if a case is worse by more than this.")
     ] = f"{DEFAULT_LIMIT_PERCENT:g}%",

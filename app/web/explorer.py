@@ -113,7 +113,7 @@ def table_page(database: Database, job: JobResults, view: View) -> TablePage:
     is_of_another = view.of not in (None, name)
     if is_of_another:
         view = without_others(view, [column["name"] for column in job.tables[name]["columns"]])
-    sheet = results.result_table(database, job.id, name, sort=view.sort, columns=["all"])
+    sheet = results.result_table(database, job.id, name, results.Excerpt(sort=view.sort, columns=["all"]))
     columns = sheet.names()
     hidden = {SITE} if STACK in columns else set()
     shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]

@@ -12,6 +12,7 @@ from sqlalchemy import delete
 
 from app.errors import Conflict, DatabaseFailed, InBaseline, InvalidRequest, NotFound
 from app.specs import spec_adapter
+from app.specs.compare import CompareSpec
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.database.slices import Slices
@@ -152,7 +153,7 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
 
 
 def test_a_comparison_is_refused(baselines: Baselines, queue: Queue, shop: Shop, record: Callable[..., Any]) -> None:
-    job = queue.submit(NewJob(spec_adapter.validate_python({"kind": "compare"}))).response["id"]
+    job = queue.submit(NewJob(CompareSpec.example())).response["id"]
     claim = shop.claim(kinds=frozenset({"compare"}))
     queue.finish(claim, Finish("succeeded", measurements=[record()]))
     with pytest.raises(InvalidRequest, match="whose sides may share a case") as raised:
