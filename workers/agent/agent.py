@@ -296,6 +296,7 @@ class Agent:
                 scratch=self._scratch.path,
                 neighbours=sorted({run.claim.job_id for run in self.runs.values()} - {claim.job_id}),
                 on_end=self._wake_up,
+                clock=self._clock,
             )
             run.start()
         except Exception as error:

@@ -142,9 +142,13 @@ class JobRun:
         scratch: Path,
         neighbours: list[int],
         on_end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.claim = claim
-        self.stop = StopSignal()
+        self._clock = clock
+        self._sleep = sleep
+        self.stop = StopSignal(clock)
         self.host_unfit = False
         """True if the job went back to the queue because the host could not run it. The host may not be able to run the
         next one either."""
@@ -170,9 +174,9 @@ class JobRun:
         self._held: list[str] = []
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._second_began = 0.0
-        """When the second unit began, on the monotonic clock."""
+        """When the second unit began, on the clock."""
         self._ahead = Ahead(self._start_process, self.stop.descriptor)
-        self._timeout = Timeout.after(None)  # it runs from the first unit on
+        self._timeout = Timeout.after(None, clock())  # it runs from the first unit on
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
     def start(self) -> None:
@@ -229,7 +233,7 @@ class JobRun:
             return Failed("failed", describe_error(error))
         if (not_clear := self._clear_devices()) is not None:
             return not_clear
-        self._timeout = Timeout.after(self.claim.timeout_s)
+        self._timeout = Timeout.after(self.claim.timeout_s, self._clock())
         processes = [_Process(unit, index, len(units), self._next_scratch()) for index, unit in enumerate(units)]
         for process in processes:
             with self._timeout_paused():
@@ -270,11 +274,11 @@ class JobRun:
         """
         if not self._devices.descriptors:  # it uses no device
             return None
-        give_up_at = time.monotonic() + LEFTOVERS_S
+        give_up_at = self._clock() + LEFTOVERS_S
         while pids := self._launcher.end_leftovers():
             if self.stop.reason is not None:
                 return self.stop.reason
-            if time.monotonic() >= give_up_at:
+            if self._clock() >= give_up_at:
                 logger.warning(
                     "job %s goes back to the queue: processes that a killed worker's job has left behind may use the"
                     " devices, and cannot be ended: %s (pids)",
@@ -283,7 +287,7 @@ class JobRun:
                 )
                 self.host_unfit = True
                 return GivenBack()
-            time.sleep(LEFTOVERS_LOOK_S)
+            self._sleep(LEFTOVERS_LOOK_S)
         return None
 
     def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
@@ -335,10 +339,16 @@ class JobRun:
             output=self._spool.log.write,
             flush=self._flush,
         )
-        wrapper = Wrapper(wrap[0]) if wrap else None
+        wrapper = Wrapper(wrap[0], self._clock()) if wrap else None
         try:
             outcome = UnitRun(
-                started, listener, self.stop, timeout=self._timeout, grace_s=self._grace_s, wrapper=wrapper
+                started,
+                listener,
+                self.stop,
+                timeout=self._timeout,
+                grace_s=self._grace_s,
+                wrapper=wrapper,
+                clock=self._clock,
             ).run()
         finally:
             started.close()
@@ -351,11 +361,11 @@ class JobRun:
     @contextmanager
     def _timeout_paused(self) -> Iterator[None]:
         """Stop the timeout's clock: a job does not run yet while its process, or a new warm parent, imports torch."""
-        begun = time.monotonic()
+        begun = self._clock()
         try:
             yield
         finally:
-            self._timeout = self._timeout.later(time.monotonic() - begun)
+            self._timeout = self._timeout.later(self._clock() - begun)
 
     def _start_process(self, process: _Process, gate: socket.socket | None) -> Process:
         """Start a unit's process, behind a gate if there is one."""
@@ -421,7 +431,7 @@ class JobRun:
     def _begin(self, process: _Process) -> None:
         title = process.unit.title
         if process.index == 1:
-            self._second_began = time.monotonic()
+            self._second_began = self._clock()
         if process.task == "run":
             self._progress(process.index, process.count, title + self._time_left(process))
             self._flush()
@@ -432,7 +442,7 @@ class JobRun:
         """Say how long the remaining units will take, once two have been measured: the first one often compiles."""
         if process.index < 2:
             return ""
-        seconds = (time.monotonic() - self._second_began) / (process.index - 1) * (process.count - process.index)
+        seconds = (self._clock() - self._second_began) / (process.index - 1) * (process.count - process.index)
         return f"; about {duration(seconds)} left"
 
     def _take_artifact(self, process: _Process, artifact: ArtifactMade) -> None:
@@ -492,7 +502,7 @@ class JobRun:
             _Interrupted: the job must end now.
             TooLarge: the job's artifacts exceed the limit of bytes.
         """
-        reason, now = self.stop.reason, time.monotonic()
+        reason, now = self.stop.reason, self._clock()
         if reason is not None and (self.stop.worker_ends or isinstance(reason, Abandoned)):
             raise _Interrupted(reason)
         if reason is not None or now >= self._timeout.deadline:
@@ -545,14 +555,14 @@ class JobRun:
         """
         while not isinstance(outcome, Abandoned) and not isinstance(self.stop.reason, Abandoned):
             try:
-                with patience(max(RETRY_S, min(RECORD_S, self.stop.record_until - time.monotonic()))):
+                with patience(max(RETRY_S, min(RECORD_S, self.stop.record_until - self._clock()))):
                     self._commit(outcome)
             except STORE_UNAVAILABLE as error:
-                if time.monotonic() >= self.stop.record_until:
+                if self._clock() >= self.stop.record_until:
                     self._end_unrecorded(outcome, error)
                     return
                 logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
-                time.sleep(RETRY_S)
+                self._sleep(RETRY_S)
             else:
                 return
 

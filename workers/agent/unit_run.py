@@ -50,10 +50,11 @@ OUTPUT_BYTES = 64 << 10
 class StopSignal:
     """The reason why a job must end before its time, and a descriptor that becomes readable when there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.reason: Cancelled | GivenBack | Abandoned | None = None
         self.record_until = float("inf")
-        """When the worker stops trying to record the outcome, on the monotonic clock, since it ends itself."""
+        """When the worker, which ends, stops trying to record the outcome, on the clock."""
         self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._guard = threading.Lock()
 
@@ -67,7 +68,7 @@ class StopSignal:
         with self._guard:
             worker_ends = isinstance(reason, GivenBack) and not self.worker_ends
             if worker_ends:
-                self.record_until = time.monotonic() + RECORD_S
+                self.record_until = self._clock() + RECORD_S
             outranks = isinstance(reason, Abandoned) and not isinstance(self.reason, Abandoned)
             if self.reason is None or outranks:
                 self.reason = reason
@@ -105,6 +106,7 @@ class UnitRun:
         timeout: Timeout,
         grace_s: float,
         wrapper: Wrapper | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._process = process
         self._listener = listener
@@ -112,6 +114,7 @@ class UnitRun:
         self._timeout = timeout
         self._grace_s = grace_s
         self._wrapper = wrapper
+        self._clock = clock
         self._oom_kills = oom_kills()
         self._pending = bytearray()
         self._ended: Succeeded | Failed | None = None
@@ -122,7 +125,7 @@ class UnitRun:
 
     def run(self) -> Outcome:
         """Drain and watch the unit; returns when none of its processes is left."""
-        next_flush = time.monotonic() + FLUSH_S
+        next_flush = self._clock() + FLUSH_S
         with selectors.DefaultSelector() as selector:
             for descriptor, take in {
                 self._process.messages: lambda: self._drain(self._process.messages, self._take_messages),
@@ -134,13 +137,13 @@ class UnitRun:
             while len(selector.get_map()) > 1:
                 ends = (self._kill_at, self._kill_keeper_at) if self._ending is not None else (self._deadline(),)
                 until = min(next_flush, *ends)
-                for key, _ in selector.select(max(0.0, until - time.monotonic())):
+                for key, _ in selector.select(max(0.0, until - self._clock())):
                     if not key.data():
                         selector.unregister(key.fd)
                 self._end_if_due()
-                if time.monotonic() >= next_flush:
+                if self._clock() >= next_flush:
                     self._listener.flush()
-                    next_flush = time.monotonic() + FLUSH_S
+                    next_flush = self._clock() + FLUSH_S
         return self._outcome(self._process.report())
 
     @staticmethod
@@ -152,7 +155,7 @@ class UnitRun:
         return bool(data)
 
     def _end_if_due(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._ending is None:
             timed_out = Failed("timeout", self._timeout.detail) if now >= self._timeout.deadline else None
             not_started = self._wrapper.not_started if self._wrapper and now >= self._wrapper.start_by else None
@@ -224,16 +227,16 @@ class UnitRun:
 class Wrapper:
     """Watches whether the command that a unit runs under starts the unit, and whether it succeeds."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, now: float) -> None:
         self._command = command
-        self._start_by = time.monotonic() + WRAPPER_START_S
+        self._start_by = now + WRAPPER_START_S
         self._output = CappedLog(OUTPUT_BYTES, OUTPUT_BYTES, live_bytes=0)
         self.started = False
         """True once the unit has sent a message."""
 
     @property
     def start_by(self) -> float:
-        """Return the time by which the command must have started the unit, on the monotonic clock."""
+        """Return the time by which the command must have started the unit, on the clock of the run."""
         return float("inf") if self.started else self._start_by
 
     @property
@@ -273,18 +276,18 @@ class Wrapper:
 
 @dataclass(frozen=True)
 class Timeout:
-    """The time at which a job's timeout is over, on the monotonic clock."""
+    """The time at which a job's timeout is over, on the clock of the run."""
 
     deadline: float
     detail: str
     """The error's detail. Its title says that the job ran longer than its timeout_s, so the detail does not."""
 
     @classmethod
-    def after(cls, timeout_s: float | None) -> Timeout:
-        """Start the timeout now; None means that there is none."""
+    def after(cls, timeout_s: float | None, now: float) -> Timeout:
+        """Start the timeout; None means that there is none."""
         if timeout_s is None:
             return cls(float("inf"), "")
-        return cls(time.monotonic() + timeout_s, f"its time was over after {timeout_s:g} s")
+        return cls(now + timeout_s, f"its time was over after {timeout_s:g} s")
 
     def later(self, seconds: float) -> Timeout:
         """Return this timeout, over so many seconds later."""

@@ -27,7 +27,7 @@ from tests.databases import put_database
 from workers.agent import agent as agent_module
 from workers.agent import job_run, unit_run
 from workers.agent.agent import MAX_BACKOFF_S, MIN_BACKOFF_S, Agent
-from workers.agent.job_run import JobRun
+from workers.agent.job_run import LEFTOVERS_S, JobRun
 from workers.agent.spool import Spool
 from workers.devices.discovery import Host
 from workers.devices.locks import DeviceLocks
@@ -242,8 +242,8 @@ def test_a_job_on_an_exhausted_host_is_retried(
     monkeypatch.setattr(launcher, "start", start)
     for _ in range(3):
         turn(agent)
-    found = [job_after(database, job_id) for job_id in jobs]
-    assert [(job["state"], job["attempt"]) for job in found] == [("queued", 1), ("queued", 0)], "the agent pauses"
+    ended = [job_after(database, job_id) for job_id in jobs]
+    assert [(job["state"], job["attempt"]) for job in ended] == [("queued", 1), ("queued", 0)], "the agent pauses"
     [attempt] = Reading(database).attempts(jobs[0])
     assert (attempt["state"], attempt["error"]["code"]) == ("lost", "worker_lost")
     assert str(error) in attempt["error"]["detail"]
@@ -257,8 +257,11 @@ def test_leftovers_that_cannot_be_ended_fail_no_job(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("workers.agent.job_run.LEFTOVERS_S", 0.0)
-    monkeypatch.setattr(launcher, "end_leftovers", lambda: [17, 18])
+    def fail_to_end() -> list[int]:
+        clock.sleep(LEFTOVERS_S)
+        return [17, 18]
+
+    monkeypatch.setattr(launcher, "end_leftovers", fail_to_end)
     # The job is back in the queue before the agent looks for another one to claim.
     start = JobRun.start
     monkeypatch.setattr(JobRun, "start", lambda run: (start(run), run.wait(20)))
@@ -309,17 +312,17 @@ def test_an_agents_error_counts_as_an_attempt(
 ) -> None:
     for error, attempt in ((None, 0), ("it is broken", 1)):
         job_id = submit(database)
-        asked = threading.Event()
+        started = threading.Event()
 
-        def wait_to_be_stopped(self: JobRun, asked: threading.Event = asked) -> Any:
-            asked.set()
+        def wait_to_be_stopped(self: JobRun, started: threading.Event = started) -> Any:
+            started.set()
             while not isinstance(self.stop.reason, GivenBack):
                 time.sleep(0.005)
             return self.stop.reason
 
         monkeypatch.setattr(JobRun, "_run_units", wait_to_be_stopped)
         agent.serve_queue()
-        assert asked.wait(20)
+        assert started.wait(20)
         agent.give_back_all(error)
         job = job_after(database, job_id)
         assert (job["state"], job["attempt"]) == ("queued", attempt)

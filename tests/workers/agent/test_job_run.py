@@ -28,15 +28,16 @@ from app.results import result_table
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.database.engine import Database, open_database
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.artifacts import CHUNK_BYTES, ArtifactFiles
 from app.store.queue.transitions import CANCELLED_WHILE, Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
 from flopwatch.connection import problem_text
+from tests.clock import Clock
 from tests.databases import put_database
 from tools.waiting import wait_until
-from workers.agent import job_run, unit_run
-from workers.agent.job_run import JobRun
+from workers.agent.job_run import RETRY_S, JobRun
+from workers.agent.unit_run import FLUSH_S, RECORD_S
 from workers.devices.locks import HeldDevices
 from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
@@ -108,9 +109,8 @@ class Unit:
 class Launcher:
     """Starts no process but a thread that plays one."""
 
-    def __init__(self, play: Callable[[Unit], None]) -> None:
-        self.play = play
-
+    def __init__(self, play: Callable[[Unit], None], before_start: Callable[[], object]) -> None:
+        self.play, self.before_start = play, before_start
         self.leftovers: list[list[int]] = []
         """What the next looks for leftovers find."""
 
@@ -118,12 +118,57 @@ class Launcher:
         return self.leftovers.pop(0) if self.leftovers else []
 
     def start(self, request: Request, start: str, _locks: Any, gate: socket.socket | None) -> Process:
+        self.before_start()
         ours, theirs = socket.socketpair()
         messages, messages_in = os.pipe()
         log, log_in = os.pipe()
         unit = Unit(theirs, messages_in, log_in, request, start, gate.dup() if gate else None)
         threading.Thread(target=self.play, args=(unit,)).start()
         return Process(ours, messages, log, on_close=lambda: None)
+
+
+class RefusingQueue(Queue):
+    """A queue that refuses the first calls of some methods, as many as `refusals` says, and then takes them."""
+
+    def __init__(
+        self, database: Database, error: Exception, refusals: dict[str, int], when_refused: Callable[[], object] = int
+    ) -> None:
+        super().__init__(database)
+        self.error, self.refusals, self.when_refused = error, dict(refusals), when_refused
+
+    def report(self, *arguments: Any, **options: Any) -> Any:
+        self._refuse("report")
+        super().report(*arguments, **options)
+
+    def finish(self, *arguments: Any, **options: Any) -> Any:
+        self._refuse("finish")
+        return super().finish(*arguments, **options)
+
+    def give_up(self, *arguments: Any, **options: Any) -> Any:
+        self._refuse("give_up")
+        return super().give_up(*arguments, **options)
+
+    def _refuse(self, name: str) -> None:
+        if self.refusals.get(name, 0):
+            self.refusals[name] -= 1
+            self.when_refused()
+            raise self.error
+
+
+class WatchedFiles(ArtifactFiles):
+    """Files of artifacts; before one is taken, something happens, and its parts are read at the pace of a clock."""
+
+    def __init__(self, folder: Path, before: Callable[[], object], read_part: Callable[[], object] = int) -> None:
+        super().__init__(folder)
+        self._before, self._read_part = before, read_part
+
+    def take(self, path: Path, check: Callable[[int], None] = lambda _size: None) -> tuple[str, int]:
+        def checked(size: int) -> None:
+            self._read_part()
+            check(size)
+
+        self._before()
+        return super().take(path, checked)
 
 
 @dataclass
@@ -134,6 +179,13 @@ class Site:
     settings: Settings
     folder: Path
 
+    queue: Queue | None = None
+    files: ArtifactFiles | None = None
+    clock: Clock | None = None
+    """The run's clock; None: the host's."""
+
+    before_start: Callable[[], object] = int
+    """Called before the launcher starts a unit."""
     leftovers: list[list[int]] = field(default_factory=list)
     lease: HeldDevices = field(default_factory=HeldDevices)
     running: JobRun | None = None
@@ -145,18 +197,21 @@ class Site:
         offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
         claim = queue.claim("worker", offer)
         assert claim is not None
-        launcher = Launcher(play)
+        launcher = Launcher(play, self.before_start)
         launcher.leftovers = self.leftovers
+        clock, sleep = (time.monotonic, time.sleep) if self.clock is None else (self.clock, self.clock.sleep)
         run = JobRun(
             claim,
             self.lease,
-            queue=queue,
-            artifacts=ArtifactFiles(self.settings.artifacts_dir),
+            queue=self.queue or queue,
+            artifacts=self.files or ArtifactFiles(self.settings.artifacts_dir),
             launcher=launcher,  # type: ignore[arg-type]
             settings=self.settings,
             scratch=self.settings.data_dir / "scratch",
             neighbours=[],
             on_end=lambda: None,
+            clock=clock,
+            sleep=sleep,
         )
         self.running = run
         run.start()
@@ -283,34 +338,18 @@ def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
 
 
 @pytest.mark.parametrize("error", STORE_UNAVAILABLE)
-def test_a_job_outlasts_an_unavailable_store(
-    site: Site, monkeypatch: pytest.MonkeyPatch, error: type[FlopwatchError]
-) -> None:
-    refused = []
-
-    def unavailable(name: str, times: int) -> None:
-        method = getattr(Queue, name)
-
-        def refuse(*arguments: Any) -> Any:
-            if refused.count(name) < times:
-                refused.append(name)
-                raise error("not now")
-            return method(*arguments)
-
-        monkeypatch.setattr(Queue, name, refuse)
-
-    unavailable("report", 3)
-    unavailable("finish", 2)
+def test_a_job_outlasts_an_unavailable_store(site: Site, error: type[FlopwatchError]) -> None:
+    queue = site.queue = RefusingQueue(site.database, error("not now"), {"report": 3, "finish": 2})
 
     def play(unit: Unit) -> None:
         unit.say({"type": "started"})
-        wait_until(lambda: refused.count("report") == 2, "two refusals", 10)  # longer than one flush
+        wait_until(lambda: queue.refusals["report"] == 1, "two refusals", 10)  # longer than one flush
         unit.say({"type": "measurement", **MEASUREMENT}, SUCCESS)
         unit.end()
 
     job = site.run(play)
     assert (job["state"], job["error"]) == ("succeeded", None)
-    assert (refused.count("report"), refused.count("finish")) == (3, 2)
+    assert queue.refusals == {"report": 0, "finish": 0}
     assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
 
 
@@ -318,25 +357,19 @@ class TestEndOfTheWorker:
     """The worker ends while a result waits for the store."""
 
     def end_while(
-        self, site: Site, monkeypatch: pytest.MonkeyPatch, refused: dict[str, int], *reasons: Any, **options: Any
+        self, site: Site, refusals: dict[str, int], *reasons: Any, refusal_s: float = 0.0, **options: Any
     ) -> dict[str, Any]:
-        """Run a job to its success. The store refuses so many calls, and the worker ends when `finish` is refused."""
-        left, queue = dict(refused), Queue(site.database)
+        """Run a job to its success. The store refuses so many calls, each after `refusal_s`, and the worker ends when
+        `finish` is refused."""
+        clock = site.clock = Clock()
 
-        def refuse(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                if not left[name]:
-                    return method(*arguments)
-                left[name] -= 1
-                for reason in reasons:
-                    assert site.running is not None
-                    site.running.stop.set(reason)
-                raise DiskFull("it is full")
+        def end() -> None:
+            for reason in reasons:
+                assert site.running is not None
+                site.running.stop.set(reason)
+            clock.sleep(refusal_s)
 
-            return call
-
-        for name in refused:
-            monkeypatch.setattr(Queue, name, refuse(name, getattr(Queue, name)))
+        queue = site.queue = RefusingQueue(site.database, DiskFull("it is full"), refusals, end)
 
         def play(unit: Unit) -> None:
             unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT}, SUCCESS)
@@ -344,39 +377,37 @@ class TestEndOfTheWorker:
 
         job = site.run(play, **options)
         job["attempts"] = [
-            (one["state"], (one["error"] or {}).get("detail")) for one in Reading(site.database).attempts(job["id"])
+            (attempt["state"], (attempt["error"] or {}).get("detail"))
+            for attempt in Reading(site.database).attempts(job["id"])
         ]
         assert queue.running() == [] or job["state"] == "running"
         return job
 
-    def test_a_result_that_the_store_takes_in_time_is_kept(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        job = self.end_while(site, monkeypatch, {"finish": 1}, GivenBack())
+    def test_a_result_that_the_store_takes_in_time_is_kept(self, site: Site) -> None:
+        job = self.end_while(site, {"finish": 1}, GivenBack())
         assert (job["state"], job["attempts"]) == ("succeeded", [("succeeded", None)])
         assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
 
     @pytest.mark.parametrize("reasons", [(GivenBack(),), (Cancelled(), GivenBack())], ids=["ends", "cancelled, ends"])
     @pytest.mark.parametrize("max_attempts", [1, 2])
-    def test_a_full_disk_may_still_take_the_failure(
-        self, site: Site, monkeypatch: pytest.MonkeyPatch, reasons: Any, max_attempts: int
-    ) -> None:
-        monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
-        job = self.end_while(site, monkeypatch, {"finish": 99}, *reasons, max_attempts=max_attempts)
+    def test_a_full_disk_may_still_take_the_failure(self, site: Site, reasons: Any, max_attempts: int) -> None:
+        job = self.end_while(site, {"finish": 99}, *reasons, refusal_s=RECORD_S, max_attempts=max_attempts)
         assert job["state"] == ("failed" if max_attempts == 1 else "queued")
         ((state, detail),) = job["attempts"]
         assert state == "lost"
         assert "had to end, and could not store how the job had ended: DiskFull: it is full" in detail
 
-    def test_without_any_room_the_job_is_left_to_its_lease(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
-        job = self.end_while(site, monkeypatch, {"finish": 99, "give_up": 99}, GivenBack())
+    def test_without_any_room_the_job_is_left_to_its_lease(self, site: Site) -> None:
+        job = self.end_while(site, {"finish": 99, "give_up": 99}, GivenBack(), refusal_s=RECORD_S)
         assert (job["state"], job["attempts"]) == ("running", [("running", None)])
 
-    def test_control_of_the_end(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A worker that tries on for longer keeps its result, and ends later."""
-        began = time.monotonic()
-        job = self.end_while(site, monkeypatch, {"finish": 3}, GivenBack())
+    def test_control_of_the_end(self, site: Site) -> None:
+        """A worker tries as long as it may: one refusal less than above keeps the result."""
+        refusals = int(RECORD_S / RETRY_S)
+        job = self.end_while(site, {"finish": refusals}, GivenBack())
         assert job["state"] == "succeeded"
-        assert time.monotonic() - began > 2 * job_run.RETRY_S
+        job = self.end_while(site, {"finish": refusals + 1}, GivenBack())
+        assert job["state"] == "queued"
 
     def test_a_unit_killed_after_its_success_keeps_its_result(self, site: Site) -> None:
         def play(unit: Unit) -> None:
@@ -467,8 +498,8 @@ def test_every_finished_cell_is_reported(site: Site) -> None:
 
     job = site.run(play)
     events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
-    told = [event["cell"]["title"] for event in events if "cell" in event]
-    assert told == ["cell 1", "cell 2"]
+    titles = [event["cell"]["title"] for event in events if "cell" in event]
+    assert titles == ["cell 1", "cell 2"]
     assert [event["message"] for event in events if "cell" in event] == ["cell 1: 1 ms (0.5 s)", "cell 2: 1 ms (0.5 s)"]
     assert job["progress"] == {"done": 2, "total": 3, "message": "the next one"}
 
@@ -586,27 +617,25 @@ def test_a_unit_without_pipes_still_times_out(site: Site, order: bytes) -> None:
     assert problem_text(error) == "The job ran longer than its timeout_s\n  its time was over after 0.2 s"
 
 
-def test_the_start_of_a_unit_does_not_count(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_of_a_unit_does_not_count(site: Site) -> None:
     """A new warm parent may import torch for longer than the job may run."""
-    timeout_s, start = 0.4, Launcher.start
-
-    def start_late(self: Launcher, *arguments: Any, **options: Any) -> Process:
-        time.sleep(2 * timeout_s)
-        return start(self, *arguments, **options)
+    timeout_s, clock = 60.0, Clock()
+    site.clock = clock
+    site.before_start = lambda: clock.sleep(2 * timeout_s)
 
     def play(unit: Unit) -> None:
         unit.say({"type": "started"})
-        is_ordered_to_end = select.select([unit.control], [], [], timeout_s / 4)[0]
+        is_ordered_to_end = select.select([unit.control], [], [], 2 * FLUSH_S)[0]
         unit.say(*([] if is_ordered_to_end else [SUCCESS]))
         unit.end()
 
     def play_on(unit: Unit) -> None:
         unit.say({"type": "started"})
-        while unit.control.recv(1) != TERMINATE:
-            continue
+        while not select.select([unit.control], [], [], FLUSH_S / 10)[0]:
+            clock.sleep(timeout_s)
+        assert unit.control.recv(1) == TERMINATE
         unit.end()
 
-    monkeypatch.setattr(Launcher, "start", start_late)
     assert site.run(play, timeout_s=timeout_s)["state"] == "succeeded"
     assert site.run(play_on, timeout_s=timeout_s)["error"]["code"] == "timeout"
 
@@ -656,8 +685,8 @@ def test_the_checks_of_several_cases_are_a_table(site: Site) -> None:
     job = site.run(play, CELLS)
     assert job["validity"] == {"verdict": "valid", "counts": {"valid": 2}, "checks": []}
     sheet = result_table(site.database, job["id"], "checks")
-    told = {name: sheet.column(name) for name in ("case_key", "case", "check", "ok", "severity")}
-    assert told == {
+    columns = {name: sheet.column(name) for name in ("case_key", "case", "check", "ok", "severity")}
+    assert columns == {
         "case_key": ["a", "b"],
         "case": ["cell a", "cell b"],
         "check": ["host_bound"] * 2,
@@ -749,9 +778,9 @@ class TestUnits:
         reading = Reading(site.database)
         rows = reading.measurements(job["id"])["rows"]
         assert [(row["unit_index"], row["validity"]) for row in rows] == [(0, "valid"), (1, "suspect")]
-        found = reading.artifacts(job["id"])
+        artifacts = reading.artifacts(job["id"])
         files = ArtifactFiles(site.settings.artifacts_dir)
-        assert {one["name"]: files.open_path(one["sha256"]).read_text() for one in found} == {
+        assert {artifact["name"]: files.open_path(artifact["sha256"]).read_text() for artifact in artifacts} == {
             "trace.json.gz": "first",
             "trace-unit-1.json.gz": "second",
         }
@@ -817,15 +846,9 @@ class TestUnits:
         assert (job["state"], job["error"]["code"]) == ("failed", "too_large")
         assert "'kernels' has 2 rows; 1 are kept" in job["error"]["detail"]
 
-    def test_a_file_is_out_of_the_units_reach_at_once(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        order = []
-        take = ArtifactFiles.take
-
-        def told(files: ArtifactFiles, path: Path, *check: Any) -> tuple[str, int]:
-            order.append("stored")
-            return take(files, path, *check)
-
-        monkeypatch.setattr(ArtifactFiles, "take", told)
+    def test_a_file_is_out_of_the_units_reach_at_once(self, site: Site) -> None:
+        order: list[str] = []
+        site.files = WatchedFiles(site.settings.artifacts_dir, lambda: order.append("stored"))
 
         def play(unit: Unit) -> None:
             unit.give("trace.json", "the first")
@@ -840,7 +863,7 @@ class TestUnits:
 
         job = site.run(play)
         assert order == ["moved", "ends", "stored", "stored"]
-        assert {one["name"]: one["size"] for one in Reading(site.database).artifacts(job["id"])} == {
+        assert {file["name"]: file["size"] for file in Reading(site.database).artifacts(job["id"])} == {
             "trace.json": 9,
             "other.json": 28,
         }
@@ -957,7 +980,7 @@ class TestWrapped:
         assert seen == ["run"], "there is nothing to collect"
 
     @pytest.mark.parametrize(
-        ("told", "words", "code"),
+        ("last", "words", "code"),
         [
             (SUCCESS, "ERR_NVGPUCTRPERM", "invalid_environment"),
             ({"type": "outcome", "code": "failed", "detail": "CUDA error"}, "ERR_NVGPUCTRPERM", "invalid_environment"),
@@ -970,7 +993,7 @@ class TestWrapped:
         self,
         site: Site,
         planned: Callable[[Runner], None],
-        told: dict[str, Any],
+        last: dict[str, Any],
         words: str | None,
         code: str | None,
     ) -> None:
@@ -993,16 +1016,16 @@ class TestWrapped:
                 return
             (unit.scratch / "report").touch()
             os.write(unit.log, b"ERR_NVGPUCTRPERM\n")
-            unit.say({"type": "started"}, told)
+            unit.say({"type": "started"}, last)
             unit.close_pipes()
             unit.report(exit_code=0, signal=None)
 
         job = site.run(play)
         assert (job["error"] or {}).get("code") == code
-        asked = [("benchmark", "wrapped", True, "ERR_NVGPUCTRPERM\n", told is SUCCESS)]
+        questions = [("benchmark", "wrapped", True, "ERR_NVGPUCTRPERM\n", last is SUCCESS)]
         if code == "invalid_environment":
             assert job["error"]["detail"] == words
-        assert seen == [*(asked if code != "unsupported" else []), *(["collect"] if code is None else [])]
+        assert seen == [*(questions if code != "unsupported" else []), *(["collect"] if code is None else [])]
 
     def test_control_of_the_wrappers_words(
         self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
@@ -1125,36 +1148,26 @@ class TestHugeArtifacts:
         assert f"artifact 'trace-{len(sizes) - 1}' has {sizes[-1]} bytes" in error["detail"]
         assert "keeps 1024 of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)" in error["detail"]
 
-    def store_slowly(self, site: Site, monkeypatch: pytest.MonkeyPatch, size: int, **options: Any) -> dict[str, Any]:
-        """Run a job with an artifact of so many bytes, of which a second stores a few millions."""
-        monkeypatch.setattr("app.store.files.artifacts.CHUNK_BYTES", 1)
+    def store_slowly(self, site: Site, act: Callable[[JobRun, Clock], object], **options: Any) -> dict[str, Any]:
+        """Run a job with an artifact of five parts, each of which takes 0.1 s to store. Something happens to its run
+        when it begins to store."""
+        clock = site.clock = Clock()
+
+        def begin() -> None:
+            assert site.running is not None
+            act(site.running, clock)
+
+        site.files = WatchedFiles(site.settings.artifacts_dir, begin, lambda: clock.sleep(0.1))
 
         def play(unit: Unit) -> None:
-            unit.give("trace", "x" * size)
+            unit.give("trace", "x" * (5 * CHUNK_BYTES))
             unit.say(SUCCESS)
             unit.end()
 
         return site.run(play, **options)
 
-    def while_it_is_taken(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[JobRun], None]) -> None:
-        """Let something happen to the job's run when it begins to store, however long the unit took before."""
-        take = ArtifactFiles.take
-
-        def acting(files: ArtifactFiles, path: Path, check: Any) -> Any:
-            act(check.func.__self__)
-            return take(files, path, check)
-
-        monkeypatch.setattr(ArtifactFiles, "take", acting)
-
-    def time_out_while_it_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def time_out(run: JobRun) -> None:
-            run._timeout = replace(run._timeout, deadline=time.monotonic())
-
-        self.while_it_is_taken(monkeypatch, time_out)
-
-    def test_storing_ends_with_the_timeout(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.time_out_while_it_is_taken(monkeypatch)
-        job = self.store_slowly(site, monkeypatch, 5_000_000, timeout_s=60)
+    def test_storing_ends_with_the_timeout(self, site: Site) -> None:
+        job = self.store_slowly(site, lambda _run, clock: clock.sleep(60), timeout_s=60)
         assert job["error"]["code"] == "timeout"
         assert job["error"]["detail"] == "its time was over after 60 s, while it stored trace"
         assert [path for path in site.settings.artifacts_dir.rglob("*") if path.is_file()] == []
@@ -1167,24 +1180,19 @@ class TestHugeArtifacts:
     def test_storing_ends_with_a_stop(
         self,
         site: Site,
-        monkeypatch: pytest.MonkeyPatch,
         reason: Cancelled | GivenBack | Abandoned,
         state: str,
         grace_s: float,
     ) -> None:
         """At once, without a grace, when the result is not wanted."""
         site.settings = site.settings.model_copy(update={"grace_s": grace_s})
-        self.while_it_is_taken(monkeypatch, lambda run: run.stop.set(reason))
-        job = self.store_slowly(site, monkeypatch, 5_000_000)
+        job = self.store_slowly(site, lambda run, _clock: run.stop.set(reason))
         assert job["state"] == state
-        told = None if job["error"] is None else (job["error"]["code"], job["error"]["detail"])
-        assert told == (("cancelled", CANCELLED_WHILE) if state == "cancelled" else None)
+        error = None if job["error"] is None else (job["error"]["code"], job["error"]["detail"])
+        assert error == (("cancelled", CANCELLED_WHILE) if state == "cancelled" else None)
 
-    def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(JobRun, "_check_storing", lambda *_: None)
-        site.settings = site.settings.model_copy(update={"grace_s": 0.01})
-        self.time_out_while_it_is_taken(monkeypatch)
-        began = time.monotonic()
-        job = self.store_slowly(site, monkeypatch, 600_000, timeout_s=60)
-        assert time.monotonic() - began > site.settings.grace_s
+    def test_control_of_the_end_of_storing(self, site: Site) -> None:
+        """Within the grace it goes on."""
+        site.settings = site.settings.model_copy(update={"grace_s": 1.0})
+        job = self.store_slowly(site, lambda _run, clock: clock.sleep(60), timeout_s=60)
         assert job["state"] == "succeeded"

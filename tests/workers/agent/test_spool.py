@@ -1,4 +1,4 @@
-"""What a running job has told, as it is kept for the final commit."""
+"""What a running job has reported, as it is kept for the final commit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ KERNELS = (Column("name", "string"), Column("time", "number", "ms"))
 
 
 def verdict(name: str, *checks: str) -> dict[str, Any]:
-    found = [{"name": check, "ok": name == "valid", "detail": check, "severity": "suspect"} for check in checks]
-    return {"verdict": name, "checks": found}
+    judged = [{"name": check, "ok": name == "valid", "detail": check, "severity": "suspect"} for check in checks]
+    return {"verdict": name, "checks": judged}
 
 
 NOTE = {"name": "host_bound", "ok": False, "detail": "the host takes longer", "severity": "note"}
@@ -196,8 +196,8 @@ def test_texts_for_people_are_cut() -> None:
     (record,) = spool.measurements
     assert record.reason is not None
     assert (len(record.reason), record.reason[-1]) == (messages.MAX_TEXT, "…")
-    told = {"verdict": "suspect", "checks": [{"name": "clocks", "ok": False, "detail": "long " * 10_000}]}
-    add_validity(spool, told, "key", "title " * 10_000)
+    long = {"verdict": "suspect", "checks": [{"name": "clocks", "ok": False, "detail": "long " * 10_000}]}
+    add_validity(spool, long, "key", "title " * 10_000)
     assert spool.validity is not None
     assert len(spool.validity["checks"][0]["detail"]) == messages.MAX_TEXT
 
@@ -263,7 +263,7 @@ class TestUnits:
             ("succeeded", "It went on in a fresh process.")
         ]
 
-    def test_what_was_told_before_a_crash_stands(self) -> None:
+    def test_what_was_reported_before_a_crash_stands(self) -> None:
         """Killed after the results of a cell, before the cursor moves: the fresh process calls that cell crashed."""
         spool = begun()
         add_measurement(spool, measured("a", samples=[1.5]))
@@ -307,8 +307,8 @@ class TestValidity:
     def test_with_one_case_all_checks_are_listed(self) -> None:
         spool = begun()
         add_measurement(spool, measured("a"))
-        told = verdict("valid", "clocks", "variation")
-        add_validity(spool, told | {"checks": [*told["checks"], NOTE]}, "a", "case a")
+        judged = verdict("valid", "clocks", "variation")
+        add_validity(spool, judged | {"checks": [*judged["checks"], NOTE]}, "a", "case a")
         expected = {
             "verdict": "valid",
             "counts": {"valid": 1},
@@ -406,9 +406,9 @@ class TestValidity:
 
 
 class TestChecks:
-    """The table `checks`: the verdicts of a unit's cases as they were told."""
+    """The table `checks`: the verdicts of a unit's cases, as reported."""
 
-    def told(self, cases: int) -> Spool:
+    def judged(self, cases: int) -> Spool:
         """Each case has a passed check and, from one to the next, a note, a suspect or an invalid one."""
         spool = begun("first")
         for number in range(cases):
@@ -421,7 +421,7 @@ class TestChecks:
         return spool
 
     def test_of_a_unit_with_several_cases_every_check_is_kept(self) -> None:
-        (table,) = self.told(2).tables
+        (table,) = self.judged(2).tables
         assert (table.unit_index, table.name, table.row_count) == (0, "checks", 4)
         names = [column["name"] for column in table.columns]
         assert names == ["case_key", "case", "check", "ok", "severity", "detail"]
@@ -434,13 +434,13 @@ class TestChecks:
         ]
 
     def test_a_unit_with_one_case_lists_them_already(self) -> None:
-        assert self.told(1).tables == []
+        assert self.judged(1).tables == []
 
     @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES_ROWS", 4), ("MAX_TABLES_BYTES", 290)])
     def test_what_is_too_much_is_cut_and_said_to_be(
         self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        spool = self.told(3)
+        spool = self.judged(3)
         (whole,) = spool.tables
         monkeypatch.setattr(spooling, limit, value)
         (table,) = spool.tables

@@ -509,7 +509,8 @@ def ends_with_a_stopped_keeper(
         outcome, stop, reason = [], StopSignal(), {reason!r}
         if reason is not None:
             stop.set(getattr(unit_run, reason)())
-        run = UnitRun(process, listener, stop, timeout=Timeout.after(60 if reason else 0.05), grace_s=0.05)
+        timeout = Timeout.after(60 if reason else 0.05, time.monotonic())
+        run = UnitRun(process, listener, stop, timeout=timeout, grace_s=0.05)
         thread = threading.Thread(target=lambda: outcome.append(type(run.run()).__name__), daemon=True)
         thread.start()
         thread.join(2 if {bool(sabotage)} else 60)
