@@ -112,13 +112,14 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
 def _with_named_pages(schema: dict[str, Any]) -> dict[str, Any]:
     """Name the page of each kind of thing ("JobPage"); FastAPI titles all of them Page."""
     schemas = schema["components"]["schemas"]
-    pages = {name: f"{found[1]}Page" for name in schemas if (found := re.fullmatch(r"Page_(\w+)_", name))}
+    pages = {name: f"{match[1]}Page" for name in schemas if (match := re.fullmatch(r"Page_(\w+)_", name))}
     text = json.dumps(schema)
     for name, better in pages.items():
         text = text.replace(f'"#/components/schemas/{name}"', f'"#/components/schemas/{better}"')
     named: dict[str, Any] = json.loads(text)
     of_all = named["components"]["schemas"]
     named["components"]["schemas"] = {
-        pages.get(name, name): {**one, "title": pages[name]} if name in pages else one for name, one in of_all.items()
+        pages.get(name, name): {**component, "title": pages[name]} if name in pages else component
+        for name, component in of_all.items()
     }
     return named

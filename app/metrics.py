@@ -19,7 +19,7 @@ _RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "step
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricProperties:
     """The properties of a metric that differ from those of its unit."""
 
     name: str
@@ -27,35 +27,33 @@ class Metric:
     """None: neither less nor more is better."""
     is_speed: bool = False
     """True if people say of it that it is faster or slower."""
-    is_error: bool = False
-    """True if it says how wrong a result is, which is no measure of speed or memory."""
 
 
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("mfu", "more"),
-        Metric("ceiling_percent", "more"),
-        Metric("gpu_busy_percent", "more"),
-        Metric("saved_by_16_bits_gib", "more"),
-        Metric("saved_by_sharding_gib", "more"),
-        Metric("error", "less", is_error=True),
-        Metric("rounding_error", "less", is_error=True),
-        Metric("adding_error", "less", is_error=True),
-        Metric("output_error", "less", is_error=True),
-        Metric("gradient_error", "less", is_error=True),
-        Metric("parameter_error", "less", is_error=True),
-        Metric("exposed_communication_error_ms", "less"),
-        Metric("profiler_overhead_percent", "less"),
-        Metric("communication_percent", "less"),
-        Metric("exposed_communication_percent", "less"),
-        Metric("unknown_percent", "less"),
+        MetricProperties("mfu", "more"),
+        MetricProperties("ceiling_percent", "more"),
+        MetricProperties("gpu_busy_percent", "more"),
+        MetricProperties("saved_by_16_bits_gib", "more"),
+        MetricProperties("saved_by_sharding_gib", "more"),
+        MetricProperties("error", "less"),
+        MetricProperties("rounding_error", "less"),
+        MetricProperties("adding_error", "less"),
+        MetricProperties("output_error", "less"),
+        MetricProperties("gradient_error", "less"),
+        MetricProperties("parameter_error", "less"),
+        MetricProperties("exposed_communication_error_ms", "less"),
+        MetricProperties("profiler_overhead_percent", "less"),
+        MetricProperties("communication_percent", "less"),
+        MetricProperties("exposed_communication_percent", "less"),
+        MetricProperties("unknown_percent", "less"),
         # Sizes that were asked for or observed, of which neither more nor less is better.
-        Metric("copy_mib", None),
-        Metric("tensor_mib", None),
-        Metric("snapshot_mib", None),
-        Metric("rounding_mib", None),
-        Metric("residual_stream_seen_mib", None),
+        MetricProperties("copy_mib", None),
+        MetricProperties("tensor_mib", None),
+        MetricProperties("snapshot_mib", None),
+        MetricProperties("rounding_mib", None),
+        MetricProperties("residual_stream_seen_mib", None),
     )
 }
 """Metrics whose unit does not give their direction. Of all others, less time, less memory or a higher rate is better;
@@ -79,7 +77,7 @@ def metric_names(column: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def metric_of(column: str, unit: str | None) -> Metric:
+def metric_of(column: str, unit: str | None) -> MetricProperties:
     """Return the metric of a column: the registered one, or one with the properties of its unit.
 
     Args:
@@ -91,7 +89,7 @@ def metric_of(column: str, unit: str | None) -> Metric:
             return METRICS[name]
     unit = unit or _unit_in(column)
     direction: Direction | None = "less" if unit in _TIMES | _SIZES else "more" if unit in _RATES else None
-    return Metric(column, direction, is_speed=unit in _TIMES | _RATES)
+    return MetricProperties(column, direction, is_speed=unit in _TIMES | _RATES)
 
 
 def better(metric: str, unit: str | None) -> Direction | None:
@@ -105,11 +103,6 @@ def better(metric: str, unit: str | None) -> Direction | None:
 def is_speed(metric: str, unit: str | None) -> bool:
     """Return True if a metric is a time or a rate, of which people say that it is faster or slower."""
     return metric_of(metric, unit).is_speed
-
-
-def is_error(metric: str) -> bool:
-    """Return True if a metric says how wrong a result is."""
-    return metric_of(metric, None).is_error
 
 
 def is_size(metric: str, unit: str | None) -> bool:

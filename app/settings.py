@@ -126,14 +126,14 @@ class Settings(BaseSettings):
     job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")
 
     @classmethod
-    def from_environment(cls, **given: Any) -> Self:
+    def from_environment(cls, **settings: Any) -> Self:
         """Read the settings from the environment, except those given. Raises CannotRunHere, which names invalid
         ones."""
         try:
-            return cls(**given)
+            return cls(**settings)
         except ValidationError as error:
             wrong = error.errors(include_url=False)
-            detail = "; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong)
+            detail = "; ".join(f"FLOPWATCH_{str(field['loc'][0]).upper()}: {field['msg']}" for field in wrong)
         raise CannotRunHere(detail)  # the error as its cause would show values, such as the token
 
     @property

@@ -192,7 +192,7 @@ def _finding(baseline: Times, candidate: Times, *, alternated: bool = True) -> s
         return None  # without its interval, which takes ten times as long
     cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
     row = Row("", METRIC, "ms", cells, (None, None), list(baseline), list(candidate))
-    (judged,) = findings.judge([row], METRIC, alternated=alternated, asked=(METRIC,))
+    (judged,) = findings.judge([row], METRIC, alternated=alternated, requested=(METRIC,))
     return judged.finding if judged.finding in ("better", "worse") else None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.device_clock import Work
+from kernels.device_clock import Workload
 from kernels.registry import ATTENTION
 from workers.measure.busy import Span, device_work
 from workers.measure.stopwatch import stopwatch
@@ -28,7 +28,7 @@ SHAPE = (8, 16, 64)
 DELAY_KERNEL = "spin_kernel"
 
 
-def works(name: str, length: int) -> dict[str, Work]:
+def works(name: str, length: int) -> dict[str, Workload]:
     """Return calls of one implementation, causal in bfloat16."""
     batch, heads, head_dim = SHAPE
     function = ATTENTION.load(name).function
@@ -53,7 +53,7 @@ def calls_in(spans: Sequence[Span]) -> list[Sequence[Span]]:
     return [spans[begin + 1 : end] for begin, end in zip(delays, ends, strict=True)]
 
 
-def row(name: str, length: int, what: str, work: Work, calls: int) -> dict[str, str]:
+def row(name: str, length: int, what: str, work: Workload, calls: int) -> dict[str, str]:
     """Measure one row of the table."""
     watch = stopwatch(torch.device("cuda"))
     alone = watch.time(work, warmup=None, calls=calls)

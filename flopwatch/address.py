@@ -11,13 +11,15 @@ import json
 import os
 from pathlib import Path
 
+from app.process_start import start_of
+
 FILE = "server.json"
 
 
 def leave(folder: Path, url: str) -> None:
     """Record that this process's server listens at `url`; a later server replaces the record."""
     partial = folder / f"{FILE}.{os.getpid()}"
-    record = {"url": url, "pid": os.getpid(), "started": _start_of(os.getpid())}
+    record = {"url": url, "pid": os.getpid(), "started": start_of(os.getpid())}
     partial.write_text(json.dumps(record), encoding="utf-8")
     partial.replace(folder / FILE)
 
@@ -37,7 +39,10 @@ def is_stale(folder: Path) -> bool:
     pid, start = record.get("pid"), record.get("started")
     if not isinstance(pid, int):
         return False
-    now = _start_of(pid)
+    try:
+        now = start_of(pid)
+    except OSError:
+        return False
     return now is None or (start is not None and now != start)
 
 
@@ -54,14 +59,3 @@ def _record(folder: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def _start_of(pid: int) -> str | None:
-    """Return the start time of a process in the kernel's ticks since boot, which distinguishes it from a later process
-    with the same pid; None if there is no such process.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return stat.rpartition(")")[2].split()[19]

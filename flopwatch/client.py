@@ -463,7 +463,7 @@ class Flopwatch(Connection):
         places: dict[int, int] = {}
         for start in range(0, len(queued), PAGE):
             page = self.get("/queue/places", job=queued[start : start + PAGE])
-            places |= {one["id"]: one["place"] for one in page["data"]}
+            places |= {job["id"]: job["place"] for job in page["data"]}
         return places
 
     def sweep_state(self, sweep: Thing) -> Answer:
@@ -753,7 +753,7 @@ class Flopwatch(Connection):
             checked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
             self._wait_for_all(checked, timeout_s, show)
         else:
-            checked = [self.job(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+            checked = [self.job(job) for job in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
         return self._checked(baseline, checked, metrics, fail_above_percent)
 
     def _checked(
@@ -771,10 +771,13 @@ class Flopwatch(Connection):
             self.get("/compare", **comparison_query(baseline, ids, metrics, fail_above_percent))
             for ids in by_kind.values()
         ]
-        for one in comparisons:
-            if one["gate"]["outcome"] == "not_comparable":
-                one["gate"] |= {"outcome": "inconclusive", "sentence": f"inconclusive: {one['gate']['sentence']}"}
-        worst = min(comparisons, key=lambda one: CHECKED.index(one["gate"]["outcome"]))["gate"]
+        for comparison in comparisons:
+            if comparison["gate"]["outcome"] == "not_comparable":
+                comparison["gate"] |= {
+                    "outcome": "inconclusive",
+                    "sentence": f"inconclusive: {comparison['gate']['sentence']}",
+                }
+        worst = min(comparisons, key=lambda comparison: CHECKED.index(comparison["gate"]["outcome"]))["gate"]
         return {
             "outcome": worst["outcome"],
             "sentence": worst["sentence"],
@@ -831,17 +834,17 @@ class Flopwatch(Connection):
             ['trace.json.gz']
         """
         job_id, files = id_of(job), self.list_files(job)
-        chosen = [one for one in files if name in (None, one["name"])]
+        chosen = [file for file in files if name in (None, file["name"])]
         if name is not None and not chosen:
-            names = ", ".join(one["name"] for one in files) or "none"
+            names = ", ".join(file["name"] for file in files) or "none"
             raise ClientError(f"Job {job_id} has no file {name!r}; it has: {names}.")
         folder = Path(f"job-{job_id}" if to is None else to)
-        targets = [(one, folder / Path(one["name"]).name) for one in chosen]
-        wanted = [(one, target) for one, target in targets if not _is_there(target, one["sha256"])]
+        targets = [(file, folder / Path(file["name"]).name) for file in chosen]
+        wanted = [(file, target) for file, target in targets if not _is_there(target, file["sha256"])]
         if wanted:
             folder.mkdir(parents=True, exist_ok=True)
-        for one, target in wanted:
-            self.download_file(one, target)
+        for file, target in wanted:
+            self.download_file(file, target)
         return [target for _, target in targets]
 
     # Changing
@@ -965,7 +968,7 @@ def _frame(answer: Mapping[str, Any]) -> pd.DataFrame:
     columns = answer["columns"]
     frame = pd.DataFrame.from_records(answer["rows"], columns=[column["name"] for column in columns])
     types: dict[str, Any] = {"number": "float64", "integer": "Int64", "boolean": "boolean"}
-    frame = frame.astype({one["name"]: types[one["type"]] for one in columns if one["type"] in types})
+    frame = frame.astype({column["name"]: types[column["type"]] for column in columns if column["type"] in types})
     frame.attrs["units"] = {column["name"]: column["unit"] for column in columns if column["unit"] is not None}
     frame.attrs |= {name: value for name, value in answer.items() if name not in ("columns", "rows", "next")}
     return frame

@@ -85,7 +85,7 @@ class Refused(ClientError):
     @property
     def errors(self) -> tuple[WrongField, ...]:
         """The fields that were refused; none if the problem does not concern fields."""
-        return tuple(WrongField(one["pointer"], one["detail"]) for one in self.problem.get("errors", ()))
+        return tuple(WrongField(field["pointer"], field["detail"]) for field in self.problem.get("errors", ()))
 
     @property
     def pointer(self) -> str | None:
@@ -261,8 +261,8 @@ class Connection:
         columns: dict[str, Answer] = {}
         after = None
         while True:
-            left = None if limit is None else limit - len(rows)
-            page = self.get(path, **params, limit=left, after=after)
+            remaining = None if limit is None else limit - len(rows)
+            page = self.get(path, **params, limit=remaining, after=after)
             for column in page["columns"]:
                 former = columns.setdefault(column["name"], column)
                 if former["type"] != column["type"]:
@@ -327,7 +327,7 @@ def checked(response: httpx.Response) -> httpx.Response:
 
 def problem_text(problem: Mapping[str, Any]) -> str:
     """Write a problem (RFC 9457) for people: its title, then each field with its cure."""
-    fields = [": ".join(filter(None, (one["pointer"], one["detail"]))) for one in problem.get("errors", ())]
+    fields = [": ".join(filter(None, (field["pointer"], field["detail"]))) for field in problem.get("errors", ())]
     details = fields or [text for text in [problem.get("detail", "")] if text]
     return "\n".join([str(problem.get("title", "Error")), *(f"  {line}" for line in details)])
 

@@ -68,7 +68,7 @@ def put_into(
     Raises:
         ValueError: the file cannot be read, or specs of this kind take no such code.
     """
-    schemas = {one["kind"]: one["schema"] for one in specs}
+    schemas = {spec["kind"]: spec["schema"] for spec in specs}
     files: list[OwnCode] = []
     for role, option in OPTIONS.items():
         value = named.get(option)
@@ -78,7 +78,7 @@ def put_into(
         kind = inside.get("kind")
         if kind not in schemas:
             return files  # the server says what is wrong with the kind
-        field = next((name for name, one in schemas[kind]["properties"].items() if one.get(ROLE) == role), None)
+        field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) == role), None)
         if field is None:
             able = [known for known, schema in schemas.items() if _takes(schema, role)]
             raise ValueError(f"kind {kind} takes no {role} of your own; kinds that do: {', '.join(able)}")
@@ -89,4 +89,4 @@ def put_into(
 
 
 def _takes(schema: Mapping[str, Any], role: str) -> bool:
-    return any(one.get(ROLE) == role for one in schema["properties"].values())
+    return any(field.get(ROLE) == role for field in schema["properties"].values())

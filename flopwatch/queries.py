@@ -81,9 +81,9 @@ def table_query(options: TableOptions) -> Answer:
     }
 
 
-def _refuse_unknown(given: Mapping[str, Any], options: type) -> None:
+def _refuse_unknown(arguments: Mapping[str, Any], options: type) -> None:
     """Raise TypeError for an option that there is not, as a call with an unknown argument does."""
-    unknown = [name for name in given if name not in options.__annotations__]
+    unknown = [name for name in arguments if name not in options.__annotations__]
     if unknown:
         raise TypeError(f"there is no option {unknown[0]!r}; there are {', '.join(options.__annotations__)}")
 

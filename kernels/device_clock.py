@@ -46,7 +46,7 @@ EMPTY_KERNEL_DELAY_S = 1e-4
 RESOLUTION_MS = 32e-6
 """Resolution of event times, as seen on an H200; no call takes less."""
 
-Work = Callable[[], None]
+Workload = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def nothing() -> None:
     """Do nothing: a call that needs no preparation."""
 
 
-def host_lap_ms(work: Work, prepare: Work = nothing, clock: Callable[[], float] = time.perf_counter) -> float:
+def host_lap_ms(work: Workload, prepare: Workload = nothing, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the wall time in ms of one call of `work` after an untimed `prepare`, for work on the CPU."""
     prepare()
     start = clock()
@@ -96,7 +96,7 @@ class DeviceClock:
         self._issued_s: deque[float] = deque(maxlen=REMEMBERED_CALLS)
         self._waits_inside = False
 
-    def lap(self, work: Work, prepare: Work = nothing) -> Lap:
+    def lap(self, work: Workload, prepare: Workload = nothing) -> Lap:
         """Time one call of `work`, after an untimed `prepare`.
 
         The first call after `forget` is never repeated, since callers may want the very first call of a function. It
@@ -117,7 +117,7 @@ class DeviceClock:
         self._issued_s.clear()
         return self._timed_call(work, prepare, None)
 
-    def lap_together(self, work: Work, prepare: Work, align: Work) -> Lap:
+    def lap_together(self, work: Workload, prepare: Workload, align: Workload) -> Lap:
         """Time one call that several processes make together; it is not repeated, since they would have to agree.
 
         The call is behind a delay and then `align`, in which the devices wait for each other, so that all of them start
@@ -133,7 +133,7 @@ class DeviceClock:
         self._issued_s.append(aligned_s + 1e-6 * lap.host_us)
         return Lap(max(lap.device_ms - self.overhead_ms, RESOLUTION_MS), lap.host_us, lap.hidden)
 
-    def _timed_call(self, work: Work, prepare: Work, delay_s: float | None) -> Lap:
+    def _timed_call(self, work: Workload, prepare: Workload, delay_s: float | None) -> Lap:
         prepare()
         self._buffer.zero_()
         if delay_s is None:
@@ -144,7 +144,7 @@ class DeviceClock:
         self._issued_s.append(1e-6 * lap.host_us)
         return Lap(max(lap.device_ms - self.overhead_ms, RESOLUTION_MS), lap.host_us, lap.hidden)
 
-    def _between_events(self, work: Work) -> Lap:
+    def _between_events(self, work: Workload) -> Lap:
         self._start.record()
         begun = time.perf_counter()
         work()

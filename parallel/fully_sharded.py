@@ -110,7 +110,7 @@ class ShardedUnit:
     def __init__(self, name: str, module: nn.Module, held: list[UnitParameter]) -> None:
         self.name, self.module = name, module
         self.held = held
-        self.sharded = [one for one in held if one.is_sharded]
+        self.sharded = [parameter for parameter in held if parameter.is_sharded]
         self.stays_whole = False
         """Whether it stays whole from its forward pass to the end of its backward pass."""
         self.gathering: StartedTogether | None = None
@@ -120,12 +120,12 @@ class ShardedUnit:
         """Whether its gradients have been reduced since the last synchronization."""
 
     def show_whole(self) -> None:
-        for one in self.held:
-            one.show(one.whole)
+        for parameter in self.held:
+            parameter.show(parameter.whole)
 
     def show_parts(self) -> None:
-        for one in self.held:
-            one.show(one.part)
+        for parameter in self.held:
+            parameter.show(parameter.part)
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -176,7 +176,7 @@ class FullyShardedDataParallel(nn.Module):
         self.module = module
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self.units = self._make_units()
-        held = {id(one.part) for unit in self.units for one in unit.held}
+        held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
         self._order: list[ShardedUnit] = []
@@ -224,8 +224,8 @@ class FullyShardedDataParallel(nn.Module):
             if dtype != parameter.dtype or (parameter.dim() >= 2 and self.group.size() > 1):
                 uses = users[id(parameter)]
                 unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
-                one = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype)
-                held.setdefault(unit_name, []).append(one)
+                held_parameter = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype)
+                held.setdefault(unit_name, []).append(held_parameter)
         units = [ShardedUnit(name, modules[name], held[name]) for name in modules if name in held]
         if "\0root" in held:
             root = ShardedUnit("", self.module, held["\0root"])
@@ -271,14 +271,14 @@ class FullyShardedDataParallel(nn.Module):
         starts: list[Callable[[], Any]] = []
         parts = []
         with torch.no_grad():
-            for one in unit.held:
-                one.take_memory()
-                if one.is_sharded:
-                    part = one.part.detach().to(one.memory.dtype)
+            for parameter in unit.held:
+                parameter.take_memory()
+                if parameter.is_sharded:
+                    part = parameter.part.detach().to(parameter.memory.dtype)
                     parts.append(part)
-                    starts.append(functools.partial(start_all_gather, one.memory, part, self.group))
+                    starts.append(functools.partial(start_all_gather, parameter.memory, part, self.group))
                 else:
-                    one.memory.copy_(one.part.detach().reshape(-1))
+                    parameter.memory.copy_(parameter.part.detach().reshape(-1))
         unit.gathering = start_together(starts, self.group, self._device, keep=parts)
 
     def _make_whole(self, unit: ShardedUnit) -> None:
@@ -296,8 +296,8 @@ class FullyShardedDataParallel(nn.Module):
         unit.show_parts()
         if unit.is_whole:
             unit.is_whole = False
-            for one in unit.held:
-                one.free()
+            for parameter in unit.held:
+                parameter.free()
 
     def before_forward(self, unit: ShardedUnit, inputs: Any) -> None:
         """Make a unit whole, start gathering the one that ran after it last time, and watch for its backward pass."""
@@ -366,18 +366,18 @@ class FullyShardedDataParallel(nn.Module):
         unit.reduced = True
         starts: list[Callable[[], Any]] = []
         results, keep = [], []
-        for one in unit.sharded:
-            if not one.part.requires_grad:
+        for parameter in unit.sharded:
+            if not parameter.part.requires_grad:
                 continue
-            gradient = dense_gradient(one.name, one.whole)
+            gradient = dense_gradient(parameter.name, parameter.whole)
             if gradient is not None:
-                self._used.add(one.name)
-            source = self._source(one, gradient)
+                self._used.add(parameter.name)
+            source = self._source(parameter, gradient)
             del gradient
-            result = torch.empty(one.part_numel, dtype=source.dtype, device=source.device)
+            result = torch.empty(parameter.part_numel, dtype=source.dtype, device=source.device)
             operation = self._averaging.operation
             starts.append(functools.partial(start_reduce_scatter, result, source, operation, self.group))
-            results.append((one, result))
+            results.append((parameter, result))
             keep.append(source)
         if starts:
             self._reducing.append((start_together(starts, self.group, self._device, keep=keep), results))
@@ -385,13 +385,13 @@ class FullyShardedDataParallel(nn.Module):
         while len(self._reducing) > 1:
             self._take_reduced()
 
-    def _source(self, one: UnitParameter, gradient: Tensor | None) -> Tensor:
+    def _source(self, parameter: UnitParameter, gradient: Tensor | None) -> Tensor:
         """Return a parameter's gradient as the ranks' parts side by side, scaled for the average."""
-        one.whole.grad = None
+        parameter.whole.grad = None
         factor = self._averaging.factor
-        numel = one.memory.numel()
+        numel = parameter.memory.numel()
         if gradient is None:
-            return torch.zeros(numel, dtype=one.memory.dtype, device=one.memory.device)
+            return torch.zeros(numel, dtype=parameter.memory.dtype, device=parameter.memory.device)
         flat = gradient.detach().reshape(-1)
         del gradient
         if flat.numel() == numel and (factor == 1.0 or owns_its_memory(flat)):
@@ -403,11 +403,11 @@ class FullyShardedDataParallel(nn.Module):
     def _take_reduced(self) -> None:
         started, results = self._reducing.pop(0)
         started.wait()
-        for one, result in results:
-            if one.name in self._used:
-                one.add_gradient(result)
+        for parameter, result in results:
+            if parameter.name in self._used:
+                parameter.add_gradient(result)
             else:
-                self._unused_here.append((one, result))
+                self._unused_here.append((parameter, result))
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
@@ -423,25 +423,25 @@ class FullyShardedDataParallel(nn.Module):
                 self._reduce(unit)
         kept = dict(self._replicated)
         for unit in self.units:
-            for one in unit.held:
-                if not one.is_sharded and one.part.requires_grad:
-                    kept[one.name] = one.part
-                    gradient = dense_gradient(one.name, one.whole)
+            for parameter in unit.held:
+                if not parameter.is_sharded and parameter.part.requires_grad:
+                    kept[parameter.name] = parameter.part
+                    gradient = dense_gradient(parameter.name, parameter.whole)
                     if gradient is not None:
-                        one.add_gradient(gradient)
-                        one.whole.grad = None
+                        parameter.add_gradient(gradient)
+                        parameter.whole.grad = None
         self._used |= {name for name, parameter in kept.items() if parameter.grad is not None}
-        sharded = [one for unit in self.units for one in unit.sharded if one.part.requires_grad]
-        names = [*(one.name for one in sharded), *kept]
+        sharded = [parameter for unit in self.units for parameter in unit.sharded if parameter.part.requires_grad]
+        names = [*(parameter.name for parameter in sharded), *kept]
         if names:
             usage = GradientUsage((name in self._used for name in names), self._device, self.group)
             self._average_kept(kept, usage, offset=len(sharded))
             while self._reducing:
                 self._take_reduced()
             numbers = {name: number for number, name in enumerate(names)}
-            for one, result in self._unused_here:
-                if usage.used_on_any_rank(numbers[one.name]):
-                    one.add_gradient(result)
+            for parameter, result in self._unused_here:
+                if usage.used_on_any_rank(numbers[parameter.name]):
+                    parameter.add_gradient(result)
             usage.wait()
         self._unused_here.clear()
         self._used.clear()
@@ -481,20 +481,20 @@ class FullyShardedDataParallel(nn.Module):
         """
         for unit in self.units:
             self._free(unit)
-        held = {id(one.part): one for unit in self.units for one in unit.sharded}
+        held = {id(parameter.part): parameter for unit in self.units for parameter in unit.sharded}
         copies: dict[int, Tensor] = {}
         state: dict[str, Tensor] = {}
         for name, value in self.module.state_dict(keep_vars=True).items():
             if id(value) not in copies:
-                one = held.get(id(value))
-                copies[id(value)] = value.detach().clone() if one is None else self._gathered(one)
+                sharded = held.get(id(value))
+                copies[id(value)] = value.detach().clone() if sharded is None else self._gathered(sharded)
             state[name] = copies[id(value)]
         return state
 
-    def _gathered(self, one: UnitParameter) -> Tensor:
-        whole = torch.empty(one.memory.shape, dtype=one.part.dtype, device=one.part.device)
-        start_all_gather(whole, one.part.detach(), self.group).wait()
-        return whole[: one.numel].view(one.shape).clone()
+    def _gathered(self, parameter: UnitParameter) -> Tensor:
+        whole = torch.empty(parameter.memory.shape, dtype=parameter.part.dtype, device=parameter.part.device)
+        start_all_gather(whole, parameter.part.detach(), self.group).wait()
+        return whole[: parameter.numel].view(parameter.shape).clone()
 
 
 def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

@@ -387,8 +387,8 @@ class _Ranks:
             if self._failures:
                 # The effects of one rank's failure on others may have arrived before its cause.
                 until = time.monotonic() + CAUSE_S
-                while self._open and (left := until - time.monotonic()) > 0:
-                    self._receive(left)
+                while self._open and (remaining_s := until - time.monotonic()) > 0:
+                    self._receive(remaining_s)
                 raise min(self._failures)[1]
 
     def _all_stepping(self) -> bool:

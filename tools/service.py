@@ -126,8 +126,8 @@ class Service:
 
     def _wait_for_line(self, process: subprocess.Popen[bytes], log: Path, pattern: bytes) -> str:
         def find() -> str | None:
-            if found := re.search(pattern, log.read_bytes()):
-                return found[1].decode()
+            if match := re.search(pattern, log.read_bytes()):
+                return match[1].decode()
             if process.poll() is not None:
                 raise RuntimeError(f"{log.name} ended with {process.returncode}:\n{log.read_text(errors='replace')}")
             return None

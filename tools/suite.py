@@ -29,12 +29,12 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles the tests anew
     if arguments[:1] == ["gpu"]:
         gpu = ["-m", "gpu", "--require-gpu", "-rs"]
-        return worst(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
+        return exit_code_of(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
     # Many tests wait for other processes, or for a time to pass: with more workers the cores are busy meanwhile.
     cores = len(os.sched_getaffinity(0))
     workers = cores + max(2, cores // 2)
     together = run([f"--numprocesses={workers}", "--dist=worksteal", "--share=together", *arguments], **ONE_THREAD)
-    return worst(together, run(["--share=alone", *arguments, "--numprocesses=0"]))
+    return exit_code_of(together, run(["--share=alone", *arguments, "--numprocesses=0"]))
 
 
 def run(arguments: Sequence[str], **environment: str) -> int:
@@ -64,7 +64,7 @@ def command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *arguments]
 
 
-def worst(*codes: int) -> int:
+def exit_code_of(*codes: int) -> int:
     """Return one exit code for all runs: a run without tests counts only if no run has any."""
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     return failed[0] if failed else min(codes)

@@ -24,9 +24,9 @@ def wait_until(
         TimeoutError: the time is over; the message names `what`.
     """
     started = time.monotonic()
-    while not (found := condition()):
+    while not (result := condition()):
         waited = time.monotonic() - started
         if waited > timeout_s:
             raise TimeoutError(f"waited {timeout_s:g} s for {what}")
         time.sleep(max(poll_s, min(waited * LATE_BY, MAX_POLL_S)))
-    return found
+    return result

@@ -36,8 +36,8 @@ class Tool:
 
 def find(name: str) -> Tool | None:
     """Return the tool, from PATH or else from one of its usual folders, the newest first; None if none of them runs."""
-    found = ((path, _answer(path)) for path in _candidates(name))
-    return next((Tool(name, path, _version(answer)) for path, answer in found if answer is not None), None)
+    answers = ((path, _answer(path)) for path in _candidates(name))
+    return next((Tool(name, path, _version(answer)) for path, answer in answers if answer is not None), None)
 
 
 def installed() -> dict[str, Tool]:
@@ -72,8 +72,8 @@ def _candidates(name: str) -> list[str]:
         for pattern in FOLDERS[name]
         for folder in sorted(Path("/").glob(pattern.removeprefix("/")), key=_by_version, reverse=True)
     ]
-    found = [path for path in (on_path, *elsewhere) if path is not None and shutil.which(path) is not None]
-    return list(dict.fromkeys(found))
+    executables = [path for path in (on_path, *elsewhere) if path is not None and shutil.which(path) is not None]
+    return list(dict.fromkeys(executables))
 
 
 def _by_version(folder: Path) -> list[int]:

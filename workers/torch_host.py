@@ -27,11 +27,11 @@ NOT_BUILT = {"BuildError", "CompilerMissing"}
 """Names of the errors of our own C++."""
 
 
-def choose_device(asked: str, precision: str = "fp32") -> torch.device:
+def choose_device(device_type: str, precision: str = "fp32") -> torch.device:
     """Choose the device of this process, which sees only the job's devices.
 
     Args:
-        asked: "auto", "cpu" or "cuda".
+        device_type: "auto", "cpu" or "cuda".
         precision: "fp32", "tf32", "bf16" or "fp16", which the device must support.
 
     Raises:
@@ -39,8 +39,8 @@ def choose_device(asked: str, precision: str = "fp32") -> torch.device:
     """
     import torch
 
-    on_gpu = asked != "cpu" and torch.cuda.is_available()
-    if asked == "cuda" and not on_gpu:
+    on_gpu = device_type != "cpu" and torch.cuda.is_available()
+    if device_type == "cuda" and not on_gpu:
         raise Unsupported("device cuda: this worker's process sees no GPU")
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     if reason := why_no_precision(device, precision):

@@ -56,12 +56,12 @@ def load(code: CodeSpec) -> Any:
     """
     module = _module(code)
     try:
-        found = getattr(module, code.function)
+        loaded = getattr(module, code.function)
     except AttributeError:
         raise BrokenCode(f"{code.label()}: the file has no {code.function!r}{_offer(module)}") from None
-    if not callable(found) and not _is_implementation(found):
-        raise BrokenCode(f"{code.label()}: {code.function!r} is of type {type(found).__name__}, and cannot be called")
-    return found
+    if not callable(loaded) and not _is_implementation(loaded):
+        raise BrokenCode(f"{code.label()}: {code.function!r} is of type {type(loaded).__name__}, and cannot be called")
+    return loaded
 
 
 def implementation(code: CodeSpec) -> Implementation:
@@ -74,23 +74,23 @@ def implementation(code: CodeSpec) -> Implementation:
 
     from kernels.registry import DEVICES, DTYPES, Implementation
 
-    found = load(code)
-    if isinstance(found, Implementation):
-        return replace(found, name=code.label())
-    if isinstance(found, type):
-        if not issubclass(found, torch.autograd.Function):
+    loaded = load(code)
+    if isinstance(loaded, Implementation):
+        return replace(loaded, name=code.label())
+    if isinstance(loaded, type):
+        if not issubclass(loaded, torch.autograd.Function):
             raise BrokenCode(
                 f"{code.label()}: {code.function!r} is a class, and attention is a function of (q, k, v, is_causal), "
                 "or a torch.autograd.Function"
             )
-        found = found.apply
-    return Implementation(code.label(), found, dtypes=dict.fromkeys(DEVICES, DTYPES))
+        loaded = loaded.apply
+    return Implementation(code.label(), loaded, dtypes=dict.fromkeys(DEVICES, DTYPES))
 
 
-def _is_implementation(found: object) -> bool:
+def _is_implementation(loaded: object) -> bool:
     from kernels.registry import Implementation
 
-    return isinstance(found, Implementation)
+    return isinstance(loaded, Implementation)
 
 
 def _module(code: CodeSpec) -> ModuleType:

@@ -204,4 +204,4 @@ def _find_nul(value: Any, location: Location = ()) -> Location | None:
     if isinstance(value, dict) and any("\0" in key for key in value):
         return location
     items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next((found for key, item in items if (found := _find_nul(item, (*location, key))) is not None), None)
+    return next((nul for key, item in items if (nul := _find_nul(item, (*location, key))) is not None), None)

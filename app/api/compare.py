@@ -58,15 +58,15 @@ class ComparedQuery(StrictQuery):
 
     def check(self) -> None:
         """Raise InvalidRequest when the query names too few jobs, or too many."""
-        given = {"baseline": bool(self.baseline), "candidate": bool(self.candidate)}
+        is_set = {"baseline": bool(self.baseline), "candidate": bool(self.candidate)}
         named = self.baseline_name is not None
         if self.job is not None:
-            given["baseline_name"] = named
-            wrong = [(name, "leave it out: `job` has both sides") for name, is_given in given.items() if is_given]
+            is_set["baseline_name"] = named
+            wrong = [(name, "leave it out: `job` has both sides") for name, is_present in is_set.items() if is_present]
         else:
             why = "give its id; or `job`, the id of a job of kind compare"
             wrong = [
-                (name, why) for name, is_given in given.items() if not (is_given or (named and name == "baseline"))
+                (name, why) for name, is_present in is_set.items() if not (is_present or (named and name == "baseline"))
             ]
             if named and self.baseline:
                 wrong.append(("baseline", "leave it out: `baseline_name` says what to compare with"))

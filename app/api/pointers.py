@@ -96,7 +96,9 @@ def _describe_kind(error: ErrorDetails) -> str:
 
 
 def _describe_unknown(name: str, known: Sequence[str]) -> str:
-    swapped = [one for one in known if sorted(one) == sorted(name)]  # difflib finds modle nearer to mode than to model
+    swapped = [
+        field for field in known if sorted(field) == sorted(name)
+    ]  # difflib finds modle nearer to mode than to model
     near = swapped or difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}" if known else ""
     return f"Unknown field{hint}"

@@ -73,7 +73,7 @@ def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) ->
     Jobs that have to wait for other devices, or whose kind is paused, have a place too; later ones may start first.
     """
     places = services.reading.places(query.job)
-    data = [{"id": job_id, "place": place} for job_id, place in sorted(places.items(), key=lambda one: one[1])]
+    data = [{"id": job_id, "place": place} for job_id, place in sorted(places.items(), key=lambda item: item[1])]
     return Json({"data": data, "next": None})
 
 

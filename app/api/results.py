@@ -117,10 +117,7 @@ async def reported_table(
     limit = MAX_ROWS if query.limit is None and query.format == "json" else query.limit
 
     def make() -> Response:
-        sheet = results.result_table(
-            services.database,
-            job_id,
-            name,
+        excerpt = results.Excerpt(
             unit=query.unit,
             sort=query.sort,
             limit=limit,
@@ -128,6 +125,7 @@ async def reported_table(
             attempt=query.attempt,
             columns=split(query.columns),
         )
+        sheet = results.result_table(services.database, job_id, name, excerpt)
         sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
         return written(sheet, query.format)
 

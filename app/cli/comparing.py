@@ -21,7 +21,7 @@ EXIT_CODES = {"passed": 0, "slower": 3, "inconclusive": 4, "invalid": 5, "missin
 """Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""
 DEFAULT_LIMIT_PERCENT = 5.0
 
-Metric = Annotated[
+MetricOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Judge this metric, such as step_ms; may be repeated. By default the first one."),
 ]
@@ -42,7 +42,7 @@ def compare(
         of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
     ] = None,
     *,
-    metric: Metric = None,
+    metric: MetricOption = None,
     fail_above: Annotated[
         str | None,
         typer.Option(
@@ -110,7 +110,7 @@ def check(
     ] = None,
     *,
     baseline: Annotated[str, typer.Option(metavar="NAME", help="The baseline's name.")],
-    metric: Metric = None,
+    metric: MetricOption = None,
     fail_above: Annotated[
         str, typer.Option(metavar="PERCENT", help="Exit with 3 if a case is worse by more than this.")
     ] = f"{DEFAULT_LIMIT_PERCENT:g}%",
@@ -144,8 +144,8 @@ def check(
     if as_json:
         print_json(checked)
     else:
-        for one in checked["comparisons"]:
-            echo(f"{_jobs(one['candidate']['jobs'])} against {baseline}: {one['gate']['sentence']}")
+        for comparison in checked["comparisons"]:
+            echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}: {comparison['gate']['sentence']}")
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 
@@ -173,10 +173,10 @@ def set_(
         return
     number = kept["number_of_cases"]
     echo(f"baseline {name}: {number} case{'s' if number != 1 else ''} of {_jobs(kept['jobs'])}")
-    for one in kept["left_out"]:
-        echo(f"left out: job {one['job']}, {one['why']}", err=True)
-    for one in kept["suspect"]:
-        echo(f"note: job {one['job']} is in it, though {one['why']}; its verdict says why", err=True)
+    for case in kept["left_out"]:
+        echo(f"left out: job {case['job']}, {case['why']}", err=True)
+    for case in kept["suspect"]:
+        echo(f"note: job {case['job']} is in it, though {case['why']}; its verdict says why", err=True)
 
 
 @baseline.command("list")
@@ -192,7 +192,10 @@ def list_(
     if as_json:
         print_json(baselines)
         return
-    rows = [(one["name"], one["number_of_cases"], _jobs(one["jobs"]), age(one["updated_at"])) for one in baselines]
+    rows = [
+        (baseline["name"], baseline["number_of_cases"], _jobs(baseline["jobs"]), age(baseline["updated_at"]))
+        for baseline in baselines
+    ]
     print_columns(("name", "cases", "jobs", "set"), rows)
 
 
@@ -208,14 +211,14 @@ def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
         return
     rows = [
         (
-            one["kind"],
-            one["case"],
-            one["device_key"],
-            one["validity"] or "–",
-            ", ".join(map(str, one["jobs"])),
-            one["case_key"],
+            case["kind"],
+            case["case"],
+            case["device_key"],
+            case["validity"] or "–",
+            ", ".join(map(str, case["jobs"])),
+            case["case_key"],
         )
-        for one in baseline["cases"]
+        for case in baseline["cases"]
     ]
     print_columns(("kind", "case", "device", "verdict", "jobs", "case key"), rows)
 

@@ -66,7 +66,7 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 def sweep_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Offer the newest sweeps, each with its kind and number of jobs."""
     sweeps = _asked(ctx, lambda server: server.list_sweeps(OFFERED_JOBS))
-    return _ids(sweeps, incomplete, lambda one: f"{one['base'].get('kind')}, {sum(one['counts'].values())} jobs")
+    return _ids(sweeps, incomplete, lambda sweep: f"{sweep['base'].get('kind')}, {sum(sweep['counts'].values())} jobs")
 
 
 def file_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -86,16 +86,16 @@ def job_states(incomplete: str) -> list[str]:
 def _ids(
     entries: Sequence[Mapping[str, Any]] | None, incomplete: str, describe: Callable[[Mapping[str, Any]], str]
 ) -> list[tuple[str, str]]:
-    return [(str(one["id"]), describe(one)) for one in entries or () if str(one["id"]).startswith(incomplete)]
+    return [(str(entry["id"]), describe(entry)) for entry in entries or () if str(entry["id"]).startswith(incomplete)]
 
 
 def _asked(ctx: typer.Context, ask: Callable[[Flopwatch], T]) -> T | None:
     """Ask the server that the line or the environment names; returns None if none answers in time."""
     from flopwatch import ClientError, Flopwatch
 
-    given = {**_set(ctx.find_root().params), **_set(ctx.params)}
+    options = {**_set(ctx.find_root().params), **_set(ctx.params)}
     try:
-        with Flopwatch(given.get("url"), data_dir=given.get("data_dir"), timeout_s=ANSWER_S) as server:
+        with Flopwatch(options.get("url"), data_dir=options.get("data_dir"), timeout_s=ANSWER_S) as server:
             return ask(server)
     except ClientError:
         return None

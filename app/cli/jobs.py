@@ -224,7 +224,7 @@ def _follow_sweep(
 def _all_well(sweep: dict[str, Any]) -> bool:
     """Return True if every job of a sweep has succeeded, and every search is at its end."""
     counts, searches = sweep["counts"], sweep["searches"] or []
-    return sum(counts.values()) == counts["succeeded"] and all(one["state"] == "done" for one in searches)
+    return sum(counts.values()) == counts["succeeded"] and all(search["state"] == "done" for search in searches)
 
 
 @with_server
@@ -374,9 +374,9 @@ def delete(
     if chosen is not None:
         _check_kind(server, kind)
         done = server.delete_jobs(**chosen)
-        left = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
+        not_deleted = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
         needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
-        echo(f"jobs deleted: {done['deleted']}{left}{needed}")
+        echo(f"jobs deleted: {done['deleted']}{not_deleted}{needed}")
         return
 
     def delete_one(job_id: int) -> str:

@@ -154,15 +154,15 @@ def print_sweep(sweep: Mapping[str, Any]) -> None:
 
 def print_searches(sweep: Mapping[str, Any]) -> None:
     """Print what each search of a sweep has found: the largest value that fits, and the first that does not."""
-    for one in sweep["searches"] or ():
-        point = ", ".join(f"{path}={value}" for path, value in one["point"].items())
-        result = "nothing fits yet" if one["state"] == "searching" else "nothing fits"
-        if one["largest"] is not None:
-            result = f"{one['axis']}={one['largest']} fits (job {one['largest_job']})"
-        if one["too_large"] is not None:
-            result += f", {one['too_large']} does not (job {one['too_large_job']})"
-        state = "" if one["state"] == "done" else f" [{one['state']}]"
-        reason = f". {one['reason']}" if one["reason"] else ""
+    for search in sweep["searches"] or ():
+        point = ", ".join(f"{path}={value}" for path, value in search["point"].items())
+        result = "nothing fits yet" if search["state"] == "searching" else "nothing fits"
+        if search["largest"] is not None:
+            result = f"{search['axis']}={search['largest']} fits (job {search['largest_job']})"
+        if search["too_large"] is not None:
+            result += f", {search['too_large']} does not (job {search['too_large_job']})"
+        state = "" if search["state"] == "done" else f" [{search['state']}]"
+        reason = f". {search['reason']}" if search["reason"] else ""
         echo(cell(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
 
 

@@ -96,7 +96,7 @@ def run(
     use_data_dir(data_dir)
     warn_of_unknown_settings()
     spec, code = local(source, fields or [], preset, {"implementation": implementation, "model": model})
-    files = [word for one in code for word in ("--code", str(one.path))]
+    files = [word for file in code for word in ("--code", str(file.path))]
     _become_workers("run", _as_file(spec), "--output", str(output), *files, *(["--json"] if as_json else []))
 
 

@@ -58,7 +58,7 @@ def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
         # The user gave an option, not the list to which the pointers refer.
         if not refused.errors or kinds == ALL:
             raise
-        wrong = [f"--kind {kinds[int(one.pointer.rpartition('/')[2])]}: {one.detail}" for one in refused.errors]
+        wrong = [f"--kind {kinds[int(error.pointer.rpartition('/')[2])]}: {error.detail}" for error in refused.errors]
         raise ClientError("\n".join(wrong)) from refused
     if as_json:
         print_json(answer)

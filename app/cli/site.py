@@ -36,8 +36,8 @@ def sweeps(
     from app.text.times import age
 
     if sweep_id is not None:
-        one = server.sweep_state(sweep_id)
-        print_json(one) if as_json else print_sweep(one)
+        sweep = server.sweep_state(sweep_id)
+        print_json(sweep) if as_json else print_sweep(sweep)
         return
     listed = server.list_sweeps(limit)
     if as_json:

@@ -60,8 +60,8 @@ def local(
         spec_adapter.validate_json(text)
     except ValidationError as error:
         wrong = [
-            f"  {pointer(sent_location(one, spec, ())) or 'the whole'}: {describe(one, SpecBase)}"
-            for one in error.errors(include_url=False)
+            f"  {pointer(sent_location(problem, spec, ())) or 'the whole'}: {describe(problem, SpecBase)}"
+            for problem in error.errors(include_url=False)
         ]
         fail("\n".join(["The spec is not valid", *dict.fromkeys(wrong)]), 2)
     return text, files

@@ -12,13 +12,14 @@ from app.results.rendering import render
 from app.results.samples import samples_of
 from app.results.sheet import Cell, Column, Sheet
 from app.results.sweep_points import SweepPoint, sweep_points
-from app.results.unit_tables import list_tables, merged, result_table
+from app.results.unit_tables import Excerpt, list_tables, merged, result_table
 from app.store.reading.measurements import JobChoice
 
 __all__ = [
     "Cell",
     "Column",
     "Comparison",
+    "Excerpt",
     "JobChoice",
     "Layout",
     "Question",

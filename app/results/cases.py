@@ -161,10 +161,10 @@ class StoredCases:
 
     def renamed(self, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return coordinates by the names of their columns."""
-        given = tuple(coordinates)
-        columns = self._columns.get(given)
+        names = tuple(coordinates)
+        columns = self._columns.get(names)
         if columns is None:
-            columns = self._columns[given] = free_names(given, self.taken, "case")
+            columns = self._columns[names] = free_names(names, self.taken, "case")
         return dict(zip(columns.values(), coordinates.values(), strict=True))
 
 
@@ -208,7 +208,8 @@ def cases_of(
         if job.stopped is not None:
             measured_keys = {key for key, _, _ in of_job}
             cases += [
-                CaseOfJob(key=key, coordinates=left, **about) for key, left in _unreached(job, measured_keys, stored)
+                CaseOfJob(key=key, coordinates=coordinates, **about)
+                for key, coordinates in _unreached(job, measured_keys, stored)
             ]
     return cases, units
 
@@ -226,9 +227,9 @@ def _unreached(
     plan = _plan(job)
     if plan is None or plan.holds_specs:
         return []
-    left = [(case.key, stored.renamed(case.coordinates)) for case in plan.cases() if case.key not in measured]
+    unreached = [(case.key, stored.renamed(case.coordinates)) for case in plan.cases() if case.key not in measured]
     # If the keys of the measured cases differ from the planned ones, the remaining cases are unknown.
-    return left if len(left) + len(measured) == plan.number_of_cells() else []
+    return unreached if len(unreached) + len(measured) == plan.number_of_cells() else []
 
 
 def _coordinates(case: Any) -> dict[str, Scalar]:

@@ -64,16 +64,16 @@ class ComparedMetric:
     def values(self) -> dict[str, Scalar]:
         """Return all numbers and findings, by the names of comparison_sheet.METRIC_COLUMNS and in their order."""
         row = self.judged
-        one, other = row.cells
+        baseline, candidate = row.cells
         estimate = row.estimate or findings.NOTHING
-        change, ratio = change_and_ratio(one.value, other.value)
+        change, ratio = change_and_ratio(baseline.value, candidate.value)
         smallest = row.smallest_difference
         return {
             "metric": row.metric,
             "unit": row.unit,
             "better": row.better,
-            "baseline": one.value,
-            "candidate": other.value,
+            "baseline": baseline.value,
+            "candidate": candidate.value,
             "change": change,
             "ratio": ratio,
             "ratio_low": estimate.low,
@@ -87,10 +87,10 @@ class ComparedMetric:
             **{f"replicates_for_{number}_percent": row.replicates_for(number) for number in findings.ASKED_FOR},
             "baseline_processes": len(row.baseline) or None,
             "candidate_processes": len(row.candidate) or None,
-            "baseline_n": one.n,
-            "candidate_n": other.n,
-            "baseline_outcome": one.outcome,
-            "candidate_outcome": other.outcome,
+            "baseline_n": baseline.n,
+            "candidate_n": candidate.n,
+            "baseline_outcome": baseline.outcome,
+            "candidate_outcome": candidate.outcome,
             "baseline_validity": row.verdicts[0],
             "candidate_validity": row.verdicts[1],
             "case_key": self.case_key,
@@ -185,11 +185,11 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
     baseline, candidate = pair.both
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
-    rows = _rows(baseline, candidate, {one.name for one in differences}, question.metrics)
+    rows = _rows(baseline, candidate, {difference.name for difference in differences}, question.metrics)
     kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     unjudged = [row.judged for row in rows]
     headline = question.metrics[0] if question.metrics else findings.headline_of(unjudged, _columns_of(kind))
-    judged = findings.judge(unjudged, headline, alternated=pair.alternated, asked=question.metrics)
+    judged = findings.judge(unjudged, headline, alternated=pair.alternated, requested=question.metrics)
     of_environments = environments.environment_differences(
         baseline.setup, candidate.setup, devices_may_differ=baseline.baseline is None
     )
@@ -199,7 +199,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
         environments.obstacles(of_environments, pair.other_devices),
         alternated=pair.alternated,
         same=None if pair.alternated else _same_jobs(baseline, candidate),
-        asked=question.metrics,
+        requested=question.metrics,
         fail_above_percent=question.fail_above_percent,
     )
     notes = [*_notes(pair, differences, of_environments), *pair.notes]
@@ -223,8 +223,8 @@ def _columns_of(kind: str) -> Sequence[str]:
     return KINDS[kind].table_columns if kind in KINDS else ()
 
 
-def _check_metrics(asked: Sequence[str], known: Mapping[str, str]) -> None:
-    for metric in asked:
+def _check_metrics(requested: Sequence[str], known: Mapping[str, str]) -> None:
+    for metric in requested:
         if metric not in known and known:
             detail = f"{metric!r} is none of these jobs' metrics: {', '.join(known)}."
             raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
@@ -238,9 +238,13 @@ def _notes(
     if not pair.alternated and _same_jobs(*pair.both):
         notes = []  # the sentence above the table says it
     if differences:
-        notes.append(f"They differ in {case_text({one.name: _change(one) for one in differences})}.")
+        notes.append(
+            f"They differ in {case_text({difference.name: _change(difference) for difference in differences})}."
+        )
     if of_environments:
-        notes.append(f"Their environments differ: {'; '.join(one.in_words() for one in of_environments)}.")
+        notes.append(
+            f"Their environments differ: {'; '.join(difference.in_words() for difference in of_environments)}."
+        )
     for side in pair.both:
         for job in side.jobs:
             if job.stopped is not None:
@@ -273,13 +277,15 @@ def _differences(baseline: Side, candidate: Side) -> list[Difference]:
     names = dict.fromkeys(name for side in sides for case in side.cases for name in case.coordinates)
     differences = []
     for name in names:
-        one, other = ({repr(in_use(case.coordinates.get(name))) for case in side.cases} for side in sides)
-        if len(one) == len(other) == 1 and one != other and name != "side":
+        ours, theirs = ({repr(in_use(case.coordinates.get(name))) for case in side.cases} for side in sides)
+        if len(ours) == len(theirs) == 1 and ours != theirs and name != "side":
             differences.append(Difference(name, *(side.cases[0].coordinates.get(name) for side in sides)))
     return differences
 
 
-def _rows(baseline: Side, candidate: Side, differing: Collection[str], asked: Sequence[str]) -> list[ComparedMetric]:
+def _rows(
+    baseline: Side, candidate: Side, differing: Collection[str], requested: Sequence[str]
+) -> list[ComparedMetric]:
     """Return a row for each metric of each case."""
     apart = {*differing, "side"}
     devices = {case.coordinates.get("device") for side in (baseline, candidate) for case in side.cases} - {None}
@@ -293,7 +299,7 @@ def _rows(baseline: Side, candidate: Side, differing: Collection[str], asked: Se
     shown = [name for name in coordinates_of([either[key] for key in keys], None) if name not in apart]
     varying = [name for name in shown if len({repr(either[key].show(name)) for key in keys}) > 1]
     units = {**candidate.metrics, **baseline.metrics}
-    metrics = list(asked) or list(dict.fromkeys([*baseline.metrics, *candidate.metrics]))
+    metrics = list(requested) or list(dict.fromkeys([*baseline.metrics, *candidate.metrics]))
     rows = []
     for key in keys:
         pair = (ones.get(key), others.get(key))

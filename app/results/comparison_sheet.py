@@ -58,9 +58,9 @@ def _about(comparison: Comparison, notes: Sequence[str]) -> dict[str, Any]:
         "alternated": comparison.alternated,
         "baseline": comparison.baseline.as_json(),
         "candidate": comparison.candidate.as_json(),
-        "differences": [one.as_json() for one in comparison.differences],
-        "spec_differences": [one.as_json() for one in comparison.spec_differences],
-        "environment_differences": [one.as_json() for one in comparison.environment_differences],
+        "differences": [difference.as_json() for difference in comparison.differences],
+        "spec_differences": [difference.as_json() for difference in comparison.spec_differences],
+        "environment_differences": [difference.as_json() for difference in comparison.environment_differences],
         "distributions": [] if comparison.profiles is not None else _distributions(comparison),
         "notes": list(notes),
     }
@@ -86,24 +86,23 @@ def _distributions(comparison: Comparison) -> list[dict[str, Any]]:
 def _metric_sheet(compared: Sequence[ComparedMetric]) -> Sheet:
     """Return the table of metrics: coordinates, then METRIC_COLUMNS."""
     shown = list(compared[0].place) if compared else []
-    rows: list[list[Scalar]] = [[*one.place.values(), *one.values().values()] for one in compared]
+    rows: list[list[Scalar]] = [[*metric.place.values(), *metric.values().values()] for metric in compared]
     names = free_names(shown, {column.name for column in METRIC_COLUMNS}, "case")
     types = [type_of(row[index] for row in rows) for index in range(len(shown))]
     coordinates = [Column(names[name], type_, role="coordinate") for name, type_ in zip(shown, types, strict=True)]
-    return Sheet([*coordinates, *_shown_columns([one.judged for one in compared])], rows)
+    return Sheet([*coordinates, *_shown_columns([metric.judged for metric in compared])], rows)
 
 
 def _shown_columns(judged: Sequence[findings.Row]) -> list[Column]:
     """Return METRIC_COLUMNS; formats for people show only those that carry information here."""
     tested = any(row.p_adjusted is not None for row in judged)
-    has_intervals = any((row.estimate or findings.NOTHING).low is not None for row in judged)
     failed = any(cell.outcome not in ("ok", None) for row in judged for cell in row.cells)
     doubtful = any(verdict in VERDICTS[1:] for row in judged for verdict in row.verdicts)
     shown = {
-        "ratio_low": has_intervals,
-        "ratio_high": has_intervals,
+        "ratio_low": tested,
+        "ratio_high": tested,
         "p_adjusted": tested,
-        "finding": tested or has_intervals,
+        "finding": tested,
         **{f"{side}_outcome": failed for side in SIDES},
         **{f"{side}_validity": doubtful for side in SIDES},
     }

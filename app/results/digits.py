@@ -60,7 +60,9 @@ def _common(cells: Iterable[Any], unit: str | None) -> int | None:
         return 0
     wanted = max(_decimals(min(sizes), 3), _decimals(max(sizes), 4))
     if spreads:
-        wanted = min(max(wanted, _decimals(min(spreads), 1)), wanted + 2, max(_decimals(one, 2) for one in spreads))
+        wanted = min(
+            max(wanted, _decimals(min(spreads), 1)), wanted + 2, max(_decimals(spread, 2) for spread in spreads)
+        )
     return min(MAX_DECIMALS, max(wanted, PURE_DECIMALS) if unit == "1" else wanted)
 
 

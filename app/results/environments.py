@@ -114,17 +114,19 @@ def obstacles(
 
     `elsewhere`: pairs of different devices of matched cases, where the environments do not show the difference.
     """
-    decisive = [one for one in differences if one.decisive]
-    texts = [one.in_words() for one in decisive if one.name != "device.type"]
-    if not any(one.name == "device.name" for one in decisive):
-        texts += [f"device {_shown(one)} against {_shown(other)}" for one, other in elsewhere if other is not None]
+    decisive = [difference for difference in differences if difference.decisive]
+    texts = [difference.in_words() for difference in decisive if difference.name != "device.type"]
+    if not any(difference.name == "device.name" for difference in decisive):
+        texts += [
+            f"device {_shown(device)} against {_shown(other)}" for device, other in elsewhere if other is not None
+        ]
     return list(dict.fromkeys(texts))
 
 
 def _devices_are_chosen(one: Setup, other: Setup) -> bool:
     """Return True if the specs themselves ask for different devices: that comparison is meant."""
-    asked = [{spec.get("device") for spec in side.specs} for side in (one, other)]
-    return not asked[0] & asked[1] and "auto" not in asked[0] | asked[1]
+    devices = [{spec.get("device") for spec in side.specs} for side in (one, other)]
+    return not devices[0] & devices[1] and "auto" not in devices[0] | devices[1]
 
 
 def _differences(

@@ -167,11 +167,11 @@ def _sheet(
     cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons, *, one_process: bool = False
 ) -> Sheet:
     """Return the table of these cases. `one_process` says that one process ran all units, not each its own."""
-    asked = layout.rows
+    rows = layout.rows
     if layout.pivot is not None:
         _refuse_unknown_pivot(cases, layout.pivot)
-        asked = None if asked is None else [name for name in asked if name != layout.pivot]
-    coordinates = coordinates_of(cases, asked, also=layout.pivot)
+        rows = None if rows is None else [name for name in rows if name != layout.pivot]
+    coordinates = coordinates_of(cases, rows, also=layout.pivot)
     metrics = _metrics(_table_columns(cases), units, _outcomes(cases), layout.columns)
     shown = (
         metrics
@@ -191,7 +191,7 @@ def _sheet(
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
-        fixed = [name for name in coordinates if name in (asked or _table_rows(cases))]
+        fixed = [name for name in coordinates if name in (rows or _table_rows(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     sheet = replace(
         sheet,
@@ -377,7 +377,9 @@ def _refuse_unknown_pivot(cases: Sequence[CaseOfJob], name: str) -> None:
     _refuse_unknown("pivot", [name], [*_known(cases), *OF_THE_JOB], there_is_something=bool(cases))
 
 
-def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None) -> list[str]:
+def coordinates_of(
+    cases: Sequence[CaseOfJob], requested: Sequence[str] | None, *, also: str | None = None
+) -> list[str]:
     """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
 
     Args:
@@ -386,14 +388,14 @@ def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, a
         also: a coordinate that the table shows in another place than its rows.
     """
     known = _known(cases)
-    if asked is None:
+    if requested is None:
         used = {name for case in cases for name, value in case.coordinates.items() if value is not None}
         chosen = [name for name in _table_rows(cases) if name in used]
         if len({case.kind for case in cases}) > 1:
             chosen.insert(0, "kind")
     else:
-        _refuse_unknown("rows", asked, [*known, *OF_THE_JOB], there_is_something=bool(cases))
-        chosen = list(dict.fromkeys(asked))
+        _refuse_unknown("rows", requested, [*known, *OF_THE_JOB], there_is_something=bool(cases))
+        chosen = list(dict.fromkeys(requested))
     if also is not None and also not in chosen:
         chosen.append(also)
     varying = [name for name in known if name not in chosen and _varies(cases, name)]
@@ -443,7 +445,7 @@ def _metrics(
     preferred: Sequence[str],
     units: Mapping[str, str],
     outcomes: Mapping[str, Collection[str]],
-    asked: Sequence[str] | None,
+    requested: Sequence[str] | None,
 ) -> list[str]:
     """Return the metrics that are columns.
 
@@ -454,11 +456,11 @@ def _metrics(
         asked: those that were asked for.
     """
     every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
-    if asked is not None:
+    if requested is not None:
         offered = {name for kind in KINDS.values() for name in kind.table_columns}
         known = [EVERY_METRIC, *units, *sorted(offered - set(units))]
-        _refuse_unknown("columns", asked, known, there_is_something=bool(units))
-        return list(dict.fromkeys(name for word in asked for name in (every if word == EVERY_METRIC else [word])))
+        _refuse_unknown("columns", requested, known, there_is_something=bool(units))
+        return list(dict.fromkeys(name for word in requested for name in (every if word == EVERY_METRIC else [word])))
     if not units:  # all jobs failed before they measured anything: their outcomes need a column
         return list(preferred[:1])
     # A column is left out if it is "ok" in no cell and unknown in some, even if other cells have a worse outcome.
@@ -499,8 +501,8 @@ def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Co
     return reasons([{name: case.show(name) for name in coordinates} for case in cases], measured, gaps)
 
 
-def _refuse_unknown(what: str, asked: Sequence[str], known: Sequence[str], *, there_is_something: bool) -> None:
-    unknown = [name for name in asked if name not in known]
+def _refuse_unknown(what: str, requested: Sequence[str], known: Sequence[str], *, there_is_something: bool) -> None:
+    unknown = [name for name in requested if name not in known]
     if unknown and there_is_something:
         detail = f"{unknown[0]!r} is none of these results' {what}: {', '.join(known)}."
         raise InvalidRequest(detail, errors=(FieldError(f"/{what}", detail),))

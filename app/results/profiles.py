@@ -57,15 +57,17 @@ class ComparedTable:
         rows: list[tuple[float, list[Scalar]]] = []
         for key in dict.fromkeys([*self.baseline, *self.candidate]):
             *_, name, class_name = key
-            (one, calls), (other, other_calls) = (
+            (baseline, calls), (candidate, other_calls) = (
                 side.get(key, (None, None)) for side in (self.baseline, self.candidate)
             )
-            change, ratio = change_and_ratio(one, other)
+            change, ratio = change_and_ratio(baseline, candidate)
             # All classes are listed, so a missing class could not be determined. A missing kernel did not run.
             if self.kind != "classes":
-                change = (other or 0.0) - (one or 0.0)
+                change = (candidate or 0.0) - (baseline or 0.0)
             place = (self.kind, self.phase, class_name if self.kind == "classes" else name)
-            rows.append((abs(change or 0.0), [*place, class_name, one, other, change, ratio, calls, other_calls]))
+            rows.append(
+                (abs(change or 0.0), [*place, class_name, baseline, candidate, change, ratio, calls, other_calls])
+            )
         return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
 
@@ -118,11 +120,11 @@ class ComparedProfiles:
         return Sheet([*place, *DIFFERENCE], rows, notes=notes)
 
 
-def change_and_ratio(one: float | None, other: float | None) -> tuple[float | None, float | None]:
+def change_and_ratio(baseline: float | None, candidate: float | None) -> tuple[float | None, float | None]:
     """Return other - one and other / one, each None if unknown."""
-    if one is None or other is None:
+    if baseline is None or candidate is None:
         return None, None
-    return other - one, other / one if one else None
+    return candidate - baseline, candidate / baseline if baseline else None
 
 
 def _names(snapshot: Snapshot, side: Side) -> list[str]:
@@ -205,7 +207,7 @@ def _whole(number: float) -> float:
 
 def _total(table: ComparedTable) -> list[Scalar]:
     """Return the row with the sums of a phase."""
-    (one, calls), (other, other_calls) = (
+    (baseline, calls), (candidate, other_calls) = (
         (sum(row[0] for row in side.values()), sum(row[1] or 0 for row in side.values()))
         for side in (table.baseline, table.candidate)
     )
@@ -214,9 +216,9 @@ def _total(table: ComparedTable) -> list[Scalar]:
         table.phase,
         f"all {table.kind}",
         None,
-        one,
-        other,
-        *change_and_ratio(one, other),
+        baseline,
+        candidate,
+        *change_and_ratio(baseline, candidate),
         calls,
         other_calls,
     ]

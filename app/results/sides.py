@@ -122,14 +122,17 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
     side = _side(snapshot, "candidate", others)
     side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
     kept = cases_of_baseline(snapshot, name)
-    asked = list(dict.fromkeys(_place_of(case) for case in side.cases))
-    matched = _matched_devices({(one.case_key, one.device_key) for one in kept}, asked)
+    places = list(dict.fromkeys(_place_of(case) for case in side.cases))
+    matched = _matched_devices({(kept_case.case_key, kept_case.device_key) for kept_case in kept}, places)
     chosen = {(key, device) for (key, _), devices in matched.items() for device in devices}
-    ones = _finished(snapshot, sorted({one.job_id for one in kept if (one.case_key, one.device_key) in chosen}))
+    ones = _finished(
+        snapshot,
+        sorted({kept_case.job_id for kept_case in kept if (kept_case.case_key, kept_case.device_key) in chosen}),
+    )
     whole = _side(snapshot, "baseline", ones)
-    of_baseline = {(one.job_id, one.case_key, one.device_key) for one in kept}
+    of_baseline = {(kept_case.job_id, kept_case.case_key, kept_case.device_key) for kept_case in kept}
     cases = [case for case in whole.cases if (case.job, *_place_of(case)) in of_baseline and _place_of(case) in chosen]
-    keys, known = {key for key, _ in asked}, {case.key for case in cases}
+    keys, known = {key for key, _ in places}, {case.key for case in cases}
     notes = []
     if new := keys - known:
         notes.append(f"{len(new)} of {len(keys)} cases are not in the baseline {name}, and have nothing to meet.")
@@ -168,7 +171,7 @@ def joins_of(side: Side, case: CaseOfJob) -> Sequence[str]:
     return side.joins.get(_place_of(case), ())
 
 
-def _matched_devices(kept: Collection[tuple[str, str]], asked: Iterable[Place]) -> dict[Place, list[str]]:
+def _matched_devices(kept: Collection[tuple[str, str]], places: Iterable[Place]) -> dict[Place, list[str]]:
     """Return, for each case of the candidate, the baseline's devices with the same key whose results it is matched
     with.
 
@@ -176,13 +179,13 @@ def _matched_devices(kept: Collection[tuple[str, str]], asked: Iterable[Place]) 
     gets the devices that no other case of its key is matched with.
     """
     by_key: dict[str | None, list[str]] = {}
-    for case_key, one in sorted(kept):
-        by_key.setdefault(case_key, []).append(one)
-    matched: dict[Place, list[str]] = {place: [] for place in asked}
+    for case_key, device_of_baseline in sorted(kept):
+        by_key.setdefault(case_key, []).append(device_of_baseline)
+    matched: dict[Place, list[str]] = {place: [] for place in places}
     for key, device in matched:
         devices = by_key.get(key, [])
         if device is None:
-            matched[key, device] = [one for one in devices if (key, one) not in matched] or devices
+            matched[key, device] = [unmatched for unmatched in devices if (key, unmatched) not in matched] or devices
         else:
             matched[key, device] = [device] if device in devices else devices
     return matched

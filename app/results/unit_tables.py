@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -72,32 +72,30 @@ def _place(kind: str, name: str, parts: Sequence[TablePart]) -> tuple[int, int, 
     return place, min(part.id for part in parts), name
 
 
-def result_table(
-    database: Database,
-    job_id: int,
-    name: str,
-    *,
-    unit: int | None = None,
-    sort: str | None = None,
-    limit: int | None = None,
-    after: int = 0,
-    attempt: int | None = None,
-    columns: Sequence[str] | None = None,
-) -> Sheet:
-    """Return one table of a job, with the rows of all its units or of one.
+@dataclass(frozen=True)
+class Excerpt:
+    """The rows and columns to read of a table."""
 
-    Args:
-        database: the store.
-        job_id: the job's id.
-        name: the table's name.
-        unit: the index of a unit; None: all of them.
-        sort: a column, in ascending order, or "-column" for descending order; unknown values come last. None: as
-            reported.
-        limit: the largest number of rows; None: all.
-        after: the number of rows before these; `Sheet.next` of the previous page.
-        attempt: the number of an attempt; None: the last that recorded results.
-        columns: these columns, in this order; "all" for every one. None: formats for people show the kind's
-            `first_columns`, JSON and CSV have all.
+    unit: int | None = None
+    """The index of a unit; None: all of them."""
+    sort: str | None = None
+    """A column, in ascending order, or "-column" for descending order; unknown values come last. None: as reported."""
+    limit: int | None = None
+    """The largest number of rows; None: all."""
+    after: int = 0
+    """The number of rows before these; `Sheet.next` of the previous page."""
+    attempt: int | None = None
+    """The number of an attempt; None: the last that recorded results."""
+    columns: Sequence[str] | None = None
+    """These columns, in this order; "all" for every one. None: formats for people show the kind's `first_columns`, JSON
+    and CSV have all."""
+
+
+WHOLE = Excerpt()
+
+
+def result_table(database: Database, job_id: int, name: str, excerpt: Excerpt = WHOLE) -> Sheet:
+    """Return one table of a job, with the rows of all its units or of one.
 
     Raises:
         NotFound: there is no such job, the job has no such table, or this unit reported none.
@@ -105,25 +103,13 @@ def result_table(
         Conflict: the stored table cannot be read.
     """
     with database.read() as snapshot:
-        return table_of(
-            snapshot, job_id, name, unit=unit, sort=sort, limit=limit, after=after, attempt=attempt, columns=columns
-        )
+        return table_of(snapshot, job_id, name, excerpt)
 
 
-def table_of(
-    snapshot: Snapshot,
-    job_id: int,
-    name: str,
-    *,
-    unit: int | None = None,
-    sort: str | None = None,
-    limit: int | None = None,
-    after: int = 0,
-    attempt: int | None = None,
-    columns: Sequence[str] | None = None,
-) -> Sheet:
+def table_of(snapshot: Snapshot, job_id: int, name: str, excerpt: Excerpt = WHOLE) -> Sheet:
     """Return one table of a job, as `result_table`."""
-    kind, known = table_parts(snapshot, job_id, attempt)
+    unit, limit, after = excerpt.unit, excerpt.limit, excerpt.after
+    kind, known = table_parts(snapshot, job_id, excerpt.attempt)
     names = list(dict.fromkeys(part.name for part in known))
     if name not in names:
         raise NotFound(f"Job {job_id} has no table {name!r}; it has: {', '.join(names) or 'none'}.")
@@ -136,15 +122,15 @@ def table_of(
         part.check()
     described = _columns(parts[0].columns, several=len(parts) > 1)
     end = None if limit is None else after + limit
-    if sort is not None:
+    if excerpt.sort is not None:
         sheet = Sheet(columns=described, rows=_rows(snapshot, parts, 0, None))
-        sheet = page(ordered(sheet, sort), limit, after)
+        sheet = page(ordered(sheet, excerpt.sort), limit, after)
     else:
         total = sum(part.row_count for part in parts)
         following = str(end) if end is not None and end < total else None
         sheet = Sheet(columns=described, rows=_rows(snapshot, parts, after, end), next=following)
-    if columns is not None:
-        return _chosen(sheet, columns)
+    if excerpt.columns is not None:
+        return _chosen(sheet, excerpt.columns)
     first = KINDS[kind].columns_first(name) if kind in KINDS else None
     return for_people(sheet, first)
 
@@ -156,7 +142,7 @@ def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
         if name not in (*names, EVERY_COLUMN):
             detail = f"There is no column {name!r}; there is {', '.join(names)}, or {EVERY_COLUMN} for every one."
             raise InvalidRequest(detail, errors=(FieldError("/columns", detail),))
-    wanted = dict.fromkeys(one for name in columns for one in (names if name == EVERY_COLUMN else [name]))
+    wanted = dict.fromkeys(column for name in columns for column in (names if name == EVERY_COLUMN else [name]))
     at = [names.index(name) for name in wanted]
     # A request that names the units' column gets it even if there is only one unit.
     described = [

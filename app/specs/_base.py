@@ -176,8 +176,8 @@ class SpecBase(StrictModel):
     def without_effect(self) -> list[str]:
         """Return the fields, as dotted paths, that are not as by default and change nothing: no case uses them."""
         defaults = flat(type(self).example().model_dump(mode="json"))
-        given = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured}))
-        idle = [name for name, value in given.items() if value not in (None, [], defaults.get(name))]
+        fields = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured}))
+        idle = [name for name, value in fields.items() if value not in (None, [], defaults.get(name))]
         for cell in self.cells():
             if not idle:
                 break

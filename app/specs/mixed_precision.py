@@ -133,9 +133,9 @@ class MixedPrecisionSpec(SpecBase):
         """Return what lists show of the job: also how its audits run, which their subjects do not tell."""
         of_the_model = (f"model.{name}" for name in ModelSpec.model_fields if name not in (*HYPER_PARAMETERS, "size"))
         untold = {"toy": OF_AUDITS, "transformer": (*OF_AUDITS, *OF_THE_TRANSFORMER, *of_the_model)}
-        usual, given = type(self).example().overview(), self.overview()
+        usual, overview = type(self).example().overview(), self.overview()
         names = [name for audit in self.audits for name in untold[audit]]
-        return super().summary() | {name: given[name] for name in names if given[name] != usual[name]}
+        return super().summary() | {name: overview[name] for name in names if overview[name] != usual[name]}
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job and its subjects, without the autocasts if nothing is audited."""

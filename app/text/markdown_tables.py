@@ -21,7 +21,7 @@ _AT_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#+>-]|\[[ x]\])", re.IGNORECASE)
 def escaped(text: str) -> str:
     """Escape a text for a table's cell, or for the inside of a line, so that every renderer of CommonMark or GitHub's
     Markdown shows it as it is typed."""
-    return _MARKUP.sub(lambda found: "".join(f"\\{character}" for character in found[0]), " ".join(text.splitlines()))
+    return _MARKUP.sub(lambda match: "".join(f"\\{character}" for character in match[0]), " ".join(text.splitlines()))
 
 
 def escaped_line(text: str) -> str:

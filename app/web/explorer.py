@@ -113,7 +113,7 @@ def table_page(database: Database, job: JobResults, view: View) -> TablePage:
     is_of_another = view.of not in (None, name)
     if is_of_another:
         view = without_others(view, [column["name"] for column in job.tables[name]["columns"]])
-    sheet = results.result_table(database, job.id, name, sort=view.sort, columns=["all"])
+    sheet = results.result_table(database, job.id, name, results.Excerpt(sort=view.sort, columns=["all"]))
     columns = sheet.names()
     hidden = {SITE} if STACK in columns else set()
     shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]
@@ -121,7 +121,11 @@ def table_page(database: Database, job: JobResults, view: View) -> TablePage:
     wanted = dict(chosen_values(view.only, columns))
     filters = column_filters(sheet, texts, wanted)
     if is_of_another:  # a value that only the other table has is ignored, too
-        wanted = {one.column: one.chosen for one in filters if one.chosen and one.chosen in one.values}
+        wanted = {
+            column_filter.column: column_filter.chosen
+            for column_filter in filters
+            if column_filter.chosen and column_filter.chosen in column_filter.values
+        }
     words = (view.q or "").lower().split()
     matching = [
         row
@@ -158,8 +162,8 @@ def column_filters(sheet: results.Sheet, texts: Sequence[int], wanted: Mapping[s
         is_short = 1 < len(values) <= MAX_CHOICES and max(map(len, values)) <= MAX_CHOICE_CHARACTERS
         if is_short and len(values) < len(sheet.rows):
             filters.append(ColumnFilter(name, values, wanted.get(name)))
-    kept = sorted(filters, key=lambda one: one.chosen is None)[:MAX_FILTERS]
-    return [one for one in filters if one in kept]
+    kept = sorted(filters, key=lambda column_filter: column_filter.chosen is None)[:MAX_FILTERS]
+    return [column_filter for column_filter in filters if column_filter in kept]
 
 
 def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:

@@ -189,9 +189,9 @@ def _sweep(request: Request, services: Services, sweep_id: int, query: ExportQue
     sheet = results.table(services.database, results.JobChoice(sweep=sweep_id), first=query.rows)
     jobs, following = services.reading.jobs(sweep=sweep_id, limit=MAX_JOBS)
     verdicts: dict[str, int] = {}
-    for one in jobs:
-        if one["validity"] is not None:
-            verdict = str(one["validity"].get("verdict", "unknown"))
+    for job in jobs:
+        if job["validity"] is not None:
+            verdict = str(job["validity"].get("verdict", "unknown"))
             verdicts[verdict] = verdicts.get(verdict, 0) + 1
     return _file(
         request,
@@ -204,7 +204,7 @@ def _sweep(request: Request, services: Services, sweep_id: int, query: ExportQue
         view=_plots(services, PlotsQuery(sweep=sweep_id, metric=query.metric)),
         verdicts=verdicts,
         of_jobs=len(jobs) if following is not None else None,
-        environment=_facts([one["environment"] for one in jobs]),
+        environment=_facts([job["environment"] for job in jobs]),
         spec={name: sweep[name] for name in ("base", "grid", "exclude")},
     )
 
@@ -228,8 +228,8 @@ def _compare(request: Request, services: Services, query: ComparedQuery) -> Resp
         metric=metric,
         distributions=compare_page.distributions(services, [shown], metric) if metric else None,
         ratios=compare_page.ratios([shown]),
-        environment=_facts([one["environment"] for one in jobs]),
-        spec={f"job {one['id']}": one["spec"] for one in jobs},
+        environment=_facts([job["environment"] for job in jobs]),
+        spec={f"job {job['id']}": job["spec"] for job in jobs},
     )
 
 

@@ -43,12 +43,12 @@ def differences(spec: Mapping[str, Any]) -> list[Difference]:
 def changed_only(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec with its kind and only the fields that differ from the defaults, as a person would type it."""
     changed: dict[str, Any] = {"kind": spec.get("kind")}
-    for one in differences(spec):
-        *parents, last = one.field.split(".")
+    for difference in differences(spec):
+        *parents, last = difference.field.split(".")
         inside = changed
         for parent in parents:
             inside = inside.setdefault(parent, {})
-        inside[last] = one.value
+        inside[last] = difference.value
     return changed
 
 
@@ -150,5 +150,7 @@ def pace(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) -> 
         return None
     each = seconds / made
     waited = ((now or datetime.now(UTC)) - parsed_time(same[-1]["created_at"])).total_seconds()
-    left = max(0.0, each * (total - done) - max(0.0, waited))
-    return f"{duration(each)} each, about {duration(left)} left" if left >= 1 else f"{duration(each)} each"
+    remaining_s = max(0.0, each * (total - done) - max(0.0, waited))
+    return (
+        f"{duration(each)} each, about {duration(remaining_s)} left" if remaining_s >= 1 else f"{duration(each)} each"
+    )

@@ -94,21 +94,21 @@ def fields_of(schema: Mapping[str, Any], example: Mapping[str, Any]) -> list[Fie
 
 
 def _walk(place: Mapping[str, Any], defs: Mapping[str, Any], example: Mapping[str, Any], at: str) -> Iterator[Field]:
-    for name, given in place.get("properties", {}).items():
-        if "const" in given:
+    for name, property_schema in place.get("properties", {}).items():
+        if "const" in property_schema:
             continue
         path, default = f"{at}{name}", example.get(name)
-        inner, is_nullable = _resolved(given, defs)
+        inner, is_nullable = _resolved(property_schema, defs)
         if "properties" in inner and not is_nullable and isinstance(default, Mapping) and "kind" not in default:
             yield from _walk(inner, defs, default, f"{path}.")
             continue
         field = _field(path, inner, defs)
         field = replace(
             field,
-            description=given.get("description") or inner.get("description") or "",
+            description=property_schema.get("description") or inner.get("description") or "",
             is_nullable=is_nullable,
             default=default,
-            own_default=given.get("default"),
+            own_default=property_schema.get("default"),
         )
         yield replace(field, values=texts_of(field, default))
 
@@ -145,7 +145,7 @@ def texts_of(field: Field, value: Any) -> tuple[str, ...]:
         shown = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
         return (json.dumps(shown, indent=2, ensure_ascii=False),)
     values = value if isinstance(value, list) else [value]
-    return tuple(one if isinstance(one, str) else json.dumps(one) for one in values)
+    return tuple(value if isinstance(value, str) else json.dumps(value) for value in values)
 
 
 def with_values(fields: Sequence[Field], spec: Mapping[str, Any]) -> list[Field]:
@@ -215,10 +215,10 @@ def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> d
     spec: dict[str, Any] = {"kind": kind}
     grid: dict[str, list[Any]] = {}
     # An object that differs somewhere is given as a whole, and then its own defaults count.
-    given = {field.path.partition(".")[0] for field in fields if field.is_changed and "." in field.path}
+    whole = {field.path.partition(".")[0] for field in fields if field.is_changed and "." in field.path}
     for field in fields:
         top, dot, _ = field.path.partition(".")
-        default = field.own_default if dot and top in given else field.default
+        default = field.own_default if dot and top in whole else field.default
         values = [_parsed(field, text) for text in field.values]
         if not field.is_list and len(values) > 1:
             grid[field.path] = values

@@ -349,38 +349,32 @@ def distributions(
     return {"data": traces, "layout": layout}
 
 
-FINDINGS = {
-    "better": "var(--good)",
-    "worse": "var(--bad)",
-    "changed": PALETTE[0],
-    "differs": PALETTE[0],
-    "inconclusive": "var(--busy)",
-}
+FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0], "inconclusive": "var(--busy)"}
 """Colours of a comparison's findings; all others are grey."""
 
 
 def ratios(compared: Sequence[Ratio]) -> Figure:
     """Draw the ratios of candidate to baseline, one per row, with their confidence intervals and a line at 1."""
     traces = []
-    for finding in dict.fromkeys(one.finding for one in compared):
-        own = [one for one in compared if one.finding == finding]
+    for finding in dict.fromkeys(ratio.finding for ratio in compared):
+        own = [ratio for ratio in compared if ratio.finding == finding]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": escaped(finding.replace("_", " ")),
-                "x": [one.ratio for one in own],
-                "y": [escaped(one.label) for one in own],
+                "x": [ratio.ratio for ratio in own],
+                "y": [escaped(ratio.label) for ratio in own],
                 "error_x": {
                     "type": "data",
                     "symmetric": False,
-                    "array": [0 if one.high is None else one.high - one.ratio for one in own],
-                    "arrayminus": [0 if one.low is None else one.ratio - one.low for one in own],
+                    "array": [0 if ratio.high is None else ratio.high - ratio.ratio for ratio in own],
+                    "arrayminus": [0 if ratio.low is None else ratio.ratio - ratio.low for ratio in own],
                     "thickness": 1.5,
                     "width": 4,
                 },
                 "marker": {"color": FINDINGS.get(finding, "var(--quiet)"), "size": 9},
-                "customdata": [_interval(one) for one in own],
+                "customdata": [_interval(ratio) for ratio in own],
                 "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
             }
         )
@@ -390,7 +384,7 @@ def ratios(compared: Sequence[Ratio]) -> Figure:
         "yaxis": {
             "type": "category",
             "categoryorder": "array",
-            "categoryarray": [escaped(one.label) for one in reversed(compared)],
+            "categoryarray": [escaped(ratio.label) for ratio in reversed(compared)],
         },
         "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": _LINE_AT_1}],
         "hovermode": "closest",
@@ -399,7 +393,7 @@ def ratios(compared: Sequence[Ratio]) -> Figure:
     }
     table = {
         "columns": ["metric and case", "ratio", "low", "high", "finding"],
-        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in compared],
+        "rows": [[ratio.label, ratio.ratio, ratio.low, ratio.high, ratio.finding] for ratio in compared],
     }
     return {"data": traces, "layout": layout, "table": table, "empty": EMPTY}
 
@@ -407,9 +401,9 @@ def ratios(compared: Sequence[Ratio]) -> Figure:
 _LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
 
 
-def _interval(one: Ratio) -> str:
-    ratio = number(one.ratio)
-    return ratio if one.low is None or one.high is None else f"{ratio} ({number(one.low)} – {number(one.high)})"
+def _interval(ratio: Ratio) -> str:
+    text = number(ratio.ratio)
+    return text if ratio.low is None or ratio.high is None else f"{text} ({number(ratio.low)} – {number(ratio.high)})"
 
 
 def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
@@ -562,7 +556,7 @@ def _outcome_cells(
         if outcome is None:
             continue
         color = OUTCOMES.get(outcome, OTHER_OUTCOME)
-        is_here = [[one == outcome for one in row] for row in missing]
+        is_here = [[value == outcome for value in row] for row in missing]
         hovers = [
             [hover(point) if here else [] for point, here in zip(row, flags, strict=True)]
             for row, flags in zip(grid, is_here, strict=True)

@@ -41,7 +41,9 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: 
         is_causal: Query i sees keys 0 … i only.
     """
     q, k, v = (tensor.detach() for tensor in (q, k, v))
-    right = _in_parts([one.double() for one in (q, k, v)], None if grad_out is None else grad_out.double(), is_causal)
+    right = _in_parts(
+        [tensor.double() for tensor in (q, k, v)], None if grad_out is None else grad_out.double(), is_causal
+    )
     plain = _in_parts([q, k, v], grad_out, is_causal)
     return Oracle(right[0], right[1:], limits(plain, right, is_causal))
 
@@ -59,7 +61,7 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
         is_causal: Query i sees keys 0 … i only.
     """
     bounds = []
-    for index, (one, other) in enumerate(zip(plain, right, strict=True)):
+    for index, (rounded, other) in enumerate(zip(plain, right, strict=True)):
         cancelling = 0.0
         if index in (1, 2) and other.any():
             queries, keys = right[0].shape[-2], right[2].shape[-2]
@@ -68,7 +70,7 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
             # The gradient of a key that no query sees has no terms: it is exactly zero.
             elements = other.numel() * (min(1, queries / keys) if is_causal and index == 2 else 1)
             cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
-        bounds.append(limits_beside_plain(error(one, other), plain[0].dtype, cancelling))
+        bounds.append(limits_beside_plain(error(rounded, other), plain[0].dtype, cancelling))
     return tuple(bounds)
 
 
@@ -82,12 +84,14 @@ def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, is_causal: bool) ->
     rows_at_once = max(1, SCORE_BYTES // max(1, 8 * keys * q.shape[:-2].numel()))
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     sums = torch.float64 if q.dtype == torch.float64 else torch.float32
-    gradients = [torch.zeros_like(one, dtype=sums) for one in inputs] if grad_out is not None else []
+    gradients = [torch.zeros_like(tensor, dtype=sums) for tensor in inputs] if grad_out is not None else []
     for start in range(0, queries, rows_at_once):
         rows = slice(start, min(start + rows_at_once, queries))
         seen = slice(0, min(keys, rows.stop) if is_causal else keys)
         places = ((..., rows, slice(None)), (..., seen, slice(None)), (..., seen, slice(None)))
-        parts = [one[place].requires_grad_(grad_out is not None) for one, place in zip(inputs, places, strict=True)]
+        parts = [
+            tensor[place].requires_grad_(grad_out is not None) for tensor, place in zip(inputs, places, strict=True)
+        ]
         with torch.set_grad_enabled(grad_out is not None):
             part = attention(parts[0], parts[1], parts[2], is_causal, first_query=start)
         out[..., rows, :] = part.detach()

@@ -162,7 +162,7 @@ def test_memory_is_what_is_allocated() -> None:
     for function in FUNCTIONS:
         name = function.__name__
         memory = cpu.memory(name, 1, 4, 1024, 1024, 32)
-        assert memory == cpu.Memory(working=expected[name], output=2**19)
+        assert memory == cpu.ForwardMemory(working=expected[name], output=2**19)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             function(*tensors)
         taken = [event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.oracle import oracle
-from kernels.device_clock import Work
+from kernels.device_clock import Workload
 from kernels.registry import ATTENTION
 from kernels.tolerance import TOLERANCES, error, fixed_limits
 
@@ -58,7 +58,7 @@ def inputs(rng) -> list[Tensor]:
 def clock(**fast: dict[Tiling, float]) -> Callable[..., float]:
     """Makes up times, in ms: of each kernel by tiling; of others 2, of one pass 3."""
 
-    def time_ms(kernel: str, chosen: Tilings, _work: Work) -> float:
+    def time_ms(kernel: str, chosen: Tilings, _work: Workload) -> float:
         otherwise = 3.0 if kernel == "one_pass" else 2.0
         return fast.get(kernel, {}).get(getattr(chosen, kernel, PRESENT), otherwise)
 
@@ -254,9 +254,9 @@ def test_several_lengths_count_alike(inputs: list[Tensor]) -> None:
     """By the geometric mean: half the time at one length outweighs a third more at the other."""
     q, k, v = inputs
     problems = [TuningProblem(*inputs, False, False), TuningProblem(q[:, :, :17], k, v, False, False)]
-    calls: list[Work] = []
+    calls: list[Workload] = []
 
-    def times(_kernel: str, chosen: Tilings, work: Work) -> float:
+    def times(_kernel: str, chosen: Tilings, work: Workload) -> float:
         calls.append(work)
         slot = len(calls) % 2  # the first problem's time, then the second's
         return {PRESENT: (3.0, 1.0), FLAT: (4.0, 0.5), SMALL: (2.0, 2.0)}[chosen.forward][1 - slot]
@@ -316,7 +316,7 @@ def test_the_command_prints_a_line_to_paste(
 
 def test_where_kernels_are_interpreted_the_host_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the lap that the jobs' stopwatch is made of."""
-    laps: list[Work] = []
+    laps: list[Workload] = []
     monkeypatch.setattr(tuning, "host_lap_ms", lambda work: laps.append(work) or 7.0)
 
     def work() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.suite import worst
+from tools.suite import exit_code_of
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -147,7 +147,7 @@ def test_there_may_be_no_tests_of_either_kind(suite: Path, chosen: str, counts: 
     ],
 )
 def test_one_exit_code_of_all(codes: list[int], code: int) -> None:
-    assert worst(*codes) == code
+    assert exit_code_of(*codes) == code
 
 
 def test_without_a_gpu_the_gpus_tests_fail(suite: Path) -> None:

@@ -51,8 +51,8 @@ def read(host: Host, find_gpu: Callable[[str], nvml.Gpu | None] = nvml.find_gpu)
     }
     devices: list[dict[str, Any]] = [cpu]
     for gpu in host.gpus:
-        found = find_gpu(gpu.uuid)
-        devices.append({"type": "cuda", "uuid": gpu.uuid, **(UNKNOWN_GPU_LOAD if found is None else found.load())})
+        device = find_gpu(gpu.uuid)
+        devices.append({"type": "cuda", "uuid": gpu.uuid, **(UNKNOWN_GPU_LOAD if device is None else device.load())})
     return {"read_at": rfc3339(utc_now()), "devices": devices}
 
 

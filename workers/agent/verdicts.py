@@ -94,12 +94,12 @@ def checks_table(
     """
     if sum(verdict.cases for verdict in verdicts) < 2:
         return None
-    found = [(verdict, check) for verdict in verdicts for check in verdict.checks]
-    rows = [_row(*each) for each in found]
+    judged = [(verdict, check) for verdict in verdicts for check in verdict.checks]
+    rows = [_row(*each) for each in judged]
     sizes = [_size(row) for row in rows]
     if len(rows) <= max_rows and sum(sizes) <= max_bytes:
         return Table(TABLE, TABLE_COLUMNS, rows)
-    order = sorted(range(len(rows)), key=lambda index: _rank(found[index][1]))
+    order = sorted(range(len(rows)), key=lambda index: _rank(judged[index][1]))
     last = _left_out(len(rows))
     room, kept = max_bytes - _size(last), list[list[Scalar]]()
     for index in order[: max_rows - 1]:

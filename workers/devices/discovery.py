@@ -137,16 +137,16 @@ def _visible(boards: Sequence[Board], names: str | None, order: str | None) -> l
         if name.isdigit():
             if int(name) < len(boards) and boards[int(name)].gpu is None:
                 continue  # this GPU does not answer; the log says so
-            found = [_at(boards, int(name), order)] if int(name) < len(boards) else []
+            matching = [_at(boards, int(name), order)] if int(name) < len(boards) else []
         else:
-            found = [gpu for gpu in _devices(boards) if name and gpu.uuid.startswith(name)]
-            if not found and any(name and gpu.uuid.startswith(name) for gpu in _physical(boards)):
+            matching = [gpu for gpu in _devices(boards) if name and gpu.uuid.startswith(name)]
+            if not matching and any(name and gpu.uuid.startswith(name) for gpu in _physical(boards)):
                 raise CannotRunHere(_IN_MIG_MODE.format(name=name))
-        if len(found) != 1:
+        if len(matching) != 1:
             break
-        if found[0] in chosen:
+        if matching[0] in chosen:
             return []
-        chosen += found
+        chosen += matching
     return chosen
 
 

@@ -177,10 +177,10 @@ def _open_or_make(folder: int, name: str) -> int:
 
 
 def _check_file(descriptor: int, path: Path) -> None:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         raise CannotRunHere(f"{path}, a device lock, is not a file. {_CURE}")
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != READABLE:
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != READABLE:
         os.fchmod(descriptor, READABLE)  # whatever the umask was when it was made
 
 
@@ -207,11 +207,11 @@ def _shared_folder(path: Path) -> Iterator[int]:
             f"{path}, the folder for device locks, cannot be used: {error.strerror}. {_CURE}"
         ) from error
     try:
-        found = os.fstat(folder)
-        if stat.S_IMODE(found.st_mode) != SHARED:
-            if found.st_uid != os.geteuid():
+        status = os.fstat(folder)
+        if stat.S_IMODE(status.st_mode) != SHARED:
+            if status.st_uid != os.geteuid():
                 raise CannotRunHere(
-                    f"{path}, the folder for device locks, is not for all users (mode 1777): the user {found.st_uid}"
+                    f"{path}, the folder for device locks, is not for all users (mode 1777): the user {status.st_uid}"
                     f" has made it otherwise. {_CURE}"
                 )
             os.fchmod(folder, SHARED)  # whatever the umask was

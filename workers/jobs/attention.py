@@ -150,8 +150,8 @@ def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementatio
 
     if spec.code is not None and spec.is_code(cell.implementation):
         return uploaded.implementation(spec.code)
-    found: Implementation = load(ATTENTION, cell.implementation)
-    return found
+    implementation: Implementation = load(ATTENTION, cell.implementation)
+    return implementation
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:

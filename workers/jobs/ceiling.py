@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from workers.reporter import Reporter
 if TYPE_CHECKING:
     import torch
 
+    from kernels.device_clock import Workload
     from workers.measure.check import Check
     from workers.measure.stopwatch import Stopwatch, Timing
 
@@ -36,8 +37,6 @@ may have to emulate have sizes that take at most a second. The sizes are fixed, 
 give one case different work by chance."""
 MIN_SAMPLES = 2
 """Smallest number of samples of a recorded rate. Fewer cannot show a disturbance."""
-
-Work = Callable[[], None]
 
 
 @dataclass
@@ -112,7 +111,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
         why_not = why_not_to_record("matrix_size", spec.matrix_size, timing, trial.checks)
         record(precision, why_not, rate, spread, context)
 
-    def _time(self, work: Work, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> Timing:
+    def _time(self, work: Workload, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> Timing:
         from workers.measure.memory import translate_oom
 
         trial.monitor.start(warm=False)
@@ -122,7 +121,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
         trial.values.set("host_us", None, timing.host_us, GPU_ONLY)
         return timing
 
-    def _make_product(self, size: int, precision: str, context: CeilingContext) -> Work:
+    def _make_product(self, size: int, precision: str, context: CeilingContext) -> Workload:
         import torch
 
         from workers.model.precision import PRECISIONS

@@ -227,7 +227,7 @@ def listen(
     while len(answers) < world_size:
         trial.monitor.watch()
         try:
-            found = next_report(ranks, position, context)
+            rank_report = next_report(ranks, position, context)
         except Exception as error:
             blamed = error.rank if isinstance(error, RanksFailed) else None
             # If a rank dies, others raise errors too. Only the launcher knows which one was first.
@@ -236,9 +236,9 @@ def listen(
             context.failure = job_failure(error, started=ranks.reported)
             ranks.report_logs(context.report, context.failure, blamed)
             raise context.failure from error
-        if found is None:
+        if rank_report is None:
             continue
-        rank, report = found
+        rank, report = rank_report
         match report["event"]:
             case "raised":
                 raised[rank] = report
@@ -260,11 +260,11 @@ def next_report(ranks: RankReports, position: int, context: CollectiveContext) -
     mine = context.waiting.get(position)
     if mine:
         return mine.popleft()
-    found = ranks.next(LOOK_S)
-    if found is not None and found[1]["position"] != position:
-        context.waiting.setdefault(found[1]["position"], deque()).append(found)
+    rank_report = ranks.next(LOOK_S)
+    if rank_report is not None and rank_report[1]["position"] != position:
+        context.waiting.setdefault(rank_report[1]["position"], deque()).append(rank_report)
         return None
-    return found
+    return rank_report
 
 
 def check_hidden(answers: Sequence[Mapping[str, Any]], steps: int) -> Check:

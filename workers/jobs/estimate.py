@@ -204,12 +204,12 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
     rows: list[list[Scalar]] = []
     for strategy, formula in STRATEGIES.items():
         reason = why_not_split(spec) if strategy in SPLIT_BY_TENSOR else None
-        found = sheet.add(formula, unless=reason)
-        values.set("device_gib", strategy, samples(found, GIB), reason or "")
-        parts = [None] * len(PARTS) if found is None else parts_of(formula, sheet.symbols)
-        share = None if found is None else float(100 * found / Fraction(sheet.symbols["R"]))
-        fits = None if found is None else found <= sheet.symbols["R"]
-        total = number(found, GIB)
+        device_bytes = sheet.add(formula, unless=reason)
+        values.set("device_gib", strategy, samples(device_bytes, GIB), reason or "")
+        parts = [None] * len(PARTS) if device_bytes is None else parts_of(formula, sheet.symbols)
+        share = None if device_bytes is None else float(100 * device_bytes / Fraction(sheet.symbols["R"]))
+        fits = None if device_bytes is None else device_bytes <= sheet.symbols["R"]
+        total = number(device_bytes, GIB)
         rows.append([strategy, devices.get(strategy, fsdp), *parts, total, share, fits, pretty(formula.text), reason])
     report.table(
         "per-device",
@@ -272,16 +272,29 @@ def add_batch(
         ("mesh, summed", summed, tensor, both),
         ("mesh, overlapped", overlapped, tensor, both),
     ):
-        found = sheet.add(formula, unless=why_not)
-        everywhere = None if found is None else found * fsdp * sharing
-        sequences = None if everywhere is None else everywhere / spec.context_length
-        hidden = None if found is None else Fraction(spec.batch_size * spec.context_length, sharing) >= found
+        device_tokens = sheet.add(formula, unless=why_not)
+        global_tokens = None if device_tokens is None else device_tokens * fsdp * sharing
+        sequences = None if global_tokens is None else global_tokens / spec.context_length
+        hidden = (
+            None if device_tokens is None else Fraction(spec.batch_size * spec.context_length, sharing) >= device_tokens
+        )
         shown = scaling.pretty(formula.text)
-        rows.append([way, fsdp * sharing, number(found), number(everywhere), number(sequences), hidden, shown, why_not])
+        rows.append(
+            [
+                way,
+                fsdp * sharing,
+                number(device_tokens),
+                number(global_tokens),
+                number(sequences),
+                hidden,
+                shown,
+                why_not,
+            ]
+        )
         how = way.removeprefix("mesh, ")
         if how != way:
-            values.set("device_tokens", how, samples(found), why_not or "")
-            values.set("global_tokens", how, samples(everywhere), why_not or "")
+            values.set("device_tokens", how, samples(device_tokens), why_not or "")
+            values.set("global_tokens", how, samples(global_tokens), why_not or "")
     best = number(sheet.add(scaling.BEST_TOKENS))
     rows.append(["best mesh, overlapped", None, best, None, None, None, scaling.pretty(scaling.BEST_TOKENS.text), None])
     sheet.add(scaling.MOST_TENSOR)
@@ -382,8 +395,8 @@ def number(value: Fraction | None, unit: int = 1) -> int | float | None:
     """Return a value in units of `unit` for a table: an integer if JSON keeps it exact, otherwise a float."""
     if value is None:
         return None
-    found = value / unit
-    return int(found) if found.denominator == 1 and abs(found) <= EXACT and unit == 1 else float(found)
+    converted = value / unit
+    return int(converted) if converted.denominator == 1 and abs(converted) <= EXACT and unit == 1 else float(converted)
 
 
 def samples(value: Fraction | None, unit: int = 1) -> list[float] | None:

@@ -43,14 +43,15 @@ class KernelRunner(OperationRunner):
         # Outer and inner product: the gradients of x and weight.
         expected, plain = (
             [x @ weight, *([torch.outer(grad_out, weight), grad_out @ x] if backward else [])]
-            for x, weight, grad_out in ([one.double() for one in (x, weight, grad_out)], (x, weight, grad_out))
+            for x, weight, grad_out in ([tensor.double() for tensor in (x, weight, grad_out)], (x, weight, grad_out))
         )
         return Reference(
             inputs=(x.requires_grad_(backward), weight.requires_grad_(backward)),
             grad_out=grad_out if backward else None,
             expected=tuple(expected),
             limits=tuple(
-                limits_beside_plain(error(one, right), dtype) for one, right in zip(plain, expected, strict=True)
+                limits_beside_plain(error(rounded, right), dtype)
+                for rounded, right in zip(plain, expected, strict=True)
             ),
             linear_in=1,
         )

@@ -127,7 +127,7 @@ class Session:
     def phases(self) -> list[RecordedStretch]:
         """Return the phases of the last step, without its preparation."""
         known = PHASES[self.spec.mode]
-        return [one for one in self.steps[-1] if one.stretch.phase in known] if self.steps else []
+        return [recorded for recorded in self.steps[-1] if recorded.stretch.phase in known] if self.steps else []
 
 
 def record(
@@ -149,7 +149,9 @@ def record(
         recording.mark(INITIALISATION, owners(), keep=True)
         (session.initialisation,) = recording.end()
         save_snapshot(session, INITIALISATION, session.initialisation, report)
-        session.parameters = sum(one.numel() for one in training.model.parameters() if one.requires_grad)
+        session.parameters = sum(
+            parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad
+        )
         record_steps(session, training, recording, owners, where, report)
     except OutOfMemory as error:
         session.reason = str(error)
@@ -182,8 +184,8 @@ def owners_in(training: Training) -> Callable[[], Owners]:
             training.model,
             getattr(step, "optimizer", None),
             getattr(step, "scaler", None),
-            [one for one in inputs if one is not None],
-            [one for one in losses if one is not None],
+            [tensor for tensor in inputs if tensor is not None],
+            [loss for loss in losses if loss is not None],
         )
 
     return owners
@@ -229,10 +231,10 @@ def record_steps(
     recorded = recording.end()
     each = len(recorded) // spec.measure_steps
     session.steps = [recorded[start : start + each] for start in range(0, len(recorded), each)]
-    for one in session.phases():
-        save_snapshot(session, one.stretch.phase, one, report)
-        if one.stretch.phase == "forward" and not spec.compile and stream.storages:
-            session.streams = stream.sizes_among(one.stretch.made)
+    for phase in session.phases():
+        save_snapshot(session, phase.stretch.phase, phase, report)
+        if phase.stretch.phase == "forward" and not spec.compile and stream.storages:
+            session.streams = stream.sizes_among(phase.stretch.made)
 
 
 def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report: Reporter) -> None:
@@ -267,12 +269,12 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     if session.lacked is not None:
         values.set_missing("oom", session.reason)
         return values, [check_history([session.lacked])]
-    for index, one in enumerate(session.steps[-1]):
-        if one in session.phases():
-            add_phase(values, one.stretch.phase, [step[index] for step in session.steps])
+    for index, recorded in enumerate(session.steps[-1]):
+        if recorded in session.phases():
+            add_phase(values, recorded.stretch.phase, [step[index] for step in session.steps])
     add_whole(values, session)
     add_residual_stream(values, session)
-    everything = [one for step in session.steps for one in step]
+    everything = [recorded for step in session.steps for recorded in step]
     if session.initialisation is not None:
         everything = [session.initialisation, *everything]
     checks = [check_history(everything), *check_accounted(everything)]
@@ -290,9 +292,9 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
     from workers.measure.check import Check
 
     detail = f"{percent:.2f} % of the peak has no known use"
-    unknown = [one for one in stretch.at_peak if one.category == UNKNOWN]
+    unknown = [allocation for allocation in stretch.at_peak if allocation.category == UNKNOWN]
     if unknown:
-        largest_one = max(unknown, key=lambda one: one.size)
+        largest_one = max(unknown, key=lambda allocation: allocation.size)
         where = largest_one.name or site(largest_one.frames) or "made by code without a Python stack"
         detail += f"; the largest allocation has {largest_one.size / MIB:.4g} MiB: {where}"
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
@@ -306,31 +308,31 @@ def peak_seen(recorded: RecordedStretch) -> bool:
 
 def add_phase(values: Values, phase: str, recorded: Sequence[RecordedStretch]) -> None:
     """Set the metrics of a phase, with a sample for each step."""
-    counted = [one.counters for one in recorded if one.counters is not None]
+    counted = [step.counters for step in recorded if step.counters is not None]
     if len(counted) < len(recorded):
-        peaks = [one.stretch.peak.total / MIB for one in recorded]
+        peaks = [step.stretch.peak.total / MIB for step in recorded]
         values.set("peak_memory_mib", phase, peaks)
-        values.set("end_memory_mib", phase, [one.stretch.end.total / MIB for one in recorded])
+        values.set("end_memory_mib", phase, [step.stretch.end.total / MIB for step in recorded])
         for name in ("memory_reserved_mib", "end_reserved_mib", "fragmentation_mib"):
             values.set(name, phase, None, NO_CACHE)
         return
-    values.set("peak_memory_mib", phase, [one.allocated_peak / MIB for one in counted])
-    values.set("end_memory_mib", phase, [one.allocated_end / MIB for one in counted])
-    values.set("memory_reserved_mib", phase, [one.reserved_peak / MIB for one in counted])
-    values.set("end_reserved_mib", phase, [one.reserved_end / MIB for one in counted])
+    values.set("peak_memory_mib", phase, [step.allocated_peak / MIB for step in counted])
+    values.set("end_memory_mib", phase, [step.allocated_end / MIB for step in counted])
+    values.set("memory_reserved_mib", phase, [step.reserved_peak / MIB for step in counted])
+    values.set("end_reserved_mib", phase, [step.reserved_end / MIB for step in counted])
     values.set("fragmentation_mib", phase, *fragmentation_mib(recorded))
 
 
 def fragmentation_mib(recorded: Sequence[RecordedStretch]) -> tuple[list[float] | None, str]:
     """Return the memory that the allocator held at each peak beyond the allocated memory; or None and the reason."""
-    found = []
-    for one in recorded:
-        if one.counters is None or one.stretch.reserved_at_peak is None:
+    fragmentation = []
+    for step in recorded:
+        if step.counters is None or step.stretch.reserved_at_peak is None:
             return None, NO_CACHE
-        if not peak_seen(one):
+        if not peak_seen(step):
             return None, PEAK_LOST
-        found.append(max(0, one.stretch.reserved_at_peak - one.counters.allocated_peak) / MIB)
-    return found, ""
+        fragmentation.append(max(0, step.stretch.reserved_at_peak - step.counters.allocated_peak) / MIB)
+    return fragmentation, ""
 
 
 def add_whole(values: Values, session: Session) -> None:
@@ -338,11 +340,11 @@ def add_whole(values: Values, session: Session) -> None:
     from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
 
     phases = PHASES[session.spec.mode]
-    steps = [[one for one in step if one.stretch.phase in phases] for step in session.steps]
+    steps = [[phase for phase in step if phase.stretch.phase in phases] for step in session.steps]
     each = [max(step, key=height) for step in steps]
-    values.set("peak_memory_mib", None, [height(one) / MIB for one in each])
-    held = [[one.counters.reserved_peak / MIB for one in step if one.counters is not None] for step in steps]
-    values.set("memory_reserved_mib", None, [max(one) for one in held] if all(held) else None, NO_CACHE)
+    values.set("peak_memory_mib", None, [height(phase) / MIB for phase in each])
+    held = [[phase.counters.reserved_peak / MIB for phase in step if phase.counters is not None] for step in steps]
+    values.set("memory_reserved_mib", None, [max(peaks) for peaks in held] if all(held) else None, NO_CACHE)
     values.set("fragmentation_mib", None, *fragmentation_mib(each))
     last = each[-1]
     peak = last.stretch.peak if peak_seen(last) else None
@@ -385,10 +387,10 @@ def check_history(recorded: Sequence[RecordedStretch]) -> Check:
     """Check that the histories are complete: that of building the model, and that since the warm-up."""
     from workers.measure.check import Check
 
-    held, lost = recorded[-1].history, any(one.history_lost for one in recorded)
+    held, lost = recorded[-1].history, any(step.history_lost for step in recorded)
     if not lost:
         return Check("history", True, f"complete: {held} entries")
-    phases = list(dict.fromkeys(one.stretch.phase for one in recorded if one.stretch.lost))
+    phases = list(dict.fromkeys(step.stretch.phase for step in recorded if step.stretch.lost))
     missing = f"; of {', '.join(phases)} the beginning was not seen" if phases else ""
     detail = f"truncated: snapshots hold the last {held} entries only{missing}: raise history_entries"
     return Check("history", False, detail)
@@ -399,7 +401,7 @@ def check_accounted(recorded: Sequence[RecordedStretch]) -> list[Check]:
     from workers.measure.check import Check
 
     worst, where = 0.0, ""
-    known = [(one.counters, one.stretch) for one in recorded if one.counters is not None and not one.stretch.lost]
+    known = [(step.counters, step.stretch) for step in recorded if step.counters is not None and not step.stretch.lost]
     if not known:
         return []
     for counters, stretch in known:
@@ -412,13 +414,13 @@ def check_accounted(recorded: Sequence[RecordedStretch]) -> list[Check]:
 
 def report_tables(session: Session, report: Reporter) -> None:
     """Report the tables: categories of each phase, the largest allocations, the timeline, and the snapshots."""
-    recorded = {one.stretch.phase: one for one in session.phases()}
+    recorded = {phase.stretch.phase: phase for phase in session.phases()}
     if session.initialisation is not None:
         recorded = {INITIALISATION: session.initialisation, **recorded}
     if session.lacked is not None:
         recorded[OOM] = session.lacked
-    for name, one in recorded.items():
-        report_categories(name, one, report)
+    for name, phase in recorded.items():
+        report_categories(name, phase, report)
     report_allocations(session, recorded, report)
     report_snapshots(session, recorded, report)
     if session.steps:
@@ -468,9 +470,9 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
     ]
     rows: list[list[Any]] = [
         [name, *row]
-        for name, one in recorded.items()
-        if peak_seen(one)
-        for row in largest(one.stretch, session.spec.largest_allocations)
+        for name, phase in recorded.items()
+        if peak_seen(phase)
+        for row in largest(phase.stretch, session.spec.largest_allocations)
     ]
     report.table("allocations", columns, rows)
 
@@ -481,9 +483,15 @@ def largest(stretch: Stretch, most: int) -> list[list[Any]]:
     from workers.measure.allocations.stacks import short_stack, site
 
     groups: dict[tuple[Any, ...], list[Allocation]] = {}
-    for one in stretch.at_peak:
-        key = one.size, one.category, pattern(one.name), one.made_in, short_stack(one.frames)
-        groups.setdefault(key, []).append(one)
+    for allocation in stretch.at_peak:
+        key = (
+            allocation.size,
+            allocation.category,
+            pattern(allocation.name),
+            allocation.made_in,
+            short_stack(allocation.frames),
+        )
+        groups.setdefault(key, []).append(allocation)
     ranked = sorted(groups.items(), key=lambda item: (-item[0][0], -len(item[1]), item[0][1]))
     return [
         [
@@ -522,10 +530,10 @@ def report_snapshots(session: Session, recorded: dict[str, RecordedStretch], rep
     ]
     rows: list[list[Any]] = [
         [
-            *(f"snapshot-{name}.pickle", one.stretch.phase, work_of(session, name)),
-            *(one.history, not one.history_lost, session.files[name] / MIB),
+            *(f"snapshot-{name}.pickle", phase.stretch.phase, work_of(session, name)),
+            *(phase.history, not phase.history_lost, session.files[name] / MIB),
         ]
-        for name, one in recorded.items()
+        for name, phase in recorded.items()
         if name in session.files
     ]
     report.table("snapshots", columns, rows)
@@ -555,12 +563,12 @@ def report_timeline(session: Session, report: Reporter) -> None:
     rows: list[list[Any]] = []
     before = 0
     for number, step in enumerate(session.steps, start=1):
-        for one in step:
-            for point in thinned(one.stretch.points, MAX_POINTS // count):
+        for phase in step:
+            for point in thinned(phase.stretch.points, MAX_POINTS // count):
                 usage = [size / MIB for size in point.usage]
-                place = [before + point.entry + 1, number, one.stretch.phase]
+                place = [before + point.entry + 1, number, phase.stretch.phase]
                 rows.append([*place, point.total / MIB, *usage, *cause(point)])
-            before += one.stretch.entries
+            before += phase.stretch.entries
     report.table("timeline", columns, rows)
 
 

@@ -119,24 +119,24 @@ def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, 
     from workers.measure.check import Check
 
     how = ACCUMULATIONS[name]
-    found, again = (accumulate(how, spec.addend, spec.additions, context.device) for _ in range(2))
+    added, again = (accumulate(how, spec.addend, spec.additions, context.device) for _ in range(2))
     trial.checks.append(
-        Check("repeated", found == again, f"two sums computed alike: {found.value!r}, {again.value!r}", "invalid")
+        Check("repeated", added == again, f"two sums computed alike: {added.value!r}, {again.value!r}", "invalid")
     )
     dtypes = dtype_name(how.addend_dtype), dtype_name(how.sum_dtype)
-    errors = (found.error, found.rounding_error, found.adding_error)
-    values = [None if found.error is None else found.value, *map(as_float, errors)]
+    errors = (added.error, added.rounding_error, added.adding_error)
+    values = [None if added.error is None else added.value, *map(as_float, errors)]
     for metric, value in zip(trial.values.metrics, values, strict=True):
         samples = None if value is None else [value]
-        trial.values.set(metric.name, metric.phase, samples, f"the sum overflowed {dtypes[1]}: {found.value}")
-    context.accumulations.append((name, context.device.type, *dtypes, spec.additions, *values, *digits_of(found)))
+        trial.values.set(metric.name, metric.phase, samples, f"the sum overflowed {dtypes[1]}: {added.value}")
+    context.accumulations.append((name, context.device.type, *dtypes, spec.additions, *values, *digits_of(added)))
 
 
-def digits_of(found: Sum) -> tuple[str, str | None, str | None]:
+def digits_of(added: Sum) -> tuple[str, str | None, str | None]:
     """Return all decimal digits of the right sum, the computed sum and its error. Binary fractions have finitely
     many."""
-    right = plain(found.right)
-    return (right, None, None) if found.error is None else (right, plain(Decimal(found.value)), plain(found.error))
+    right = plain(added.right)
+    return (right, None, None) if added.error is None else (right, plain(Decimal(added.value)), plain(added.error))
 
 
 def plain(number: Decimal) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from kernels.device_clock import Work, nothing
+from kernels.device_clock import Workload, nothing
 from workers.measure.memory import short_message
 
 STEPS = 2
@@ -46,7 +46,7 @@ class Busy:
     """Number of kernels, copies and fills."""
 
 
-def measure_busy(run: Work, prepare: Work = nothing, steps: int = STEPS) -> Busy | str:
+def measure_busy(run: Workload, prepare: Workload = nothing, steps: int = STEPS) -> Busy | str:
     """Return the device's work in one `run`, the median of `steps` runs, or the reason why it is unknown.
 
     `prepare` runs before each `run` and is not counted.
@@ -66,7 +66,7 @@ def measure_busy(run: Work, prepare: Work = nothing, steps: int = STEPS) -> Busy
     return Busy(statistics.median(one.busy_ms for one in measured), measured[-1].launches)
 
 
-def device_work(run: Work) -> list[Span]:
+def device_work(run: Workload) -> list[Span]:
     """Return the device's work in `run`, in the order in which it began, without the ranges that annotations name."""
     torch.cuda.synchronize()
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.device_clock import Work, nothing
+from kernels.device_clock import Workload, nothing
 from workers.measure.memory import MIB, memory_meter, translate_oom
 from workers.measure.stopwatch import Stopwatch, Timing
 
@@ -45,7 +45,7 @@ def time_passes(
     watch: Stopwatch,
     passes: Sequence[str],
     *,
-    measuring: Work = nothing,
+    measuring: Workload = nothing,
     warmup: int | None,
     calls: int,
 ) -> dict[str, Timing]:
@@ -73,7 +73,7 @@ def time_passes(
     def both() -> None:
         operation.backward(operation.forward())
 
-    works: dict[str, tuple[Work, Work]] = {
+    works: dict[str, tuple[Workload, Workload]] = {
         "forward": (out.clear, forward),
         "backward": (forward, backward),
         "forward_backward": (nothing, both),

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.device_clock import DeviceClock, Work, host_lap_ms, nothing
+from kernels.device_clock import DeviceClock, Workload, host_lap_ms, nothing
 from workers.measure.warmup import WarmUp
 
 
@@ -45,7 +45,13 @@ class Stopwatch(Protocol):
     """Times calls of one operation."""
 
     def time(
-        self, work: Work, *, prepare: Work = nothing, measuring: Work = nothing, warmup: int | None, calls: int
+        self,
+        work: Workload,
+        *,
+        prepare: Workload = nothing,
+        measuring: Workload = nothing,
+        warmup: int | None,
+        calls: int,
     ) -> Timing:
         """Time `calls` calls of `work`, each after an untimed `prepare`.
 
@@ -66,7 +72,13 @@ class HostStopwatch:
         self._clock = clock
 
     def time(
-        self, work: Work, *, prepare: Work = nothing, measuring: Work = nothing, warmup: int | None, calls: int
+        self,
+        work: Workload,
+        *,
+        prepare: Workload = nothing,
+        measuring: Workload = nothing,
+        warmup: int | None,
+        calls: int,
     ) -> Timing:
         warming = WarmUp(warmup, clock=self._clock)
         while not warming.over:
@@ -75,7 +87,7 @@ class HostStopwatch:
         samples = array("d", (self._lap(work, prepare) for _ in range(calls)))
         return Timing(samples, None, warming.calls, warming.steady, host_bound=False, too_slow=warming.too_slow)
 
-    def _lap(self, work: Work, prepare: Work) -> float:
+    def _lap(self, work: Workload, prepare: Workload) -> float:
         return host_lap_ms(work, prepare, self._clock)
 
 
@@ -86,7 +98,13 @@ class CudaStopwatch:
         self._clock = DeviceClock(device)
 
     def time(
-        self, work: Work, *, prepare: Work = nothing, measuring: Work = nothing, warmup: int | None, calls: int
+        self,
+        work: Workload,
+        *,
+        prepare: Workload = nothing,
+        measuring: Workload = nothing,
+        warmup: int | None,
+        calls: int,
     ) -> Timing:
         self._clock.forget()
         warming = WarmUp(warmup)

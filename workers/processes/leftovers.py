@@ -18,17 +18,17 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from app.process_start import PROC, start_of
+
 logger = logging.getLogger(__name__)
 
 VARIABLE = "FLOPWATCHED_BY"
-_DEAD = ("Z", "X")
-_PROC = Path("/proc")
 
 
 def own_mark(lock_folder: Path) -> str:
     """Return the mark of the agent that this process is."""
     folder = hashlib.sha256(bytes(lock_folder.absolute())).hexdigest()[:12]
-    return f"{_pid_namespace()}-{os.getpid()}-{_start_of(os.getpid())}-{folder}"
+    return f"{_pid_namespace()}-{os.getpid()}-{start_of(os.getpid())}-{folder}"
 
 
 def end_leftovers(mark: str) -> list[int]:
@@ -37,11 +37,11 @@ def end_leftovers(mark: str) -> list[int]:
     Returns their pids. Call it until there are none, since a process may take seconds to release a
     GPU's memory.
     """
-    pids = sorted(map(int, filter(str.isdigit, os.listdir(_PROC))))  # noqa: PTH208
-    left = [pid for pid in pids if _kill_if_left(pid, mark)]
-    if left:
-        logger.warning("killing processes that a killed worker's job has left behind: %s", ", ".join(map(str, left)))
-    return left
+    pids = sorted(map(int, filter(str.isdigit, os.listdir(PROC))))  # noqa: PTH208
+    killed = [pid for pid in pids if _kill_if_left(pid, mark)]
+    if killed:
+        logger.warning("killing processes that a killed worker's job has left behind: %s", ", ".join(map(str, killed)))
+    return killed
 
 
 def _kill_if_left(pid: int, mark: str) -> bool:
@@ -60,7 +60,7 @@ def _kill_if_left(pid: int, mark: str) -> bool:
 
 def _is_left(pid: int, mark: str) -> bool:
     try:
-        folder = _PROC / str(pid)
+        folder = PROC / str(pid)
         if folder.stat().st_uid != os.geteuid():
             return False
         variables = (folder / "environ").read_bytes().split(b"\0")  # a zombie has none
@@ -76,24 +76,11 @@ def _is_of_dead_agent(other: str, mark: str) -> bool:
     match other.split("-"):
         case [other_namespace, pid, start, other_folder] if pid.isdigit() and other_folder == folder:
             try:
-                return other_namespace == namespace and _start_of(int(pid)) != start
+                return other_namespace == namespace and start_of(int(pid)) != start
             except OSError:
                 return False
     return False
 
 
-def _start_of(pid: int) -> str | None:
-    """Return the time at which the process started, in ticks since the boot; None if it is dead.
-
-    Raises:
-        OSError: no file descriptor is left. Taking that for death would kill a live agent's jobs.
-    """
-    try:
-        state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state in _DEAD else fields[18]
-
-
 def _pid_namespace() -> int:
-    return (_PROC / "self" / "ns" / "pid").stat().st_ino
+    return (PROC / "self" / "ns" / "pid").stat().st_ino

@@ -36,16 +36,16 @@ def die_with_parent(parent: int) -> None:
 
 def descendants(spare: Container[int] = ()) -> list[psutil.Process]:
     """Return live descendants of this process, in any session, without those below a child whose pid is in `spare`."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for child in psutil.Process().children():
         if child.pid in spare:
             continue
-        found.append(child)
+        processes.append(child)
         try:
-            found.extend(child.children(recursive=True))
+            processes.extend(child.children(recursive=True))
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes
 
 
 def signal_all(signum: int, spare: Container[int] = ()) -> int:

@@ -72,11 +72,11 @@ class Bulk:
         deleted = delete_jobs(self._slices, chosen.conditions)
         remove_files(self._slices, self._files, deleted.contents)
         self._check_stopped()
-        left = select(func.count()).select_from(tables.job)
+        remaining = select(func.count()).select_from(tables.job)
         with self._slices.database.read() as connection:
-            left = left.where(*chosen.conditions)
-            needed = left.where(_job.state.in_(FINISHED_STATES), ~DELETABLE)
-            unfinished = left.where(_job.state.not_in(FINISHED_STATES))
+            remaining = remaining.where(*chosen.conditions)
+            needed = remaining.where(_job.state.in_(FINISHED_STATES), ~DELETABLE)
+            unfinished = remaining.where(_job.state.not_in(FINISHED_STATES))
             numbers = [connection.execute(query).scalar_one() for query in (unfinished, needed)]
             return BulkDeleted(deleted.jobs, *numbers)
 

@@ -133,13 +133,13 @@ def _submit_next_job(
 def _next_value(fit: Fit, tried: Sequence[Tried]) -> int | None:
     """Return the value to try next; None at the end, while a job is queued or running, and if a job has left the search
     open."""
-    if any(one.outcome not in (FITS, TOO_LARGE) for one in tried):
+    if any(trial.outcome not in (FITS, TOO_LARGE) for trial in tried):
         return None
     return fit.next_value(*_fitting_and_too_large(tried))
 
 
 def _fitting_and_too_large(tried: Sequence[Tried]) -> tuple[list[int], list[int]]:
-    return tuple([one.value for one in tried if one.outcome == outcome] for outcome in (FITS, TOO_LARGE))  # type: ignore[return-value]
+    return tuple([trial.value for trial in tried if trial.outcome == outcome] for outcome in (FITS, TOO_LARGE))  # type: ignore[return-value]
 
 
 def _tried(connection: Connection, sweep_id: int, fit: Fit) -> dict[frozenset[tuple[str, int]], list[Tried]]:
@@ -179,7 +179,7 @@ def _public(
     fitted, too_large = _fitting_and_too_large(tried)
     first_too_large = min(too_large, default=None)
     largest = max((value for value in fitted if first_too_large is None or value < first_too_large), default=None)
-    jobs = {one.value: one.job for one in tried}
+    jobs = {trial.value: trial.job for trial in tried}
     status = _status(connection, sweep, fit, point, tried)
     return {
         "point": {path: sweep["grid"][path][index] for path, index in point.choice.items()},
@@ -189,7 +189,7 @@ def _public(
         "largest_job": jobs.get(largest) if largest is not None else None,
         "too_large": first_too_large,
         "too_large_job": jobs.get(first_too_large) if first_too_large is not None else None,
-        "tried": [vars(one) for one in tried],
+        "tried": [vars(trial) for trial in tried],
     }
 
 
@@ -207,11 +207,11 @@ def _status(
     connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
 ) -> _Status:
     fitted, too_large = _fitting_and_too_large(tried)
-    if any(one.outcome is None for one in tried):
+    if any(trial.outcome is None for trial in tried):
         return _Status("searching")
-    undecided = [one for one in tried if one.outcome == UNKNOWN]
+    undecided = [trial for trial in tried if trial.outcome == UNKNOWN]
     if undecided:
-        return _undecided(fit, next((one for one in undecided if one.state == "succeeded"), undecided[-1]))
+        return _undecided(fit, next((trial for trial in undecided if trial.state == "succeeded"), undecided[-1]))
     value = fit.next_value(fitted, too_large)
     if value is not None:
         return _without_job(connection, sweep, fit, point, value)
@@ -225,16 +225,16 @@ def _status(
     return _Status("done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits.")
 
 
-def _undecided(fit: Fit, one: Tried) -> _Status:
-    which = f"Job {one.job} ({fit.axis} {one.value})"
-    if one.state == "succeeded":
+def _undecided(fit: Fit, trial: Tried) -> _Status:
+    which = f"Job {trial.job} ({fit.axis} {trial.value})"
+    if trial.state == "succeeded":
         # Resuming repeats only what has failed or was cancelled.
         return _Status(
             "stopped",
             f"{which} succeeded, but its results do not tell whether the value fits: see why. To try it once more, "
             "delete that job and resume the sweep.",
         )
-    how = "has failed" if one.state == "failed" else "was cancelled"
+    how = "has failed" if trial.state == "failed" else "was cancelled"
     return _Status("stopped", f"{which} {how}: see why, and resume the sweep.", resumable=True)
 
 

@@ -76,14 +76,14 @@ class Watcher:
         silent.
         """
         span_s = self._span()
-        asked = self._clock()
+        probed_at = self._clock()
         try:
             self._queue.probe()
         except STORE_UNAVAILABLE:
             self.skip()
             raise
         # Others may have waited as long as the watcher, and before it.
-        span_s = max(0.0, span_s - (self._clock() - asked))
+        span_s = max(0.0, span_s - (self._clock() - probed_at))
         self.lease_s = self._queue.lease_s() or self.lease_s
         running = {attempt.attempt_id: attempt for attempt in self._queue.running()}
         beats = self._registration.worker_beats()

@@ -89,7 +89,7 @@ def last_job(connection: Connection) -> int:
 def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
     """Insert a new job for each point whose latest one failed or was cancelled, for `complete`; returns the number of
     new jobs."""
-    given = {
+    assigned = {
         "labels": sweep["labels"],
         **sweep["options"],
         "sweep_id": sweep["id"],
@@ -100,10 +100,10 @@ def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: d
     # A running job whose cancel was requested counts as cancelled: it will end so, whatever it measures.
     is_being_cancelled = (_job.state == "running") & _job.cancel_requested_at.is_not(None)
     without_result = _job.state.in_(("failed", "cancelled")) | is_being_cancelled
-    ended = select(*copied, *(literal(value, _job[column].type) for column, value in given.items())).where(
+    ended = select(*copied, *(literal(value, _job[column].type) for column, value in assigned.items())).where(
         _job.id.in_(latest_jobs([sweep["id"]])), without_result
     )
-    repeated = insert(tables.job).from_select([*same, *given], ended.order_by(_job.id))
+    repeated = insert(tables.job).from_select([*same, *assigned], ended.order_by(_job.id))
     return connection.execute(repeated).rowcount
 
 

@@ -264,19 +264,19 @@ class Queue:
         with self._database.write() as connection:
             knows_worker = worker is None or beat(connection, *worker, readings)
             held = {claim.attempt_id: claim.job_id for claim in claims if fence.renew(connection, claim)}
-            asked = select(_job.id).where(_job.id.in_(held.values()), _job.cancel_requested_at.is_not(None))
-            cancel_requested = frozenset(connection.execute(asked).scalars())
+            to_cancel = select(_job.id).where(_job.id.in_(held.values()), _job.cancel_requested_at.is_not(None))
+            cancel_requested = frozenset(connection.execute(to_cancel).scalars())
         lost = frozenset(claim.attempt_id for claim in claims if claim.attempt_id not in held)
         return Renewal(lost, cancel_requested, knows_worker)
 
     def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
         """Return those of these running jobs whose cancellation was requested. `renew` returns them too, but less
         often."""
-        asked = select(_job.id).where(
+        to_cancel = select(_job.id).where(
             _job.id.in_(job_ids), _job.state == "running", _job.cancel_requested_at.is_not(None)
         )
         with self._database.read() as connection:
-            return frozenset(connection.execute(asked).scalars())
+            return frozenset(connection.execute(to_cancel).scalars())
 
     def report(self, claim: Claim, events: Sequence[NewEvent]) -> None:
         """Record what happened in a running attempt; a `progress` event is also the job's progress."""
@@ -438,12 +438,12 @@ class Queue:
         some = _job.id.in_(job_ids)
         running = (_job.state == "running") & _job.cancel_requested_at.is_(None)
         with self._database.write() as connection:
-            queued, asked = (
+            queued, cancelling = (
                 connection.execute(select(func.count()).select_from(tables.job).where(some, those)).scalar_one()
                 for those in (_job.state == "queued", running)
             )
             _cancel_jobs(connection, some)
-        return queued, asked
+        return queued, cancelling
 
     def retry(self, job_id: int) -> dict[str, Any]:
         """Queue a job that failed or was cancelled once more; returns the public job.

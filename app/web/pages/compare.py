@@ -75,11 +75,11 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
     ids = query.ids()
     jobs = [_job(services, job_id) for job_id in ids]
     comparisons = _comparisons(services, jobs) if jobs else []
-    metrics = list(dict.fromkeys(name for one in comparisons for name in one["metrics"]))
+    metrics = list(dict.fromkeys(name for comparison in comparisons for name in comparison["metrics"]))
     metric = (
         query.metric
         if query.metric in metrics
-        else next((one["headline"] for one in comparisons if one["headline"]), None)
+        else next((comparison["headline"] for comparison in comparisons if comparison["headline"]), None)
     )
     return render(
         request,
@@ -177,8 +177,8 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
     processes; None if nothing was measured."""
     medians: dict[tuple[str, str], plots.Samples] = {}
     unit = None
-    for one in comparisons:
-        comparison: results.Comparison | None = one["comparison"]
+    for shown in comparisons:
+        comparison: results.Comparison | None = shown["comparison"]
         if comparison is None or comparison.profiles is not None:  # it cannot be compared: the page says why
             continue
         for row in comparison.distributions():
@@ -186,7 +186,7 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
                 continue
             unit = row.judged.unit
             case = case_text(row.place) or "the case"
-            for name, processes in zip(one["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
+            for name, processes in zip(shown["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
                 medians.setdefault((name, case), plots.Samples(name, case, (), processes=processes))
     cases = list(dict.fromkeys(case for _, case in medians))[:DRAWN_CASES]
     chosen = [group for (_, case), group in medians.items() if case in cases]
@@ -219,8 +219,8 @@ def _samples(
 ) -> list[plots.Samples]:
     """Return the samples of these cases on each side, those of several jobs together."""
     by_side: dict[tuple[str, str], dict[int, Sequence[float]]] = {}
-    for one in comparisons:
-        comparison: results.Comparison | None = one["comparison"]
+    for shown in comparisons:
+        comparison: results.Comparison | None = shown["comparison"]
         if comparison is None:
             continue
         baseline, candidate = ([job.id for job in side.jobs] for side in (comparison.baseline, comparison.candidate))
@@ -228,7 +228,7 @@ def _samples(
         coordinates = list(comparison.rows[0].place) if comparison.rows else []
         for samples in results.samples_of(services.database, jobs, metric, coordinates):
             is_candidate = samples.side != "baseline" if samples.side else samples.job not in baseline
-            name, case = one["sides"][is_candidate], samples.case or "the case"
+            name, case = shown["sides"][is_candidate], samples.case or "the case"
             if case in cases:
                 by_side.setdefault((name, case), {})[samples.job] = samples.values
     return [plots.Samples(name, case, list(chain(*of_jobs.values()))) for (name, case), of_jobs in by_side.items()]
@@ -237,16 +237,18 @@ def _samples(
 def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a figure of every ratio with its confidence interval."""
     drawn = []
-    names = short_names([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
-    for one in comparisons:
-        several = len({row["case"] for row in one["rows"]}) > 1
-        for row in one["rows"]:
+    names = short_names(
+        [row["case"] for comparison in comparisons for row in comparison["rows"] if row.get("ratio") is not None]
+    )
+    for comparison in comparisons:
+        several = len({row["case"] for row in comparison["rows"]}) > 1
+        for row in comparison["rows"]:
             if row.get("ratio") is None:
                 continue
             words = [
                 row["metric"],
                 names[row["case"]] if several else "",
-                one["sides"][1] if len(comparisons) > 1 else "",
+                comparison["sides"][1] if len(comparisons) > 1 else "",
             ]
             label = ", ".join(word for word in words if word)
             drawn.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))

@@ -130,7 +130,7 @@ def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
 
 def first_rows(services: Services, job_id: int, name: str, limit: int) -> Markup:
     """Return the first `limit` rows of a table that units reported."""
-    sheet = results.result_table(services.database, job_id, name, limit=limit)
+    sheet = results.result_table(services.database, job_id, name, results.Excerpt(limit=limit))
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 

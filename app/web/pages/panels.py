@@ -69,7 +69,7 @@ async def panels(request: Request, services: CurrentServices, job_id: JobId) -> 
 @router.get("/plots/{name}", dependencies=[NO_QUERY])
 async def plot(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
     def draw(results: JobResults) -> Any:
-        shown = [one for panel in panels_of(results) for one in (panel, *panel.more)]
+        shown = [drawn for panel in panels_of(results) for drawn in (panel, *panel.more)]
         plots = {panel.name: panel.draw for panel in shown if panel.draw is not None}
         if name not in plots:
             raise NotFound(f"Job {job_id} has no plot {name!r}; it has: {', '.join(plots) or 'none'}.")

@@ -134,15 +134,19 @@ def read_points(
     """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
     is_large = sweep is not None and sum(sweep["counts"].values()) > MANY_POINTS
     if sweep is not None and is_large and not query.job and members.has_one_case_each(sweep):
-        return [_point(one) for one in results.sweep_points(services.database, sweep, metric)]
+        return [_point(point) for point in results.sweep_points(services.database, sweep, metric)]
     choice = results.JobChoice(sweep=query.sweep, jobs=query.job)
     sheet = results.metric_table(services.database, choice, [metric])
     return plots.points_of(sheet, metric)
 
 
-def _point(one: results.SweepPoint) -> plots.Point:
-    place = {path: value_text(value) if isinstance(value, dict | list) else value for path, value in one.values.items()}
-    return plots.Point(place, one.value, one.spread, one.n, one.outcome, one.validity, f"/ui/jobs/{one.job}")
+def _point(point: results.SweepPoint) -> plots.Point:
+    place = {
+        path: value_text(value) if isinstance(value, dict | list) else value for path, value in point.values.items()
+    }
+    return plots.Point(
+        place, point.value, point.spread, point.n, point.outcome, point.validity, f"/ui/jobs/{point.job}"
+    )
 
 
 def figures(all_points: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
@@ -155,14 +159,16 @@ def figures(all_points: Sequence[plots.Point], metric: str, unit: str | None, qu
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
             raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
-    points, left = all_points, values
+    points, varying = all_points, values
     if only:
         points = [
-            one for one in all_points if all(address_text(one.place.get(name)) == text for name, text in only.items())
+            point
+            for point in all_points
+            if all(address_text(point.place.get(name)) == text for name, text in only.items())
         ]
-        left = plots.varying(points)
-    axes = plots.axes_of(points, query.x if query.x in left else None, left)
-    y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(left[name]), default=None)
+        varying = plots.varying(points)
+    axes = plots.axes_of(points, query.x if query.x in varying else None, varying)
+    y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(varying[name]), default=None)
     groups = {} if y is None else grouped(points, [name for name in axes.by if name != y])
     return {
         "chart": embedded(plots.chart(points, axes, metric, unit)) if points else None,

@@ -132,7 +132,7 @@ def is_resumable(sweep: Mapping[str, Any]) -> bool:
     if counts["failed"] or counts["cancelled"]:
         return True
     if sweep["searches"] is not None:
-        return any(one["resumable"] for one in sweep["searches"])
+        return any(search["resumable"] for search in sweep["searches"])
     # Without `exclude` the grid need not be expanded.
     number: int = sum(counts.values())
     most: int = math.prod(map(len, sweep["grid"].values()))

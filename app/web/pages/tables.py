@@ -55,19 +55,19 @@ FormQuery: Any = create_model("FormQuery", __base__=StrictQuery, **_FORM_FIELDS)
 
 @router.get("/tables")
 def tables(request: Request, services: CurrentServices, _form: Annotated[FormQuery, Query()]) -> Response:
-    given = given_parameters(request)
-    panel = given.pop("panel", None) is not None
-    query = read_query(given)
-    chosen = any(given.get(name) for name in JOB_PARAMETERS)
+    parameters = parameters_of(request)
+    panel = parameters.pop("panel", None) is not None
+    query = read_query(parameters)
+    chosen = any(parameters.get(name) for name in JOB_PARAMETERS)
     content = read_table(services, query) if chosen else {}
-    layout = [(name, value) for name, value in pairs(given) if name not in PAGE_PARAMETERS]
+    layout = [(name, value) for name, value in pairs(parameters) if name not in PAGE_PARAMETERS]
     return render(
         request,
         "table_panel.html" if panel else "tables.html",
         kinds=sorted(KINDS),
         statistics=get_args(Statistic),
-        given=given,
-        labels=separated.joined(given.get("label", ())),
+        parameters=parameters,
+        labels=separated.joined(parameters.get("label", ())),
         query=query,
         chosen=chosen,
         choosing=[(name, value) for name, value in layout if name in JOB_PARAMETERS],
@@ -93,26 +93,26 @@ NO_TABLE: dict[str, Any] = {
 }
 
 
-def given_parameters(request: Request) -> dict[str, Any]:
+def parameters_of(request: Request) -> dict[str, Any]:
     """Return the parameters of the request that are not empty, those that take several values as lists."""
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if not value.strip():
             continue
         if name == LABELS:
-            given.setdefault("label", []).extend(separated.split(value))
+            parameters.setdefault("label", []).extend(separated.split(value))
         elif name in LISTS:
             parts = [value] if name in ("label", "relative_to") else re.split(r"[\s,]+", value.strip())
-            given.setdefault(name, []).extend(part for part in parts if part)
+            parameters.setdefault(name, []).extend(part for part in parts if part)
         else:
-            given[name] = value.strip()
-    return given
+            parameters[name] = value.strip()
+    return parameters
 
 
-def read_query(given: Mapping[str, Any]) -> TableQuery:
+def read_query(parameters: Mapping[str, Any]) -> TableQuery:
     """Validate the parameters as `GET /tables` does, so that both refuse the same."""
     try:
-        return TableQuery.model_validate(given)
+        return TableQuery.model_validate(parameters)
     except ValidationError as invalid:
         raise RequestValidationError(
             [{**error, "loc": ("query", *error["loc"])} for error in invalid.errors()]
@@ -158,10 +158,12 @@ def _references(query: TableQuery) -> Iterable[tuple[str, str]]:
     return query.relative_to  # type: ignore[return-value]
 
 
-def pairs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+def pairs(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the parameters one by one, those with several values repeated."""
     return [
-        (name, str(part)) for name, value in given.items() for part in (value if isinstance(value, list) else [value])
+        (name, str(part))
+        for name, value in parameters.items()
+        for part in (value if isinstance(value, list) else [value])
     ]
 
 

@@ -63,7 +63,7 @@ def devices_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     use.
     """
     reported: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
-    readings = {(one.get("type"), one.get("uuid")): one for one in reported if isinstance(one, dict)}
+    readings = {(device.get("type"), device.get("uuid")): device for device in reported if isinstance(device, dict)}
     devices = []
     for device in worker["devices"]:
         if not isinstance(device, dict):

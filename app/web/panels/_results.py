@@ -91,7 +91,8 @@ class JobResults:
         if table not in self.tables:
             return []
         unit = min(self.tables[table]["units"])
-        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MAX_ROWS, columns=["all"])
+        excerpt = results.Excerpt(unit=unit, limit=MAX_ROWS, columns=["all"])
+        sheet = results.result_table(self._database, self.id, table, excerpt)
         names = sheet.names()
         return [dict(zip(names, row, strict=True)) for row in sheet.rows]
 

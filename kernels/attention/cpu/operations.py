@@ -70,7 +70,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, br: int =
 
 
 @dataclass(frozen=True)
-class Memory:
+class ForwardMemory:
     """Bytes that one forward call allocates."""
 
     working: int
@@ -87,7 +87,7 @@ class Memory:
 
 def memory(
     name: str, batch: int, heads: int, queries: int, keys: int, head_dim: int, *, br: int = BR, bc: int = BC
-) -> Memory:
+) -> ForwardMemory:
     """Return the memory that `naive`, `blocked`, `fused` or `flash` allocates, at torch's number of threads.
 
     In floats of 4 bytes:
@@ -99,7 +99,7 @@ def memory(
     """
     problem = Problem(batch, heads, heads, queries, keys, head_dim, br, bc, False, torch.get_num_threads())
     floats = getattr(library(), f"{name}_scratch")(ctypes.byref(problem))
-    return Memory(working=4 * floats, output=4 * batch * heads * queries * head_dim)
+    return ForwardMemory(working=4 * floats, output=4 * batch * heads * queries * head_dim)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, **sizes: int) -> None:

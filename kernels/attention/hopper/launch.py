@@ -206,7 +206,7 @@ def _forward_plan(
         not (device == key_device == value_device and runs_on(device))
         or len(shape) != 4
         or shape[2] < ROW_TILE  # for few queries, decoding may be faster
-        or any(one.stride(-1) != 1 or 0 in one.stride() for one in (q, k, v))
+        or any(tensor.stride(-1) != 1 or 0 in tensor.stride() for tensor in (q, k, v))
     ):
         return None
     out, _ = allocate_results(q, k, v)  # also checks the inputs

@@ -169,10 +169,10 @@ def _teach(
 def _described(launches: Sequence[tuple[Launch, Sequence[int]]]) -> list[dict[str, Any]] | None:
     described = []
     for launch, places in launches:
-        one = None if launch.direct is None else launch.direct.described(places)
-        if one is None:
+        kernel = None if launch.direct is None else launch.direct.described(places)
+        if kernel is None:
             return None
-        described.append(one)
+        described.append(kernel)
     return described
 
 

@@ -80,13 +80,13 @@ def largest_error(head_dim: int) -> float:
             q, k, v, gradient = (
                 torch.randn(batch, *size, head_dim, device="cuda", generator=generator).bfloat16() for size in sizes
             )
-            given = passes(_ours, (q, k, v), gradient, is_causal)
-            double = [one.double() for one in (q, k, v)]
+            results = passes(_ours, (q, k, v), gradient, is_causal)
+            double = [tensor.double() for tensor in (q, k, v)]
             right = passes(_oracle, double, gradient.double(), is_causal)
-            for one, oracle in zip(given, right, strict=True):
+            for result, oracle in zip(results, right, strict=True):
                 vanishing = oracle.norm() < 1e-2 * right[3].norm()
                 target = torch.zeros_like(oracle) if vanishing else oracle
-                worst = max(worst, error(one, target).relative / TOLERANCES[one.dtype])
+                worst = max(worst, error(result, target).relative / TOLERANCES[result.dtype])
     return worst
 
 
@@ -103,9 +103,9 @@ def passes(
     function: Pass, inputs: list[Tensor] | tuple[Tensor, ...], gradient: Tensor, is_causal: bool
 ) -> list[Tensor]:
     """Return the output and the gradients of q, k and v."""
-    q, k, v = (one.detach().requires_grad_() for one in inputs)
+    q, k, v = (tensor.detach().requires_grad_() for tensor in inputs)
     out = function(q, k, v, is_causal)
-    return [one.detach() for one in (out, *torch.autograd.grad(out, (q, k, v), gradient))]
+    return [tensor.detach() for tensor in (out, *torch.autograd.grad(out, (q, k, v), gradient))]
 
 
 def time_one(
@@ -117,7 +117,7 @@ def time_one(
     """
     generator = torch.Generator("cuda").manual_seed(0)
     inputs = [torch.randn(shape, device="cuda", generator=generator).bfloat16() for _ in range(4)]
-    q, k, v = (one.requires_grad_() for one in inputs[:3])
+    q, k, v = (tensor.requires_grad_() for tensor in inputs[:3])
     gradient = inputs[3]
     works: list[Callable[[], object]] = [
         lambda: function(q, k, v, is_causal),
@@ -128,7 +128,7 @@ def time_one(
         pairs = zip(
             *(passes(each, (q, k, v), gradient, is_causal) for each in (_ours, sdpa_cudnn.function)), strict=True
         )
-        errors = [((one - other).float().norm() / other.float().norm()).item() for one, other in pairs]
+        errors = [((ours - theirs).float().norm() / theirs.float().norm()).item() for ours, theirs in pairs]
         works += backward_kernels(q.detach(), gradient, is_causal)
     return [_median_ms(clock, work) for work in works], errors
 
@@ -171,7 +171,7 @@ def serve(options: argparse.Namespace) -> None:
         for text in options.shape:
             shape = *map(int, text.split("x")), options.head_dim
             times, errors = time_one(clock, sdpa_cudnn.function if name == CUDNN else _ours, shape, not options.full)
-            columns = [f"{one:.4f}" for one in times], [f"{one:.0e}" for one in errors]
+            columns = [f"{ms:.4f}" for ms in times], [f"{error:.0e}" for error in errors]
             print(f"{name:40} {text:>12} {head:>4} | {' '.join(columns[0])} | {' '.join(columns[1])}", flush=True)
         print("done", flush=True)
 
@@ -231,16 +231,18 @@ def main() -> None:
     names = [CUDNN, *(name for name, _ in candidates(padded_width(options.head_dim)))]
     started = [Candidate(name, sys.argv[1:]) for name in names]
     try:
-        ready = [one for one in started if one.wait("ready", max(1, READY_S - (time.monotonic() - began)))]
+        ready = [
+            candidate for candidate in started if candidate.wait("ready", max(1, READY_S - (time.monotonic() - began)))
+        ]
         print(f"compiled and compared in {time.monotonic() - began:.0f} s; ms of: forward, both, rows, keys, queries")
         for _turn in range(options.turns):
-            for one in list(ready):
-                one.ask()
-                if not one.wait("done", TURN_S):
-                    ready.remove(one)
+            for candidate in list(ready):
+                candidate.ask()
+                if not candidate.wait("done", TURN_S):
+                    ready.remove(candidate)
     finally:
-        for one in started:
-            one.close()
+        for candidate in started:
+            candidate.close()
 
 
 if __name__ == "__main__":

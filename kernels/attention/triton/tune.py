@@ -22,7 +22,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from kernels.attention.triton import launch, tilings
 from kernels.attention.triton.inputs import allocate_results, empty_like, on_device, tf32_is_allowed, with_heads
 from kernels.attention.triton.tilings import Tiling, Tilings, padded_width, precision_of
-from kernels.device_clock import DeviceClock, Work, host_lap_ms
+from kernels.device_clock import DeviceClock, Workload, host_lap_ms
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error, fixed_limits
 
 _ANY = (Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 32, 4, 1), Tiling(16, 16, 4, 1))
@@ -47,7 +47,7 @@ COMPILER_FAILED = "PassManager::run failed"
 """Message of the plain RuntimeError that Triton's compiler raises."""
 
 Tell = Callable[[str], None]
-Timer = Callable[[str, Tilings, Work], float]
+Timer = Callable[[str, Tilings, Workload], float]
 """(kernel, the tilings, the call) -> ms of one call."""
 
 

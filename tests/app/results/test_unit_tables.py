@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, NotFound, job_problem
-from app.results import list_tables, render, result_table
+from app.results import Excerpt, list_tables, render, result_table
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading import unit_tables
@@ -57,7 +57,7 @@ def test_tables_come_in_the_order_in_which_people_read_them(
 def test_units_are_merged_in_their_order(database: Database, profiled: int) -> None:
     sheet = result_table(database, profiled, "kernels")
     assert sheet.rows == [*([0, *row] for row in ROWS), [1, "e", 0.5, 9, False]]
-    assert result_table(database, profiled, "kernels", unit=1).rows == [[1, "e", 0.5, 9, False]]
+    assert result_table(database, profiled, "kernels", Excerpt(unit=1)).rows == [[1, "e", 0.5, 9, False]]
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,23 @@ def test_units_are_merged_in_their_order(database: Database, profiled: int) -> N
 def test_sorted_by_a_column_with_what_is_unknown_last(
     database: Database, profiled: int, sort: str | None, kernels: str
 ) -> None:
-    assert "".join(result_table(database, profiled, "kernels", sort=sort).column("kernel")) == kernels
+    assert "".join(result_table(database, profiled, "kernels", Excerpt(sort=sort)).column("kernel")) == kernels
 
 
 def test_page_by_page(database: Database, profiled: int) -> None:
     found, after = "", 0
     while True:
-        sheet = result_table(database, profiled, "kernels", sort="kernel", limit=2, after=after)
+        sheet = result_table(database, profiled, "kernels", Excerpt(sort="kernel", limit=2, after=after))
         assert len(sheet.rows) <= 2
         found += "".join(sheet.column("kernel"))
         if sheet.next is None:
             break
         after = int(sheet.next)
     assert found == "abcde"
-    assert result_table(database, profiled, "kernels", after=2**60).rows == []
-    assert result_table(database, profiled, "kernels", limit=5).next is None, "a page that is just full is the last"
+    assert result_table(database, profiled, "kernels", Excerpt(after=2**60)).rows == []
+    assert result_table(database, profiled, "kernels", Excerpt(limit=5)).next is None, (
+        "a page that is just full is the last"
+    )
 
 
 def test_a_page_reads_only_the_parts_that_it_shows(
@@ -110,12 +112,12 @@ def test_a_page_reads_only_the_parts_that_it_shows(
     for limit in (1, 3, 4, 5, 36, 37, None):
         for after in (0, 3, 4, 7, 33, 35, 36, 40):
             read.clear()
-            sheet = result_table(database, claim.job_id, "n", limit=limit, after=after)
+            sheet = result_table(database, claim.job_id, "n", Excerpt(limit=limit, after=after))
             end = 36 if limit is None else min(36, after + limit)
             assert sheet.rows == [[number // 4, number] for number in range(after, end)]
             assert sheet.next == (str(end) if after < end < 36 else None)
             assert len(read) == len({number // 4 for number in range(after, end)})
-            ordered = result_table(database, claim.job_id, "n", sort="n", limit=limit, after=after)
+            ordered = result_table(database, claim.job_id, "n", Excerpt(sort="n", limit=limit, after=after))
             assert (ordered.rows, ordered.next) == (sheet.rows, sheet.next)
 
 
@@ -123,9 +125,9 @@ def test_unknown_things(database: Database, profiled: int, run_job: Callable[...
     with pytest.raises(NotFound, match="it has: a/b, kernels"):
         result_table(database, profiled, "kernel")
     with pytest.raises(NotFound, match="these have: 0, 1"):
-        result_table(database, profiled, "kernels", unit=2)
+        result_table(database, profiled, "kernels", Excerpt(unit=2))
     with pytest.raises(InvalidRequest, match="unit_index, kernel, total_ms, calls, fused") as caught:
-        result_table(database, profiled, "kernels", sort="-seconds")
+        result_table(database, profiled, "kernels", Excerpt(sort="-seconds"))
     assert caught.value.errors[0].pointer == "/sort"
     running = run_job().job_id
     assert list_tables(database, running) == []
@@ -183,13 +185,13 @@ def test_people_see_the_columns_that_they_read_first(database: Database, kernels
 
 
 def test_columns_on_request(database: Database, kernels: int) -> None:
-    every = result_table(database, kernels, "kernels-forward", columns=["all"])
+    every = result_table(database, kernels, "kernels-forward", Excerpt(columns=["all"]))
     assert "std_us" in render(every, "markdown").splitlines()[0]
     assert "Not shown" not in render(every, "markdown")
-    chosen = result_table(database, kernels, "kernels-forward", columns=["calls", "name"], sort="calls")
+    chosen = result_table(database, kernels, "kernels-forward", Excerpt(columns=["calls", "name"], sort="calls"))
     assert render(chosen, "csv") == "calls,name\n2,copy\n3,gemm\n"
     with pytest.raises(InvalidRequest, match=r"no column 'nose'; there is unit_index, name.*or all") as caught:
-        result_table(database, kernels, "kernels-forward", columns=["nose"])
+        result_table(database, kernels, "kernels-forward", Excerpt(columns=["nose"]))
     assert caught.value.errors[0].pointer == "/columns"
 
 

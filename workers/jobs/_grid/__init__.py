@@ -177,16 +177,16 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 values = Values(self.metrics(spec, cell))
                 if index == first and crashed is not None:
                     values.set_missing("crashed", crashed)
-                    found = verdict([check_measured(values)])
+                    judged = verdict([check_measured(values)])
                 else:
                     # The crashed cell reports no cursor: a unit that makes no progress must not resume there again.
                     report.cursor(index)
                     tell = functools.partial(_tell, report, index, len(cells), cell.title)
-                    found = self._try(spec, cell, context, values, tell)
+                    judged = self._try(spec, cell, context, values, tell)
                 case = spec.case(cell)
                 values.report(case, key, report)
                 if values.outcome != "unsupported":  # without a measurement there is nothing to judge
-                    report.validity(found, case_key=case.key, title=cell.title)
+                    report.validity(judged, case_key=case.key, title=cell.title)
                 outcomes[values.outcome] += 1
                 report.finished(
                     index + 1,
@@ -254,11 +254,11 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 self._set_precision(cell, devices)
                 if precision is not None:
                     settings[precision] = torch.get_float32_matmul_precision()
-        found = environment.fingerprint(devices[0], *devices[1:])
+        fingerprint = environment.fingerprint(devices[0], *devices[1:])
         if len(set(settings.values())) > 1:
             each = ", ".join(f"{setting} for {precision}" for precision, setting in settings.items())
-            found["settings"]["float32_matmul_precision"] = each
-        return found
+            fingerprint["settings"]["float32_matmul_precision"] = each
+        return fingerprint
 
 
 def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> None:

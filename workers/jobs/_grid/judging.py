@@ -70,7 +70,7 @@ class Reference:
     def changed(self) -> list[str]:
         """Return the names of the inputs whose bits have changed."""
         now = ((name, checksum(tensor)) for name, tensor in self._given.items())
-        return [name for (name, found), made in zip(now, self.checksums, strict=True) if found != made]
+        return [name for (name, current), original in zip(now, self.checksums, strict=True) if current != original]
 
     @contextmanager
     def negated(self) -> Iterator[None]:
@@ -127,10 +127,10 @@ def judge_negated(operation: Operation, reference: Reference) -> Judgement:
 def set_errors(values: Values, *judgements: Judgement) -> None:
     """Set the metrics of the output's error and of the gradients' error, each to the largest of the judgements."""
     for name, place in (("output_error", slice(0, 1)), ("gradient_error", slice(1, None))):
-        found = [error for judgement in judgements for error in judgement.errors[place]]
-        if found:
-            finite = all(map(math.isfinite, found))
-            values.set(name, None, [max(found)] if finite else None, "the results are not finite")
+        errors = [error for judgement in judgements for error in judgement.errors[place]]
+        if errors:
+            finite = all(map(math.isfinite, errors))
+            values.set(name, None, [max(errors)] if finite else None, "the results are not finite")
 
 
 def _judge(operation: Operation, reference: Reference, *, negated: bool) -> Judgement:

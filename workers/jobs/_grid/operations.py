@@ -275,25 +275,25 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
 
     spans = list(zip(began, ended, strict=True))
     graphs = sum(after.graphs - before.graphs for before, after in spans)
-    left = sum(after.frames_not_compiled - before.frames_not_compiled for before, after in spans)
-    detail = f"{graphs} graphs compiled while it was timed, {left} functions left to eager"
-    return Check("recompiles", graphs == left == 0, detail, "invalid")
+    not_compiled = sum(after.frames_not_compiled - before.frames_not_compiled for before, after in spans)
+    detail = f"{graphs} graphs compiled while it was timed, {not_compiled} functions left to eager"
+    return Check("recompiles", graphs == not_compiled == 0, detail, "invalid")
 
 
-def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
+def combined(checks_by_pass: Mapping[str, Sequence[Check]]) -> list[Check]:
     """Combine the passes' checks of each name into one: it is ok if all are; otherwise it names the passes that
     failed."""
     from workers.measure.check import Check
 
     by_name: dict[str, dict[str, Check]] = {}
-    for pass_name, checks in found.items():
+    for pass_name, checks in checks_by_pass.items():
         for check in checks:
             by_name.setdefault(check.name, {})[pass_name] = check
     result = []
     for name, checks_of in by_name.items():
         failed = {pass_name: check for pass_name, check in checks_of.items() if not check.ok}
         detail = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
-        found_severities = {check.severity for check in (failed or checks_of).values()}
-        severity = next(worst for worst in SEVERITIES if worst in found_severities)
+        severities = {check.severity for check in (failed or checks_of).values()}
+        severity = next(worst for worst in SEVERITIES if worst in severities)
         result.append(Check(name, not failed, detail, severity))
     return result

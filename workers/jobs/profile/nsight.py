@@ -340,13 +340,13 @@ def _nsys_kernels(unit: Unit, scratch: Path, nvtx_range: str | None) -> list[lis
     rows = _rows(_ask([*command, str(scratch / REPORTS["nsys"])]), "Time (%)")
     if not rows:
         return []
-    header, found = rows[0], []
+    header, kernels = rows[0], []
     if missing := [name for name in ("Name", "Total Time (ns)", "Instances") if name not in header]:
         raise InvalidEnvironment(f"{NAMES['nsys']} {unit.params['version']} tells no {', '.join(missing)} of kernels")
     for row in rows[1:]:
         fields = dict(zip(header, row, strict=True))
-        found.append([_nsys_value(fields.get(name, ""), column, factor) for name, column, factor in NSYS_COLUMNS])
-    return found
+        kernels.append([_nsys_value(fields.get(name, ""), column, factor) for name, column, factor in NSYS_COLUMNS])
+    return kernels
 
 
 def _nsys_value(text: str, column: Column, factor: float) -> Scalar:
@@ -377,8 +377,8 @@ class Launch:
 
     def value(self, counter: Counter) -> float | None:
         """Return the counter's value in its unit; None if ncu does not tell it."""
-        found = number(self.metrics.get(counter.source, ""))
-        return None if found is None else counter.factor * found
+        reading = number(self.metrics.get(counter.source, ""))
+        return None if reading is None else counter.factor * reading
 
 
 def function_of(kernel: str) -> str:

@@ -113,11 +113,11 @@ def timing_metrics() -> list[Metric]:
 
 def profile_metrics(spec: ProfileSpec) -> list[Metric]:
     """Return the metrics of the profiled steps, in the order of the report."""
-    found = [Metric("profiled_step_ms", None, "ms"), Metric("profiler_overhead_percent", None, "%")]
+    metrics = [Metric("profiled_step_ms", None, "ms"), Metric("profiler_overhead_percent", None, "%")]
     phases = list(dict.fromkeys([*PHASES[spec.mode], *phases_of(spec)]))
     for phase in phases:
-        found += [Metric("profiled_ms", phase, "ms"), Metric("work_ms", phase, "ms")]
-    found += [
+        metrics += [Metric("profiled_ms", phase, "ms"), Metric("work_ms", phase, "ms")]
+    metrics += [
         Metric("gpu_busy_percent", None, "%"),
         Metric("profiled_idle_ms", None, "ms"),
         Metric("largest_gap_ms", None, "ms"),
@@ -128,18 +128,18 @@ def profile_metrics(spec: ProfileSpec) -> list[Metric]:
     for phase in PHASES[spec.mode]:
         if phase != "optimizer":
             for part in PARTS:
-                found += [
+                metrics += [
                     Metric(f"{part}_ms", phase, "ms"),
                     Metric(f"{part}_tflops", phase, "TFLOP/s"),
                     Metric(f"{part}_gb_per_s", phase, "GB/s"),
                 ]
     if spec.compile:
-        found += [
+        metrics += [
             Metric("graphs_compiled", None, "graphs"),
             Metric("graph_breaks", None, "breaks"),
             Metric("recompiles", None, "graphs"),
         ]
-    return [*found, Metric("trace_steps", None, "steps")]
+    return [*metrics, Metric("trace_steps", None, "steps")]
 
 
 def has_roofline(spec: ProfileSpec) -> bool:
@@ -196,24 +196,24 @@ def time_unprofiled(
     monitor = Monitor(device)
     values, case = Values(timing_metrics()), spec.case()
     report.progress(0, spec.measure_steps, "making the model")
-    found: Timed | str
+    timed: Timed | str
     try:
         training = _training.build(spec, device, build_model)
         times, checks = _training.measure(training, monitor, report)
     except OutOfMemory as error:
         monitor.watch(last=True)
-        found, checks = str(error), []
-        values.set_missing("oom", found)
+        timed, checks = str(error), []
+        values.set_missing("oom", timed)
     else:
         samples = times.samples("step_ms", "step") or ()
         (host_bound,) = [check for check in checks if check.name == "host_bound"]
-        found = Timed(spec, training, statistics.median(samples), host_bound)
+        timed = Timed(spec, training, statistics.median(samples), host_bound)
         values.set("unprofiled_step_ms", None, samples)
         on_gpu = device.type == "cuda"
         values.set("host_bound", None, [float(not host_bound.ok)] if on_gpu else None, GPU_ONLY)
     report.validity(monitor.conclude(checks), case.key, unit.title)
     values.report(case, device_key(device), report)
-    return found
+    return timed
 
 
 @dataclass
@@ -238,21 +238,21 @@ class Profiling:
         from workers.measure.profiling.attribution import Attribution
 
         profile = self._record()
-        found = Attribution(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
-        if len(found.steps) != self.spec.profile_steps or not found.work:
-            seen, work = len(found.steps), len(found.work)
+        attribution = Attribution(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
+        if len(attribution.steps) != self.spec.profile_steps or not attribution.work:
+            seen, work = len(attribution.steps), len(attribution.work)
             raise RuntimeError(
                 f"the profiler saw {seen} of {self.spec.profile_steps} steps, and {work} kernels in them"
             )
         self.report.progress(self.spec.profile_steps, self.spec.profile_steps, "summing up")
-        self._add_times(found)
-        self._add_kernels(found)
-        self._add_classes(found.work)
-        self._add_ranges(found)
-        self._add_attention(found)
-        self._add_products(found)
+        self._add_times(attribution)
+        self._add_kernels(attribution)
+        self._add_classes(attribution.work)
+        self._add_ranges(attribution)
+        self._add_attention(attribution)
+        self._add_products(attribution)
         self._add_trace(profile)
-        del profile, found
+        del profile, attribution
         if self.spec.stacks:
             try:
                 self._add_stacks()
@@ -326,17 +326,17 @@ class Profiling:
         with translate_oom("the profiled steps"), named_layers(self.timed.training.model, compiled=whole):
             return record(run, on_gpu=self.on_gpu, python=python), laps_ms, phases_ms
 
-    def _add_times(self, found: Attribution) -> None:
+    def _add_times(self, attribution: Attribution) -> None:
         from workers.measure.busy import Busy
         from workers.measure.profiling.timeline import step_uses
         from workers.measure.profiling.usage import in_phases, time_of
 
-        work, steps = found.work, len(found.steps)
+        work, steps = attribution.work, len(attribution.steps)
         for phase in {*PHASES[self.spec.mode], *phases_of(self.spec)}:
             of_phase = in_phases(work, [phase])
-            times = [1e-6 * time_of(one for one in of_phase if one.step == step.step) for step in found.steps]
+            times = [1e-6 * time_of(each for each in of_phase if each.step == step.step) for step in attribution.steps]
             self.values.set("work_ms", phase, times if phase in phases_of(self.spec) else None, NO_PHASES)
-        uses = step_uses(work, found.windows) if self.on_gpu else []
+        uses = step_uses(work, attribution.windows) if self.on_gpu else []
         self.values.set("profiled_idle_ms", None, [use.idle_ms for use in uses] or None, GPU_ONLY)
         self.values.set("largest_gap_ms", None, [use.largest_gap_ms for use in uses] or None, GPU_ONLY)
         self.values.set("launches", None, [use.launches for use in uses] or None, GPU_ONLY)
@@ -346,24 +346,26 @@ class Profiling:
         _training.add_busy(self.values, self.timed.step_ms, busy)
         self._tell("profiled steps", steps, "steps", None)
 
-    def _add_kernels(self, found: Attribution) -> None:
+    def _add_kernels(self, attribution: Attribution) -> None:
         from workers.measure.profiling import classes, tables, usage
 
-        steps = len(found.steps)
+        steps = len(attribution.steps)
         for phase in self.spec.phases or phases_of(self.spec):
             class_of = (lambda _name: classes.OPTIMIZER) if phase == classes.OPTIMIZER else classes.class_of_operator
-            kernels = usage.kernels(usage.in_phases(found.work, [phase]), steps)
-            calls = [call for call in found.calls if call.phase == phase]
+            kernels = usage.kernels(usage.in_phases(attribution.work, [phase]), steps)
+            calls = [call for call in attribution.calls if call.phase == phase]
             operators = usage.operators(calls, steps, class_of, on_gpu=self.on_gpu)
             self.report.table(f"kernels-{phase}", tables.KERNELS, tables.kernel_rows(kernels))
             self.report.table(f"operators-{phase}", tables.OPERATORS, tables.operator_rows(operators))
-            self._tell_cut(f"kernels-{phase}", [one.total_ms for one in kernels])
-            times_ms = [one.host_ms if one.device_ms is None else one.device_ms for one in operators]
+            self._tell_cut(f"kernels-{phase}", [kernel.total_ms for kernel in kernels])
+            times_ms = [
+                operator.host_ms if operator.device_ms is None else operator.device_ms for operator in operators
+            ]
             self._tell_cut(f"operators-{phase}", times_ms)
         if not self.on_gpu:
             self._tell("kernels", None, None, "a CPU has none: operators play their part, each with its own time")
         first = phases_of(self.spec)[0]
-        top = usage.top_calls(found.work, first, steps)
+        top = usage.top_calls(attribution.work, first, steps)
         self.values.set("top_kernel_calls", first, None if top is None else [top[1]], "the phase has no work")
         if top is not None:
             self._tell(f"calls of the top kernel in {first}", top[1], "calls", tables.short(top[0]))
@@ -371,45 +373,45 @@ class Profiling:
     def _add_classes(self, work: Sequence[Work]) -> None:
         from workers.measure.profiling import tables, usage
 
-        found: dict[str, list[ClassUsage]] = {}
+        usages: dict[str, list[ClassUsage]] = {}
         for scope, phases in scopes_of(self.spec).items():
             if phases is None:
                 for name in CLASSES:
                     self.values.set(f"{name}_share_percent", scope, None, NO_PHASES)
                 continue
-            found[scope] = usage.classes(usage.in_phases(work, phases), self.spec.profile_steps)
-            for one in found[scope]:
-                share = None if one.share_percent is None else [one.share_percent]
-                self.values.set(f"{one.class_name}_share_percent", scope, share, "the phases have no work")
+            usages[scope] = usage.classes(usage.in_phases(work, phases), self.spec.profile_steps)
+            for class_usage in usages[scope]:
+                share = None if class_usage.share_percent is None else [class_usage.share_percent]
+                self.values.set(f"{class_usage.class_name}_share_percent", scope, share, "the phases have no work")
         if self.spec.cuda_graph:
-            self._leave_out_what_a_graph_hides(found)
-        self.report.table("classes", tables.CLASS_SHARES, tables.class_rows(found))
+            self._leave_out_what_a_graph_hides(usages)
+        self.report.table("classes", tables.CLASS_SHARES, tables.class_rows(usages))
 
-    def _leave_out_what_a_graph_hides(self, found: dict[str, list[ClassUsage]]) -> None:
+    def _leave_out_what_a_graph_hides(self, usages: dict[str, list[ClassUsage]]) -> None:
         """Remove the classes that follow from phases and ranges, since a graph has neither."""
         from workers.measure.profiling.classes import NORMALISATION, OPTIMIZER
 
-        (scope,) = found
+        (scope,) = usages
         hidden = {}
         if self.spec.mode == "train_step":
             hidden[OPTIMIZER] = f"only by kernels' own names: {NO_PHASES}"
-        if not any(one.calls for one in found[scope] if one.class_name == NORMALISATION):
+        if not any(class_usage.calls for class_usage in usages[scope] if class_usage.class_name == NORMALISATION):
             hidden[NORMALISATION] = NO_NORMS
         for name, why in hidden.items():
             self.values.set(f"{name}_share_percent", scope, None, why)
             self._tell(f"class {name}", None, None, why)
-        found[scope] = [one for one in found[scope] if one.class_name not in hidden]
+        usages[scope] = [class_usage for class_usage in usages[scope] if class_usage.class_name not in hidden]
 
-    def _add_ranges(self, found: Attribution) -> None:
+    def _add_ranges(self, attribution: Attribution) -> None:
         from workers.measure.profiling import tables, usage
 
         phases = phases_of(self.spec)
-        steps = len(found.steps)
-        totals = {phase: 1e-6 * usage.time_of(usage.in_phases(found.work, [phase])) / steps for phase in phases}
-        times = usage.by_range(found.work, phases, steps)
+        steps = len(attribution.steps)
+        totals = {phase: 1e-6 * usage.time_of(usage.in_phases(attribution.work, [phase])) / steps for phase in phases}
+        times = usage.by_range(attribution.work, phases, steps)
         self.report.table("ranges", tables.RANGES, tables.range_rows(times, totals))
 
-    def _add_attention(self, found: Attribution) -> None:
+    def _add_attention(self, attribution: Attribution) -> None:
         """Report the parts of attention with the roofline's limits, or the reason why there are none."""
         from workers.measure.ceilings import Ceilings
         from workers.measure.profiling import tables
@@ -417,7 +419,7 @@ class Profiling:
         from workers.measure.profiling.classes import MATMUL
         from workers.measure.profiling.usage import in_phases, time_of, work_in
 
-        steps, counts = len(found.steps), found.count_ranges()
+        steps, counts = len(attribution.steps), attribution.count_ranges()
         reason = why_no_parts(self.spec, {name for _, name in counts})
         line = roofline(Ceilings(self.report.ceilings).read(self.timed.training.device), self.spec.precision)
         rows: list[list[Scalar]] = []
@@ -431,9 +433,11 @@ class Profiling:
                 made = "forward" if phase == "backward" else phase
                 calls = counts[made, name] // steps
                 cost, note = cost_of(self.spec, name, phase, calls, on_gpu=self.on_gpu)
-                work, per_step = work_in(found.work, name, phase), 1e-6 / steps
+                work, per_step = work_in(attribution.work, name, phase), 1e-6 / steps
                 part = Part(name, phase, per_step * time_of(work), per_step * time_of(work, MATMUL), cost)
-                rows.append(self._attention_row(part, per_step * time_of(in_phases(found.work, [phase])), line, note))
+                rows.append(
+                    self._attention_row(part, per_step * time_of(in_phases(attribution.work, [phase])), line, note)
+                )
         self.report.table("attention", tables.ATTENTION, rows)
 
     def _attention_row(self, part: Part, phase_ms: float, line: Roofline | str, note: str) -> list[Scalar]:
@@ -450,7 +454,7 @@ class Profiling:
         share = 100 * part.time_ms / phase_ms if phase_ms else None
         return tables.attention_row(part, share, useful, line, note)
 
-    def _add_products(self, found: Attribution) -> None:
+    def _add_products(self, attribution: Attribution) -> None:
         """Report the matrix products by shape with the roofline's limits, and the device's ceilings."""
         from workers.measure.ceilings import Ceilings
         from workers.measure.environment import device_name
@@ -458,15 +462,15 @@ class Profiling:
         from workers.measure.profiling.attention import roofline
         from workers.model.accounting import peak_tflops
 
-        device, precision, steps = self.timed.training.device, self.spec.precision, len(found.steps)
+        device, precision, steps = self.timed.training.device, self.spec.precision, len(attribution.steps)
         ceiling = Ceilings(self.report.ceilings).read(device)
         line = roofline(ceiling, precision)
         rows: list[list[Scalar]] = []
         for phase in phases_of(self.spec):
-            products = usage.products(found.calls, phase, steps, on_gpu=self.on_gpu)
-            phase_ms = 1e-6 * usage.time_of(usage.in_phases(found.work, [phase])) / steps
+            products = usage.products(attribution.calls, phase, steps, on_gpu=self.on_gpu)
+            phase_ms = 1e-6 * usage.time_of(usage.in_phases(attribution.work, [phase])) / steps
             rows += tables.product_rows(products, phase_ms, line, precision)
-            self._tell_cut(f"products, {phase}", [one.part.time_ms for one in products])
+            self._tell_cut(f"products, {phase}", [product.part.time_ms for product in products])
         if rows:
             self.report.table("products", tables.PRODUCTS, rows)
         else:
@@ -503,18 +507,18 @@ class Profiling:
 
         profile, laps_ms, _ = self._profiled(1, python=True)
         self.report.progress(1, 1, "drawing the flame graph")
-        found = stacks.fold(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
-        if not found:
+        folded = stacks.fold(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
+        if not folded:
             self._tell("stacks", None, None, f"none: {NO_PHASES}" if self.spec.cuda_graph else "none were recorded")
             return
-        if len(found) > stacks.MAX_STACKS:
-            self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(found)}")
+        if len(folded) > stacks.MAX_STACKS:
+            self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(folded)}")
         what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
         subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
         label = f"{self.spec.label()}, context {self.spec.context_length}, {self.spec.mode}"
         files = {
-            STACKS: (stacks.folded(found), "text/plain"),
-            FLAME_GRAPH: (flame_graph.draw(found, label, subtitle), "image/svg+xml"),
+            STACKS: (stacks.folded(folded), "text/plain"),
+            FLAME_GRAPH: (flame_graph.draw(folded, label, subtitle), "image/svg+xml"),
         }
         for name, (text, media_type) in files.items():
             path = self.report.scratch / name

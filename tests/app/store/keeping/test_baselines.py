@@ -12,6 +12,7 @@ from sqlalchemy import delete
 
 from app.errors import Conflict, DatabaseFailed, InBaseline, InvalidRequest, NotFound
 from app.specs import spec_adapter
+from app.specs.compare import CompareSpec
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.database.slices import Slices
@@ -135,7 +136,7 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
         return claim.job_id
 
     invalid = run(a="invalid")
-    with pytest.raises(Conflict, match=f"Job {invalid}: invalid. Nothing can be judged against results that"):
+    with pytest.raises(Conflict, match=f"Job {invalid}: invalid. Checks found that other work was measured"):
         baselines.put("main", job=invalid)
     assert baselines.page() == ([], None)
     mixed = run(a="suspect", b="invalid", c="valid", d=None)
@@ -151,34 +152,8 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
     assert cases(baselines)["a", "1x test CPU"] == [again]
 
 
-def test_wrong_results_get_into_no_baseline(baselines: Baselines, shop: Shop, record: Callable[..., Any]) -> None:
-    """A wrong case has no times, only its error; a process that was right does not help."""
-
-    def run(*wrong: str) -> int:
-        claim = shop.running_job()
-        results = [
-            record("output_error", case_key=key, unit_index=unit, case={"context_length": ord(key)})
-            for key in ("a", "b")
-            for unit in range(2)
-        ]
-        results += [
-            record("step_ms", mean=None, outcome="wrong", case_key=key, case={"context_length": ord(key)})
-            for key in wrong
-        ]
-        shop.queue.finish(claim, Finish("succeeded", measurements=results))
-        return claim.job_id
-
-    nothing_right = run("a", "b")
-    with pytest.raises(Conflict, match=r"2 of 2 cases wrong: context_length=97, …\. Nothing can be judged against"):
-        baselines.put("main", job=nothing_right)
-    assert baselines.page() == ([], None)
-    kept = baselines.put("main", job=(half := run("b")))
-    assert kept.left_out == [{"job": half, "why": "1 of 2 cases wrong: context_length=98"}]
-    assert [case["case_key"] for case in baselines.get("main")["cases"]] == ["a"]
-
-
 def test_a_comparison_is_refused(baselines: Baselines, queue: Queue, shop: Shop, record: Callable[..., Any]) -> None:
-    job = queue.submit(NewJob(spec_adapter.validate_python({"kind": "compare"}))).response["id"]
+    job = queue.submit(NewJob(CompareSpec.example())).response["id"]
     claim = shop.claim(kinds=frozenset({"compare"}))
     queue.finish(claim, Finish("succeeded", measurements=[record()]))
     with pytest.raises(InvalidRequest, match="whose sides may share a case") as raised:
