@@ -95,7 +95,7 @@ def wrap(
 ) -> tuple[nn.Module, Callable[[], None] | None]:
     """Return the module wrapped over a group (None: all ranks), and the function that finishes its communication; None
     if there is nothing to finish."""
-    cast = torch.bfloat16 if spec.cast_before_communication else None
+    cast = torch.bfloat16 if spec.casts else None
     wrapped: parallel.data_parallel.DataParallel | parallel.FullyShardedDataParallel
     match strategy:
         case "naive":
@@ -163,7 +163,7 @@ def make_step(
     group: dist.ProcessGroup | None = None,
 ) -> BackwardStep:
     """Make the repeated step: that of other training kinds, with the communication between its phases."""
-    casts = spec.cast_before_communication and strategy in FULLY_SHARDED
+    casts = spec.casts and strategy in FULLY_SHARDED
     precision = PRECISIONS["fp32" if casts else spec.precision]
     fused = spec.fused_linear_cross_entropy
     step: BackwardStep
@@ -219,7 +219,7 @@ def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
     sharded = kept = 0
     for size in sizes:
         if least is not None and size.dimensions >= least:
-            sharded += size.numel * (2 if spec.cast_before_communication else size.item_bytes)
+            sharded += size.numel * (2 if spec.casts else size.item_bytes)
         else:
             kept += size.numel * size.item_bytes
     traffic = step_traffic(

@@ -37,8 +37,8 @@ zero a small error may change the sign of the update."""
 NARROW_TOLERANCES = {"gradient_error": 5e-2, "parameter_error": 0.5}
 """Tolerances with parameters in bf16, in which every update is rounded to 8 bits."""
 CAST_TOLERANCES = {"gradient_error": 0.3, "parameter_error": 1.0}
-"""Tolerances with `cast_before_communication`: everything is in bf16, and the single process computes under
-autocast."""
+"""Tolerances where parameters are cast before communication: everything is in bf16, and the single process computes
+under autocast."""
 COMPUTATION = ("computation_step_ms", "exposed_communication_ms")
 ALONE = ("alone_step_ms", "net_cost_ms")
 """Metrics of a side that takes turns with the strategy: its step, and how much longer the strategy's takes."""
@@ -263,7 +263,7 @@ def add_rates(
 
 def tolerance(spec: DdpSpec, name: str) -> float:
     """Return the largest allowed relative error of gradients or parameters."""
-    if spec.cast_before_communication:
+    if spec.casts:
         return CAST_TOLERANCES[name]
     if spec.parameter_dtype == "bf16":
         return NARROW_TOLERANCES[name]

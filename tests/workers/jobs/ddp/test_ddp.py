@@ -132,7 +132,7 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
         assert found["gradient_error"]["reason"] == "strategy none does not communicate"
         return
     # Two ranks add two numbers, in any order: but for casts, every bit is the same.
-    limit = 0.1 if spec.cast_before_communication else 1e-6
+    limit = 0.1 if spec.casts else 1e-6
     assert found["gradient_error"]["median"] <= limit
     if spec.mode == "train_step":
         assert found["parameter_error"]["median"] <= 3 * limit
