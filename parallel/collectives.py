@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallel import silent_group
+
 MIB = 2**20
 END_S = 1.0
 """Longest delay between an operation's end and its notification, in seconds."""
@@ -50,17 +52,21 @@ def averaging(group: dist.ProcessGroup, device: torch.device) -> Averaging:
 
     Scaling before the sum keeps float16 sums in range.
     """
-    if uses_nccl(group, device):
+    if cuda_backend(group, device) in ("nccl", silent_group.BACKEND):
         return Averaging(dist.ReduceOp.AVG, 1.0)
     return Averaging(dist.ReduceOp.SUM, 1.0 / group.size())
 
 
 def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Return True if the group sends this device's tensors by NCCL."""
+    return cuda_backend(group, device) == "nccl"
+
+
+def cuda_backend(group: dist.ProcessGroup, device: torch.device) -> str | None:
+    """Return the backend by which the group sends this device's tensors; None for a CPU's."""
     if device.type != "cuda":
-        return False
-    backends = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
-    return backends.get("cuda") == "nccl"
+        return None
+    return dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(",")).get("cuda")
 
 
 def default_group() -> dist.ProcessGroup:

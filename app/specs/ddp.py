@@ -18,7 +18,8 @@ WITH_BUCKETS = ("bucketed", "torch_ddp")
 
 class DdpSpec(TrainingSpec):
     """Time data-parallel training on several GPUs or, over gloo, in several processes of a CPU. Each rank is a process
-    with `batch_size` sequences of its own. The same step without communication is timed in turns with it.
+    with `batch_size` sequences of its own. Two other steps take turns with it: the same over a group that moves
+    nothing, which shows the exposed communication, and that of one process alone, which shows the net cost.
     """
 
     kind: Literal["ddp"] = "ddp"
@@ -42,9 +43,10 @@ class DdpSpec(TrainingSpec):
     sharded_optimizer: bool = False
     """Each rank keeps and updates only a part of the optimizer's state. With `torch_ddp`, torch's
     ZeroRedundancyOptimizer does so."""
-    cast_before_communication: bool = False
-    """`fsdp` and `torch_fsdp` with precision bf16 only: cast parameters to bf16 before they are gathered, and compute
-    in bf16 without autocast; gradients are reduced in bf16, too."""
+    cast_before_communication: bool | None = None
+    """`fsdp` and `torch_fsdp` only: cast parameters to bf16 before they are gathered, and compute in bf16 without
+    autocast; gradients are reduced in bf16, too. Null: yes with precision bf16. If false, autocast keeps bf16 copies of
+    all weights from the forward to the backward pass."""
     mode: Literal["forward_backward", "train_step"] = "train_step"
     """`forward_backward` computes and shares gradients; `train_step` adds the optimizer. Other modes have no gradients
     to share."""
@@ -57,7 +59,8 @@ class DdpSpec(TrainingSpec):
     batch_size: int = Field(default=2, ge=1, le=65_536)
     """Sequences per step and rank."""
     measure_steps: int = Field(default=10, ge=1, le=100_000)
-    """Steps measured with the strategy, and as many without communication, in two turns of each."""
+    """Steps measured with the strategy, as many over a group that moves nothing, and as many of one process alone, in
+    up to six turns of each."""
     trace: bool = False
     """Keep a Chrome trace of some steps of rank 0."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
@@ -93,6 +96,7 @@ class DdpSpec(TrainingSpec):
         "step_ms",
         "computation_step_ms",
         "exposed_communication_ms",
+        "net_cost_ms",
         "communication_ms",
         "communication_mib",
         "tokens_per_s",
@@ -159,10 +163,17 @@ class DdpSpec(TrainingSpec):
             raise field_error(
                 "gradient_clip_norm", f"with {self.strategy}, each rank has a part of the norm only: leave it out"
             )
-        if self.cast_before_communication and self.precision != "bf16":
+        if self.casts and self.precision != "bf16":
             raise field_error("cast_before_communication", "casts to bf16: choose precision bf16, or leave it out")
         if self.compile and self.compile_scope == "model":
             raise field_error("compile_scope", f"{self.strategy} gathers block by block: choose compile_scope blocks")
+
+    @property
+    def casts(self) -> bool:
+        """True if parameters are cast to bf16 before they are gathered."""
+        if self.cast_before_communication is None:
+            return self.strategy in FULLY_SHARDED and self.precision == "bf16"
+        return self.cast_before_communication
 
     def resources(self) -> Resources:
         return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)
@@ -177,6 +188,8 @@ class DdpSpec(TrainingSpec):
             identity |= {"first_bucket_size_mb": None, "gradients_as_views": None}
         if self.strategy not in FULLY_SHARDED or self.precision != "bf16":
             identity["cast_before_communication"] = None
+        else:
+            identity["cast_before_communication"] = self.casts
         if self.mode != "train_step":
             identity["sharded_optimizer"] = None
         return identity, labels

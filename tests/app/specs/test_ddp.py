@@ -15,6 +15,7 @@ from app.text.cases import case_text
 FSDP = {"strategy": "fsdp"}
 COMPILED = {"strategy": "torch_fsdp", "compile": True}
 CAST = {"precision": "bf16", "cast_before_communication": True}
+SHARDED = ("fsdp", "torch_fsdp")
 
 
 def spec(**fields: Any) -> DdpSpec:
@@ -105,3 +106,15 @@ def test_the_largest_preset_is_what_several_gpus_are_for() -> None:
     assert largest.model.vocab_size == 151_936
     assert largest.resources().device_type == "cuda"
     assert (largest.parameter_dtype, largest.context_length, largest.batch_size) == ("bf16", 32_768, 1)
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_sharded_bf16_casts_before_it_communicates(strategy: str) -> None:
+    by_default = spec(strategy=strategy, precision="bf16")
+    assert by_default.casts
+    assert by_default.case().key == spec(strategy=strategy, **CAST).case().key
+    kept = spec(strategy=strategy, precision="bf16", cast_before_communication=False)
+    assert not kept.casts
+    assert kept.case().key != by_default.case().key
+    assert not spec(strategy=strategy).casts
+    assert not spec(strategy="flat", precision="bf16").casts

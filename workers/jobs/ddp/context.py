@@ -1,7 +1,7 @@
 """The state of a rank that all parts of its work share, and the agreement among ranks.
 
 Over a separate gloo group, ranks agree on everything that decides what they do next: when a warm-up is over, and
-whether a step without communication fits into every rank's memory.
+whether one process alone fits into every rank's memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch.distributed as dist
 
 from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
-from workers.jobs.ddp.strategies import NO_COMMUNICATION
+from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT
 from workers.measure.memory import OutOfMemory
 
 REPORT_INTERVAL_S = 0.5
 
 
 class DoesNotFit(Exception):
-    """The step without communication does not fit into some rank's memory."""
+    """The step of one process alone does not fit into some rank's memory."""
 
 
 @dataclass
@@ -44,6 +44,9 @@ class RankContext:
         self.on_gpu = self.device.type == "cuda"
         self.measured_steps = 0
         """Number of measured steps of all turns so far."""
+        alone = self.spec.strategy == NO_COMMUNICATION
+        self.sides = [NO_COMMUNICATION] if alone else [self.spec.strategy, SILENT, NO_COMMUNICATION]
+        """The sides that take turns."""
         self._reported_at = 0.0
 
     def exchange(self, value: float) -> list[float]:
@@ -56,7 +59,7 @@ class RankContext:
     def report_progress(self, message: str) -> None:
         """Report progress, in measured steps of all turns; from one rank and not too often."""
         now = time.monotonic()
-        total = self.spec.measure_steps * (1 if self.spec.strategy == NO_COMMUNICATION else 2)
+        total = self.spec.measure_steps * len(self.sides)
         if self.rank.index == 0 and (self.measured_steps == total or now - self._reported_at >= REPORT_INTERVAL_S):
             self._reported_at = now
             self.rank.report({"done": self.measured_steps, "total": total, "message": message})
@@ -71,7 +74,7 @@ class RankContext:
 
     @contextmanager
     def agree_on_memory(self, strategy: str) -> Iterator[None]:
-        """Let all ranks continue only if the work inside fits into every rank's memory, if it is without communication.
+        """Let all ranks continue only if the work inside fits into every rank's memory, if it is of one process alone.
 
         A rank of another strategy raises at once: the others may wait for it in a collective operation.
 
@@ -90,4 +93,4 @@ class RankContext:
         short = [rank for rank, failed in enumerate(self.exchange(failure is not None)) if failed]
         if short:
             why = f": {failure}" if failure is not None else ""
-            raise DoesNotFit(f"without communication it does not fit into the memory of rank {short[0]}{why}")
+            raise DoesNotFit(f"one process alone does not fit into the memory of rank {short[0]}{why}")

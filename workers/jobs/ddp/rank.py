@@ -1,8 +1,9 @@
 """One rank of a `ddp` job, in a process that the job's process has started; it imports this module.
 
-A rank checks parity first (parity.py). Then it times the strategy and the same step without communication in turns
-(timing.py), each with a newly built model, so that neither's memory affects the other. Last, it runs some steps under
-the profiler (overlap.py).
+A rank checks parity first (parity.py). Then three sides take turns (timing.py), each with a newly built model, so that
+no one's memory affects another: the strategy; the same wrapper and optimizer over a group that moves nothing, which
+shows the exposed communication; and one process alone, which shows what the strategy costs in all. In its first turn
+the strategy also runs some steps under the profiler (overlap.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
+from parallel.silent_group import silent_group
 from workers.jobs import _training
 from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
@@ -31,8 +33,8 @@ from workers.measure.memory import MIB, CudaMemory, OutOfMemory, is_out_of_memor
 from workers.outcome import RunnerError
 from workers.torch_host import set_precision
 
-ROUNDS = 2
-"""Turns of the strategy, and of the step without communication."""
+ROUNDS = 6
+"""Turns of each side. Their order is reversed in every second round, so that a linear drift cancels."""
 
 
 def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> None:
@@ -84,13 +86,14 @@ class RankRun:
     def __post_init__(self) -> None:
         self.host_meter = None if self.context.on_gpu else memory_meter(self.context.device)
         self.memory = Memory()
+        self.silent = silent_group()
         set_precision(self.context.spec.precision)
 
     def run(self) -> dict[str, Any]:
         """Run the rank's part of the job.
 
         Returns:
-            JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step without communication was not
+            JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
             measured, or None), "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": []}
@@ -98,21 +101,22 @@ class RankRun:
             check = ParityCheck(self.context)
             found["parity"] = check.run()
             if check.too_large is not None:
-                found["alone"] = f"without communication it does not fit: {check.too_large}"
+                found["alone"] = f"one process alone does not fit: {check.too_large}"
         # Present objects will stay alive: the collector need not scan them again, least of all in the middle of a step.
         gc.collect()
         gc.freeze()
         turns: list[Turn] = []
         for number in range(min(ROUNDS, self.context.spec.measure_steps)):
             steps = self.context.spec.measure_steps // ROUNDS + (number < self.context.spec.measure_steps % ROUNDS)
-            turns.append(self.take_turn(self.context.spec.strategy, steps, found if number == 0 else None))
-            if self.context.spec.strategy == NO_COMMUNICATION or found["alone"] is not None:
-                continue
-            try:
-                turns.append(self.take_turn(NO_COMMUNICATION, steps, None))
-            except DoesNotFit as error:
-                found["alone"] = str(error)
-            self.context.free_memory()  # the error's frames held the model
+            for side in self.context.sides[:: -1 if number % 2 else 1]:
+                if side == NO_COMMUNICATION and found["alone"] is not None:
+                    continue
+                is_first = number == 0 and side == self.context.spec.strategy
+                try:
+                    turns.append(self.take_turn(side, steps, found if is_first else None))
+                except DoesNotFit as error:
+                    found["alone"] = str(error)
+                self.context.free_memory()  # the error's frames held the model
         found |= {"device": str(self.context.device), "threads": torch.get_num_threads()}
         return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
 
@@ -120,12 +124,12 @@ class RankRun:
         """Build the strategy's model, warm up, and measure.
 
         Args:
-            strategy: The spec's, or "none".
+            strategy: One of the context's sides.
             steps: Number of steps measured.
             found: Takes the results of the strategy's first turn beside times; None in other turns.
 
         Raises:
-            DoesNotFit: the memory of some rank does not hold the step without communication.
+            DoesNotFit: the memory of some rank does not hold one process alone.
         """
         try:
             with self.context.agree_on_memory(strategy):
@@ -150,6 +154,7 @@ class RankRun:
             strategy,
             self.context.device,
             strategies.rank_batches(self.context.spec, self.context.rank.index, self.context.device),
+            self.silent,
         )
         if self.context.on_gpu and self.memory.after_init_mib is None:
             self.memory.after_init_mib = torch.cuda.memory_allocated() / MIB

@@ -26,7 +26,9 @@ from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, TrainStep
 
 NO_COMMUNICATION = "none"
-"""The strategy that does not communicate."""
+"""The strategy of one process alone."""
+SILENT = "silent"
+"""Label of the turns in which the spec's own strategy runs over a group that moves nothing."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Trained:
     """A model in its wrapper, and the step that trains it."""
 
     strategy: str
+    """The spec's, NO_COMMUNICATION or SILENT."""
     model: nn.Module
     wrapped: nn.Module
     """The module that the step calls: the model, or the wrapper around it."""
@@ -55,8 +58,21 @@ class Trained:
         return self.step.optimizer if isinstance(self.step, TrainStep) else None
 
 
-def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBatches) -> Trained:
+def build(
+    spec: DdpSpec,
+    strategy: str,
+    device: torch.device,
+    batches: RandomBatches,
+    silent: dist.ProcessGroup | None = None,
+) -> Trained:
     """Build the model, wrap it as the strategy does, and make its step.
+
+    Args:
+        spec: The job's spec.
+        strategy: The spec's; NO_COMMUNICATION; or SILENT for the spec's over the group `silent`.
+        device: The rank's device.
+        batches: Makes the inputs and targets.
+        silent: A silent group.
 
     Raises:
         OutOfMemory: it does not fit.
@@ -69,41 +85,45 @@ def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBat
         set_parameter_dtype(model, spec.parameter_dtype)
         sizes = [Size(p.numel(), p.element_size(), p.dim()) for p in model.parameters() if p.requires_grad]
         call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
-        wrapped, finish = wrap(spec, strategy, call)
-        return Trained(strategy, model, wrapped, make_step(spec, strategy, wrapped, batches, finish), sizes)
+        name, group = (spec.strategy, silent) if strategy == SILENT else (strategy, None)
+        wrapped, finish = wrap(spec, name, call, group)
+        return Trained(strategy, model, wrapped, make_step(spec, name, wrapped, batches, finish, group), sizes)
 
 
-def wrap(spec: DdpSpec, strategy: str, module: nn.Module) -> tuple[nn.Module, Callable[[], None] | None]:
-    """Return the wrapped module, and the function that finishes its communication; None if there is nothing to
-    finish."""
-    cast = torch.bfloat16 if spec.cast_before_communication else None
+def wrap(
+    spec: DdpSpec, strategy: str, module: nn.Module, group: dist.ProcessGroup | None = None
+) -> tuple[nn.Module, Callable[[], None] | None]:
+    """Return the module wrapped over a group (None: all ranks), and the function that finishes its communication; None
+    if there is nothing to finish."""
+    cast = torch.bfloat16 if spec.casts else None
     wrapped: parallel.data_parallel.DataParallel | parallel.FullyShardedDataParallel
     match strategy:
         case "naive":
-            wrapped = parallel.NaiveDataParallel(module)
+            wrapped = parallel.NaiveDataParallel(module, group)
         case "flat":
-            wrapped = parallel.FlatDataParallel(module)
+            wrapped = parallel.FlatDataParallel(module, group)
         case "overlapped":
-            wrapped = parallel.OverlappedDataParallel(module)
+            wrapped = parallel.OverlappedDataParallel(module, group)
         case "bucketed":
             wrapped = parallel.BucketedDataParallel(
                 module,
                 spec.bucket_size_mb,
                 first_bucket_size_mb=spec.first_bucket_size_mb,
                 gradients_as_views=spec.gradients_as_views,
+                process_group=group,
             )
         case "fsdp":
-            wrapped = parallel.FullyShardedDataParallel(module, cast)
+            wrapped = parallel.FullyShardedDataParallel(module, cast, process_group=group)
         case "torch_ddp":
-            return torch_ddp(module, spec.bucket_size_mb), None
+            return torch_ddp(module, spec.bucket_size_mb, group), None
         case "torch_fsdp":
-            return torch_fsdp(module, cast), None
+            return torch_fsdp(module, cast, group), None
         case _:
             return module, None
     return wrapped, wrapped.finish_gradient_synchronization
 
 
-def torch_ddp(module: nn.Module, bucket_size_mb: float | None) -> nn.Module:
+def torch_ddp(module: nn.Module, bucket_size_mb: float | None, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Return torch's DistributedDataParallel around the module, with gradients as views of its buckets."""
     device = next(module.parameters()).device
     everything = sum(parameter.nbytes for parameter in module.parameters()) / MIB + 1
@@ -115,16 +135,18 @@ def torch_ddp(module: nn.Module, bucket_size_mb: float | None) -> nn.Module:
         "bucket_cap_mb": everything if bucket_size_mb is None else bucket_size_mb,
         "gradient_as_bucket_view": True,
         buffers: False,
+        "process_group": group,
     }
     return nn.parallel.DistributedDataParallel(module, **options)
 
 
-def torch_fsdp(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+def torch_fsdp(module: nn.Module, dtype: torch.dtype | None, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Shard the module by torch's FSDP2, each block by itself, in place."""
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(next(module.parameters()).device.type, (dist.get_world_size(),))
+    device = next(module.parameters()).device.type
+    mesh = DeviceMesh.from_group(group, device) if group else init_device_mesh(device, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     for block in getattr(module, BLOCKS, ()):
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -133,16 +155,21 @@ def torch_fsdp(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 
 def make_step(
-    spec: DdpSpec, strategy: str, wrapped: nn.Module, batches: RandomBatches, finish: Callable[[], None] | None
+    spec: DdpSpec,
+    strategy: str,
+    wrapped: nn.Module,
+    batches: RandomBatches,
+    finish: Callable[[], None] | None,
+    group: dist.ProcessGroup | None = None,
 ) -> BackwardStep:
     """Make the repeated step: that of other training kinds, with the communication between its phases."""
-    casts = spec.cast_before_communication and strategy in FULLY_SHARDED
+    casts = spec.casts and strategy in FULLY_SHARDED
     precision = PRECISIONS["fp32" if casts else spec.precision]
     fused = spec.fused_linear_cross_entropy
     step: BackwardStep
     if spec.mode == "train_step":
         total = min_calls(spec.warmup_steps) + spec.measure_steps
-        optimizer = make_optimizer(spec, strategy, wrapped)
+        optimizer = make_optimizer(spec, strategy, wrapped, group)
         clip = spec.gradient_clip_norm
         step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, model_has_loss=fused)
     else:
@@ -155,8 +182,10 @@ def make_step(
     return step
 
 
-def make_optimizer(spec: DdpSpec, strategy: str, wrapped: nn.Module) -> Optimizer:
-    """Make the optimizer, sharded if the spec asks for it and the strategy communicates."""
+def make_optimizer(
+    spec: DdpSpec, strategy: str, wrapped: nn.Module, group: dist.ProcessGroup | None = None
+) -> Optimizer:
+    """Make the optimizer, sharded over the group if the spec asks for it and the strategy communicates."""
     optimizer_class, options = OPTIMIZERS[spec.optimizer]
     parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     arguments: dict[str, Any] = {"lr": MAX_LEARNING_RATE, **options}
@@ -165,9 +194,11 @@ def make_optimizer(spec: DdpSpec, strategy: str, wrapped: nn.Module) -> Optimize
     if strategy == "torch_ddp":
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        made: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=optimizer_class, **arguments)
+        made: Optimizer = ZeroRedundancyOptimizer(
+            parameters, optimizer_class=optimizer_class, process_group=group, **arguments
+        )
         return made
-    return parallel.ShardedOptimizer(parameters, optimizer_class, **arguments)
+    return parallel.ShardedOptimizer(parameters, optimizer_class, process_group=group, **arguments)
 
 
 def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatches:
@@ -188,7 +219,7 @@ def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
     sharded = kept = 0
     for size in sizes:
         if least is not None and size.dimensions >= least:
-            sharded += size.numel * (2 if spec.cast_before_communication else size.item_bytes)
+            sharded += size.numel * (2 if spec.casts else size.item_bytes)
         else:
             kept += size.numel * size.item_bytes
     traffic = step_traffic(

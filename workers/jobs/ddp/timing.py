@@ -12,7 +12,7 @@ import torch
 
 from workers.jobs import _training
 from workers.jobs.ddp.context import RankContext
-from workers.jobs.ddp.strategies import Trained
+from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT, Trained
 from workers.measure.compilation import compilation
 from workers.measure.memory import MemoryMeter
 from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
@@ -52,7 +52,7 @@ class StepTimer:
 
         Raises:
             OutOfMemory: the memory did not suffice.
-            DoesNotFit: the memory did not suffice for the step without communication.
+            DoesNotFit: the memory did not suffice for one process alone.
         """
         step, context = self._trained.step, self._context
         self._where.preparation_begins()
@@ -80,7 +80,7 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
 
     Raises:
         OutOfMemory: the memory did not suffice.
-        DoesNotFit: the memory did not suffice for the step without communication.
+        DoesNotFit: the memory did not suffice for one process alone.
     """
     elapsed_s = 0.0
     warming = WarmUp(
@@ -89,7 +89,9 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
         clock=lambda: elapsed_s,  # the same on every rank
     )
     timer = StepTimer(context, trained)
-    what = "without communication" if trained.strategy != context.spec.strategy else trained.strategy
+    what = {SILENT: "without communication", NO_COMMUNICATION: "one process alone"}.get(
+        trained.strategy, trained.strategy
+    )
     first = math.nan
     while not warming.over:
         slowest_ms = max(timer.step())

@@ -37,8 +37,15 @@ zero a small error may change the sign of the update."""
 NARROW_TOLERANCES = {"gradient_error": 5e-2, "parameter_error": 0.5}
 """Tolerances with parameters in bf16, in which every update is rounded to 8 bits."""
 CAST_TOLERANCES = {"gradient_error": 0.3, "parameter_error": 1.0}
-"""Tolerances with `cast_before_communication`: everything is in bf16, and the single process computes under
-autocast."""
+"""Tolerances where parameters are cast before communication: everything is in bf16, and the single process computes
+under autocast."""
+COMPUTATION = ("computation_step_ms", "exposed_communication_ms")
+ALONE = ("alone_step_ms", "net_cost_ms")
+"""Metrics of a side that takes turns with the strategy: its step, and how much longer the strategy's takes."""
+MAX_ERROR_PERCENT = 5.0
+"""Largest error of the exposed communication, in percent of the step, of a valid case."""
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
+"""Quantile of Student's t at 0.975, by degrees of freedom."""
 MEMORY = {
     "memory_after_init_mib": "after_init_mib",
     "memory_before_optimizer_mib": "before_optimizer_mib",
@@ -62,6 +69,8 @@ def metrics(spec: DdpSpec) -> list[Metric]:
         Metric("exposed_communication_ms", None, "ms"),
         Metric("exposed_communication_error_ms", None, "ms"),
         Metric("exposed_communication_percent", None, "%"),
+        Metric("alone_step_ms", None, "ms"),
+        Metric("net_cost_ms", None, "ms"),
         Metric("communication_ms", None, "ms"),
         Metric("communication_percent", None, "%"),
         Metric("uncovered_communication_ms", None, "ms"),
@@ -103,14 +112,14 @@ def add_values(
     turns = turns_of(found, spec.strategy)
     step_ms = [time_ms for turn in steps_of(turns) for time_ms in turn]
     add_times(values, turns, step_ms)
-    add_exposed(values, spec, found)
+    exposed = add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
     add_memory(values, spec, found, turns)
     sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
     values.set("parameters", None, [found[0]["parameters"]])
     rates = add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), ceilings)
-    return [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms), *rates]
+    return [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms), *exposed, *rates]
 
 
 def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> None:
@@ -130,34 +139,52 @@ def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step
     values.set("host_us", None, issued or None, "known on GPUs only: a CPU does the work itself")
 
 
-def add_exposed(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> None:
-    """Set the exposed communication: the difference of the medians of a turn and the turn without communication."""
-    from workers.measure.statistics import summarize
+def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Set the exposed communication, which is not hidden behind computation, and the net cost, which is all that the
+    step costs more than that of one process alone. Both are differences of the medians of two turns of a round.
 
-    alone = found[0]["alone"] if spec.strategy != "none" else DOES_NOT_COMMUNICATE
-    names = ("computation_step_ms", *(f"exposed_communication_{what}" for what in ("ms", "error_ms", "percent")))
-    if alone is not None:
-        reason = alone if spec.strategy == "none" else f"{alone}: see uncovered_communication_ms"
+    Returns the check that the exposed communication is known well.
+    """
+    from workers.measure.check import Check
+
+    steps = steps_of(turns_of(ranks, spec.strategy))
+    why_not = DOES_NOT_COMMUNICATE if spec.strategy == "none" else None
+    exposed = add_difference(values, steps, turns_of(ranks, "silent"), COMPUTATION, why_not)
+    add_difference(values, steps, turns_of(ranks, "none"), ALONE, why_not or ranks[0]["alone"])
+    names = [f"exposed_communication_{what}" for what in ("error_ms", "percent")]
+    if not exposed:
         for name in names:
-            values.set(name, None, None, reason)
-        return
-    shared, single = steps_of(turns_of(found, spec.strategy)), steps_of(turns_of(found, "none"))
-    differences = [statistics.median(one) - statistics.median(other) for one, other in zip(shared, single, strict=True)]
-    computation = [time_ms for turn in single for time_ms in turn]
-    step_ms = [time_ms for turn in shared for time_ms in turn]
-    values.set("computation_step_ms", None, computation)
-    values.set("exposed_communication_ms", None, differences)
-    error = None
-    if min(len(step_ms), len(computation)) > 1:
-        error = math.hypot(error_of_median(step_ms), error_of_median(computation))
-    values.set("exposed_communication_error_ms", None, None if error is None else [error], "one step has no spread")
-    exposed = summarize(differences).median
-    values.set("exposed_communication_percent", None, [100 * exposed / statistics.median(step_ms)])
+            values.set(name, None, None, why_not or "not measured")
+        return []
+    step_ms = statistics.median(time_ms for turn in steps for time_ms in turn)
+    error = half_width(exposed)
+    values.set(names[0], None, None if error is None else [error], "one round has no spread")
+    values.set(names[1], None, [100 * statistics.median(exposed) / step_ms])
+    percent = math.inf if error is None else 100 * error / step_ms
+    detail = f"exposed communication is known to ± {percent:.2g}% of the step, limit {MAX_ERROR_PERCENT:g}%"
+    return [Check("exposed_communication", percent <= MAX_ERROR_PERCENT, detail)]
 
 
-def error_of_median(samples: Sequence[float]) -> float:
-    """Return the standard error of a median of two or more samples, √(π/2) times that of a mean."""
-    return math.sqrt(math.pi / 2) * statistics.stdev(samples) / math.sqrt(len(samples))
+def add_difference(
+    values: Values,
+    steps: Sequence[Sequence[float]],
+    turns: Sequence[Sequence[Mapping[str, Any]]],
+    names: tuple[str, str],
+    why_not: str | None,
+) -> list[float]:
+    """Set a side's times, and by how much the strategy's steps take longer, in each round; return the latter."""
+    others = [] if why_not is not None else steps_of(turns)
+    differences = [statistics.median(own) - statistics.median(other) for own, other in zip(steps, others, strict=False)]
+    values.set(names[0], None, [time_ms for turn in others for time_ms in turn] or None, why_not or "not measured")
+    values.set(names[1], None, differences or None, why_not or "not measured")
+    return differences
+
+
+def half_width(samples: Sequence[float]) -> float | None:
+    """Return half the width of the 95 % interval of a mean, by Student's t; None for a single sample."""
+    if len(samples) < 2:
+        return None
+    return T_975[len(samples) - 1] * statistics.stdev(samples) / math.sqrt(len(samples))
 
 
 def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]], step_ms: float) -> None:
@@ -221,7 +248,7 @@ def add_rates(
     if flops is None:
         why_not = f"model {spec.model.name!r} does not tell its FLOPs"
         for name in ("tflops", "mfu", "ceiling_percent"):
-            values.set(name, None, None, why_not)
+            values.set(name, None, None, why_not or "not measured")
         return []
     rate = 1e-12 * ranks * flops / seconds
     # All processes share a CPU; each GPU belongs to one rank.
@@ -236,7 +263,7 @@ def add_rates(
 
 def tolerance(spec: DdpSpec, name: str) -> float:
     """Return the largest allowed relative error of gradients or parameters."""
-    if spec.cast_before_communication:
+    if spec.casts:
         return CAST_TOLERANCES[name]
     if spec.parameter_dtype == "bf16":
         return NARROW_TOLERANCES[name]
@@ -274,14 +301,20 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
 
 def check_times(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> list[Check]:
     """Return the checks of the validity of the steps' times."""
-    from workers.measure.validity import check_stability, check_steady
+    from workers.measure.validity import check_stability, check_steady, check_waiting
 
     first = [turn[0] for turn in turns]  # ranks agree on the warm-up
     drifting = [turn for turn in first if turn["steady"] is False]
     shown = (drifting or first)[0]
+    issued = [time_us for turn in turns for time_us in slowest([rank["host_us"] for rank in turn])]
     checks = [
         check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"]),
         *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
+        check_waiting(
+            statistics.median(step_ms),
+            statistics.median(issued) if issued else None,
+            "kernels of communication spin while they wait",
+        ),
     ]
     if spec.backend == "gloo":
         checks.append(check_cores(spec.world_size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from workers.jobs.ddp import strategies
 from workers.jobs.ddp.rank import measure_rank
 from workers.measure.memory import OutOfMemory
 from workers.model.steps import BackwardStep
+
+SLOWER_MS = 20.0
+"""How much longer a step of "sends slowly" takes, in its communication."""
 
 
 def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -35,10 +39,28 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
 def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
     """Break this process: its strategy sends nothing, or its memory is too small for something."""
     wrap, build, forward = strategies.wrap, strategies.build, BackwardStep.forward
+    make_optimizer = strategies.make_optimizer
     parity: list[None] = []
 
-    def send_nothing(spec: Any, strategy: str, module: Any) -> Any:
-        return wrap(spec, strategy, module)[0], None
+    def send_nothing(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
+        return wrap(spec, strategy, module, group)[0], None
+
+    def send_slowly(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
+        wrapped, finish = wrap(spec, strategy, module, group)
+        if finish is None or group is not None:
+            return wrapped, finish
+
+        def finish_late() -> None:
+            time.sleep(1e-3 * SLOWER_MS)
+            finish()
+
+        return wrapped, finish_late
+
+    def update_half(spec: Any, strategy: str, wrapped: Any, group: Any = None) -> Any:
+        if strategy == strategies.NO_COMMUNICATION:
+            return make_optimizer(spec, strategy, wrapped, group)
+        half = torch.nn.ModuleList(list(wrapped.modules())[: len(list(wrapped.modules())) // 2 : -1])
+        return make_optimizer(spec, strategy, half, group)
 
     def build_too_much(spec: Any, strategy: str, *others: Any) -> Any:
         if strategy == strategies.NO_COMMUNICATION:
@@ -57,6 +79,10 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
         forward(step)
 
     match how, rank.index:
+        case "sends slowly", _:
+            patch.setattr(strategies, "wrap", send_slowly)
+        case "updates half", _:
+            patch.setattr(strategies, "make_optimizer", update_half)
         case "sends nothing", _:
             patch.setattr(strategies, "wrap", send_nothing)
         case "does not fit", 1:

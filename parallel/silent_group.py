@@ -1,0 +1,134 @@
+"""A process group in which nothing travels: the baseline that shows what communication costs.
+
+The same wrapper and the same optimizer run over it as over the real group, with the same memory, the same kernels and
+the same order, but no rank waits for another one. A reduction leaves a rank's own values. A gather fills every rank's
+place with this rank's own part, so that what is computed with has finite values of an ordinary spread: zeros would
+lower a GPU's power and raise its clock. On a GPU it copies on a stream of its own, as NCCL does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+BACKEND = "silent"
+
+
+class Done(dist.Work):
+    """An operation of a silent group, which has ended on the host, and on a GPU after the copies of its stream."""
+
+    def __init__(self, tensors: Sequence[Tensor], copied: torch.cuda.Event | None = None) -> None:
+        super().__init__()
+        self._copied = copied
+        devices: list[Any] = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+        self._future = torch.futures.Future[Any](devices=devices or None)
+        self._future.set_result(tensors)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the current stream wait for the copies."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+        return True
+
+    def get_future(self) -> Any:
+        """Return the future with the results, for torch's DistributedDataParallel."""
+        return self._future
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # its methods have other signatures in each version of torch
+
+
+class SilentGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group whose operations end at once and move nothing to other ranks."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._name = BACKEND
+        self._stream: Any = None
+
+    # Torch asks for these names.
+    def getBackendName(self) -> str:  # noqa: N802
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def allreduce(self, tensors: Sequence[Tensor], _options: Any = None) -> Done:
+        return Done(list(tensors))
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], _options: Any = None) -> Done:
+        return Done(list(tensors))
+
+    def broadcast(self, tensors: Sequence[Tensor], _options: Any = None) -> Done:
+        return Done(list(tensors))
+
+    def barrier(self, _options: Any = None) -> Done:
+        return Done([])
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], _options: Any = None) -> Done:
+        pairs = [(out, own) for outs, own in zip(outputs, inputs, strict=True) for out in outs]
+        return self._copying(lambda: [out.copy_(own) for out, own in pairs])
+
+    def _allgather_base(self, output: Tensor, own: Tensor, _options: Any = None) -> Done:
+        return self._copying(lambda: [self._gather(output, own)])
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], _options: Any = None
+    ) -> Done:
+        return self._copying(lambda: [self._gather(*pair) for pair in zip(outputs, inputs, strict=True)])
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], _options: Any = None
+    ) -> Done:
+        pairs = [(out, parts[self.rank()]) for out, parts in zip(outputs, inputs, strict=True)]
+        return self._copying(lambda: [out.copy_(own) for out, own in pairs])
+
+    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, _options: Any = None) -> Done:
+        return self._copying(lambda: [self._scatter(output, whole)])
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], _options: Any = None
+    ) -> Done:
+        return self._copying(lambda: [self._scatter(*pair) for pair in zip(outputs, inputs, strict=True)])
+
+    # Their names in torch 2.13.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+
+    def _gather(self, output: Tensor, own: Tensor) -> Tensor:
+        for place in output.view(-1).chunk(self.size()):
+            if place.data_ptr() != own.data_ptr():
+                place.copy_(own.view(-1))
+        return output
+
+    def _scatter(self, output: Tensor, whole: Tensor) -> Tensor:
+        return output.view(-1).copy_(whole.view(self.size(), -1)[self.rank()])
+
+    def _copying(self, copy: Callable[[], list[Tensor]]) -> Done:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return Done(copy())
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            results = copy()
+            copied = self._stream.record_event()
+        return Done(results, copied)
+
+
+def silent_group() -> dist.ProcessGroup:
+    """Return a silent group of all ranks; every rank calls it."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(
+            BACKEND, lambda _store, rank, size, _timeout: SilentGroup(rank, size), devices=["cpu", "cuda"]
+        )
+    group = dist.new_group(backend=BACKEND)
+    assert isinstance(group, SilentGroup)
+    return group

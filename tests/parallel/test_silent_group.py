@@ -1,0 +1,14 @@
+"""A group in which nothing travels, with real processes. Tests of kind `ddp` run every wrapper over it."""
+
+from __future__ import annotations
+
+from tests.parallel import silent
+from tests.parallel.pool import Pool
+
+
+def test_a_rank_gets_its_own_values(ranks: Pool) -> None:
+    ranks(silent.operations)
+
+
+def test_nobody_waits_for_another_rank(ranks: Pool) -> None:
+    ranks(silent.nobody_waits)
