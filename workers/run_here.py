@@ -89,7 +89,7 @@ class LocalResults:
         self.artifacts.append(file)
         waiting = [file]
         while not all(self._placed(file) for file in waiting):
-            # All files of a run have one number, so those that lie there already get the next one, too.
+            # All files of a run have one number, so those that were moved before move on to the next one, too.
             self._number += 1
             waiting = self.artifacts
 
@@ -199,7 +199,7 @@ def _prints_to_stderr() -> Iterator[None]:
 
 
 def _warn_of_one_process(units: Sequence[Unit]) -> None:
-    # Units under a wrapper are exec'd for its sake: they need not be independent of each other.
+    # A unit under a wrapper is exec'd because of the wrapper, and not to be independent of the others.
     if sum(unit.start == "exec" and not unit.wrap for unit in units) < 2:
         return
     compares = any(unit.side for unit in units)

@@ -253,8 +253,8 @@ class Agent:
             claim = None
             try:
                 offer = self._offer(free)
-                # Checked after the devices are taken: a run that this host cannot serve says so before it frees its
-                # own.
+                # Looked at after the devices are taken: a run that this host cannot serve sets `host_unfit` before it
+                # frees them.
                 if self._is_new(offer, free) and not any(run.host_unfit for run in self.runs.values()):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with

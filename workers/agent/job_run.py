@@ -127,7 +127,7 @@ class _Interrupted(Exception):
 class JobRun:
     """Runs one claim in a thread of its own; the agent renews the claim meanwhile.
 
-    Only the thread touches the process, the spool and the queue's fenced writes; `stop` is the one call from outside.
+    Only that thread uses the process, the spool and the queue's fenced writes; other threads only set `stop`.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class JobRun:
         self._spool = Spool(settings.max_artifacts, neighbours)
         self._max_artifact_bytes = settings.max_artifact_bytes
         self._artifact_bytes = 0
-        """Bytes of the artifacts: of stored ones, and of handed over ones at that time."""
+        """Bytes of the job's artifacts; one that is not stored yet counts with its size when it was handed over."""
         self._storing_until = float("inf")
         self._events: list[NewEvent] = []
         self._cells = 0
@@ -269,8 +269,8 @@ class JobRun:
         """End the processes that jobs of killed agents have left behind; return the job's outcome if that is
         impossible.
 
-        In that case the job goes back to the queue and the attempt does not count. Another host may run it, or this one
-        when the driver recovers, for which such processes mostly wait.
+        In that case the job goes back to the queue and the attempt does not count. Such processes mostly wait for their
+        driver: this host may run the job when the driver has recovered, another one at once.
         """
         if not self._devices.descriptors:  # it uses no device
             return None
@@ -495,8 +495,8 @@ class JobRun:
     def _check_storing(self, public_name: str, size: int) -> None:
         """Check whether storing may continue; called for each chunk of an artifact, with the bytes so far.
 
-        A job that is cancelled or has timed out gets its grace period to store its results; a shutdown has already
-        waited.
+        A job that is cancelled or has timed out gets its grace period to store its results. A worker that ends has
+        waited that long already.
 
         Raises:
             _Interrupted: the job must end now.
@@ -530,8 +530,8 @@ class JobRun:
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 
     def _flush(self) -> None:
-        """Write new events to the queue, without waiting long: meanwhile no pipe is drained and no unit ended. The next
-        call writes events that cannot be written now. If the lease is lost, the unit ends.
+        """Write new events to the queue, without waiting long: meanwhile nobody drains the unit's pipes or ends it.
+        Events that cannot be written now are left to the next call. If the lease is lost, the unit ends.
         """
         try:
             with patience(RETRY_S):

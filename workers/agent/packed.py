@@ -15,7 +15,7 @@ PART_RECORDS = 1000
 PART_BYTES = 1 << 20
 """A part ends with the record whose samples reach this size."""
 FAST = 1
-"""zlib's level: what repeats is found at the lowest, and samples are compressed already."""
+"""zlib's lowest level: it finds what repeats, and samples are compressed already."""
 
 
 class PackedMeasurements(Collection[MeasurementRecord]):

@@ -46,7 +46,8 @@ class _UnitResults:
     verdicts: dict[str | None, CaseVerdict] = field(default_factory=dict)
     """Verdicts by case key; the key None has the verdict on the unit's other cases."""
     kept: set[tuple[str, str | None, str]] = field(default_factory=set)
-    """(case key, phase, metric) of the measurements of processes that crashed: later ones do not replace them."""
+    """(case key, phase, metric) of the measurements that crashed processes sent: later processes do not replace
+    them."""
     measured: set[str] = field(default_factory=set)
     """Keys of the cases that have measurements."""
     judged: set[str] = field(default_factory=set)

@@ -54,13 +54,14 @@ class StopSignal:
         self._clock = clock
         self.reason: Cancelled | GivenBack | Abandoned | None = None
         self.record_until = float("inf")
-        """When the worker, which ends, stops trying to record the outcome, on the clock."""
+        """The time, on the clock, at which a worker that ends stops trying to record the outcome; until it ends,
+        infinity."""
         self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._guard = threading.Lock()
 
     @property
     def worker_ends(self) -> bool:
-        """Return True if the worker ends and has waited its grace: also a job that was cancelled must end now."""
+        """Return True if the worker is ending and its grace is over. Then a cancelled job has no more time either."""
         return self.record_until < float("inf")
 
     def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:

@@ -49,10 +49,9 @@ class CaseVerdict:
 def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
     """Sum up verdicts as {"verdict", "counts", "checks"}; return None if there are none.
 
-    `counts` has the number of cases with each verdict; a case that several units measure counts once for each. With one
-    case, `checks` lists all its checks, with several only failed checks that are not notes: in either case at most
-    MAX_CHECKS, failed ones first, and one more entry with the number of the remaining ones. Of several cases,
-    `checks_table` has the others.
+    `counts` has the number of cases with each verdict; a case that several units measure counts once for each. `checks`
+    lists all checks of a single case. Of several cases it lists the failed checks that are not notes; `checks_table`
+    has the others. It lists at most MAX_CHECKS, failed ones first; one more entry has the number of the rest.
     """
     if not verdicts:
         return None
@@ -124,7 +123,7 @@ def _size(row: Sequence[Scalar]) -> int:
 
 
 def _rank(check: Check) -> int:
-    """Return a check's sort key: checks that the table leaves out last come first."""
+    """Return a check's sort key: the most severe failures come first, and passed checks last."""
     return len(SEVERITIES) if check.ok else SEVERITIES.index(check.severity)
 
 
@@ -133,7 +132,7 @@ def _as_json(check: Check, verdict: CaseVerdict, *, with_case: bool, with_unit: 
     if with_case and verdict.title:
         entry["case"] = verdict.title
     if with_case and verdict.case_key is not None:
-        entry["case_key"] = verdict.case_key  # tables of results tell by it which row a check is about
+        entry["case_key"] = verdict.case_key  # by it, tables of results find the row of the check
     if with_unit:
         entry["unit"] = verdict.unit_title
     return entry

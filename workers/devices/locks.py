@@ -3,7 +3,7 @@ measurement runs alone.
 
 Each device is locked by flock on a file of its own, in a folder that all users of the host share. Everybody may read
 these files, which is all that flock needs. Only the user who made a file, or the folder, can remove it. A user who
-holds a lock keeps the others from its device, as by using the device. A job's keeper inherits the locks: a device is
+holds a lock for ever blocks a device, as one who uses it for ever does. A job's keeper inherits the locks: a device is
 free only when no process of the job is left.
 """
 
@@ -33,8 +33,8 @@ _CURE = "Remove it, or name another folder for all workers of this host by TMPDI
 
 @dataclass
 class HeldDevices:
-    """Locked devices. Its `descriptors` go to the job's keeper: they are the locks of choosing, of the host, and of
-    each GPU, as far as they are held."""
+    """Locked devices. The job's keeper gets its `descriptors`, one for each lock that is held: `choosing`, the host's,
+    and one for each GPU."""
 
     gpus: tuple[Gpu, ...] = ()
     alone: bool = False
@@ -56,8 +56,8 @@ class DeviceLocks:
 
     A job that runs alone locks the file `host` exclusively, other jobs share the lock. The agent knows only after the
     claim which of the two a job needs, and flock cannot convert a lock in one step: it releases the lock first, and
-    then another process may take it for hours. So an agent holds the lock `choosing` from its look at the locks until
-    it has reduced them to what the job needs.
+    then another process may take it for hours. So an agent holds the lock `choosing` while it takes locks, and until it
+    has released those that the job does not need.
 
     Raises:
         CannotRunHere: the folder or a file for locks cannot be used; the error says why, and the cure.

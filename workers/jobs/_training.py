@@ -58,12 +58,13 @@ WHOLE = (
 Pacing = Literal["step", "loop"]
 ISOLATED = "isolated_step"
 LOOP_S = 2.0
-"""Seconds that a loop of slow steps lasts, of at least MIN_LOOP_STEPS: between loops the monitor reads the device."""
+"""Seconds that a loop of slow steps lasts, and it has at least MIN_LOOP_STEPS. The monitor reads the device between
+loops."""
 MIN_LOOP_STEPS = 10
 GPU_ONLY = "known on GPUs only"
 MAX_BUSY_PERCENT = 101.0
 """The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
-step; a larger number is not a share of it."""
+step; a larger number cannot be a share."""
 WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
 """Shortest window in seconds of a warm-up that lasts until times are steady. A GPU that multiplies large matrices takes
 a second to settle at its power limit."""
@@ -302,8 +303,8 @@ def measure(
     """Time the steps. Returns the values, and the checks of the samples' validity.
 
     Args:
-        pacing: `step`: the times are of isolated steps. `loop`: so are those of the phases, and a loop of as many steps
-            follows, whose times are those of the whole step.
+        pacing: `step`: phases and the whole step are timed in isolated steps. `loop`: phases are timed in isolated
+            steps, and the whole step in a loop of as many steps that follows.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase.

@@ -4,7 +4,7 @@ A step's `prepare` runs before the clock starts; then its phases run in order.
 
 A step that accumulates gradients splits its batch into micro-batches. Its first phase, `accumulation`, holds the passes
 of all micro-batches but the last; `forward` and `backward` are those of the last one. So every phase occurs once in a
-step, and a wrapper that shares gradients leaves them unshared during one phase.
+step, and `accumulation` is the one phase in which data parallelism does not share gradients.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ def _collect_nsys(unit: Unit, scratch: Path, report: Reporter) -> None:
     for phase in json.loads((scratch / PHASES).read_text()):
         try:
             rows += [[phase, *row] for row in _nsys_kernels(unit, scratch, phase)]
-        except InvalidEnvironment as error:  # the report was read before, so this range is not in it
+        except InvalidEnvironment as error:  # the report is readable, as `whole` shows: it lacks this range
             checks.append(Check(f"nsys_{phase}", False, str(error), "note"))
     report.table("nsys-kernels", columns, rows)
     _note(report, *checks)
@@ -376,7 +376,7 @@ class Launch:
         return function_of(self.kernel)
 
     def value(self, counter: Counter) -> float | None:
-        """Return the counter's value in its unit; None if ncu does not tell it."""
+        """Return the counter's value in its unit; None if ncu reports none."""
         reading = number(self.metrics.get(counter.source, ""))
         return None if reading is None else counter.factor * reading
 

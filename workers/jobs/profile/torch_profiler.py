@@ -531,7 +531,7 @@ class Profiling:
             self._tell("host-bound", float(not check.ok), "boolean", check.detail)
 
     def _tell_cut(self, table: str, times_ms: Sequence[float]) -> None:
-        """Tell what a table of rows that take so much time leaves out."""
+        """Note how many rows a table leaves out, and how much of their time; `times_ms` has the time of each row."""
         from workers.measure.profiling import tables
 
         if (note := tables.left_out(times_ms)) is not None:
