@@ -60,6 +60,12 @@ class SilentGroup(_ProcessGroup):  # type: ignore[misc]
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
 
+    # If the default group is bound to a GPU, torch asks whether a new group's backend connects at once.
+    supports_splitting = False
+
+    def _get_backend(self, _device: torch.device) -> SilentGroup:
+        return self
+
     def allreduce(self, tensors: Sequence[Tensor], _options: Any = None) -> Done:
         return Done(list(tensors))
 

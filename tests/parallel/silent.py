@@ -15,6 +15,8 @@ def operations() -> None:
     assert isinstance(group, SilentGroup)
     rank, size = dist.get_rank(), dist.get_world_size()
     assert (group.rank(), group.size()) == (rank, size)
+    # Torch asks this of a new group where the default one is bound to a GPU.
+    assert group._get_backend(torch.device("cuda", 0)).supports_splitting is False
     own = torch.tensor([1.0 + rank, -2.0])
     whole = torch.empty(2 * size)
     start_all_gather(whole, own, group).wait()
