@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,18 +33,7 @@ def _elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
     here = os.getpid()
 
     def do(*arguments: Any, **named: Any) -> Any:
-        assert os.getpid() != here, f"{work.__name__} in pytest's own process: take the fixture `childless`, or a fork"
+        assert os.getpid() != here, f"{work.__name__} in pytest's own process: fake them, or take a fork"
         return work(*arguments, **named)
 
     return do
-
-
-@pytest.fixture
-def childless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a launcher run in pytest's own process, without a child or a dead agent's leftover to end."""
-    from workers.processes import launch
-
-    monkeypatch.setattr(launch, "lock_folder", lambda: tmp_path / "locks")
-    monkeypatch.setattr(launch, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(launch, "reap", dict)
-    monkeypatch.setattr(launch, "kill_all", lambda _spare=(): None)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy import text
@@ -34,7 +34,6 @@ from workers.devices.locks import DeviceLocks
 from workers.jobs import RUNNERS
 from workers.outcome import Abandoned, GivenBack, HostExhausted, Succeeded
 from workers.processes import launch
-from workers.processes.launch import Launcher
 
 HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
 
@@ -57,14 +56,29 @@ def locks(tmp_path: Path) -> DeviceLocks:
     return DeviceLocks(HOST, tmp_path / "locks")
 
 
+class IdleLauncher:
+    """A launcher of a host that can start no process."""
+
+    def __init__(self) -> None:
+        self.error: Exception = HostExhausted(launch.NOT_FORKED)
+        self.end_leftovers: Callable[[], list[int]] = list
+
+    def start(self, *_: Any, **_options: Any) -> NoReturn:
+        raise self.error
+
+    def end_orphans(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @pytest.fixture
-def launcher(childless: None) -> Launcher:
-    return Launcher()
+def launcher() -> IdleLauncher:
+    return IdleLauncher()
 
 
 @pytest.fixture
 def make_agent(
-    tmp_path: Path, database: Database, locks: DeviceLocks, launcher: Launcher, clock: Clock
+    tmp_path: Path, database: Database, locks: DeviceLocks, launcher: IdleLauncher, clock: Clock
 ) -> Iterator[Callable[..., Agent]]:
     """Make an agent whose loop the test turns; its host has a CPU and locks of its own."""
     agents: list[Agent] = []
@@ -75,7 +89,7 @@ def make_agent(
             database,
             host=HOST,
             locks=locks,
-            launcher=launcher,
+            launcher=launcher,  # type: ignore[arg-type]
             clock=clock,
         )
         agent.register()
@@ -233,13 +247,10 @@ UNSTARTED = {
 
 @pytest.mark.parametrize("error", UNSTARTED.values(), ids=UNSTARTED.keys())
 def test_a_job_on_an_exhausted_host_is_retried(
-    agent: Agent, launcher: Launcher, database: Database, monkeypatch: pytest.MonkeyPatch, error: Exception
+    agent: Agent, launcher: IdleLauncher, database: Database, error: Exception
 ) -> None:
-    def start(*_: object, **_options: object) -> None:
-        raise error
-
+    launcher.error = error
     jobs = [submit(database, max_attempts=2) for _ in range(2)]
-    monkeypatch.setattr(launcher, "start", start)
     for _ in range(3):
         turn(agent)
     ended = [job_after(database, job_id) for job_id in jobs]
@@ -252,7 +263,7 @@ def test_a_job_on_an_exhausted_host_is_retried(
 def test_leftovers_that_cannot_be_ended_fail_no_job(
     agent: Agent,
     clock: Clock,
-    launcher: Launcher,
+    launcher: IdleLauncher,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -261,7 +272,7 @@ def test_leftovers_that_cannot_be_ended_fail_no_job(
         clock.sleep(LEFTOVERS_S)
         return [17, 18]
 
-    monkeypatch.setattr(launcher, "end_leftovers", fail_to_end)
+    launcher.end_leftovers = fail_to_end
     # The job is back in the queue before the agent looks for another one to claim.
     start = JobRun.start
     monkeypatch.setattr(JobRun, "start", lambda run: (start(run), run.wait(20)))

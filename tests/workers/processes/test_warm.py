@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workers.outcome import HostExhausted
-from workers.processes import warm
+from workers.processes import launch, warm
 from workers.processes.keeper import Request
 from workers.processes.launch import Launcher
 
@@ -25,6 +25,14 @@ def test_a_fork_that_fails_is_only_its_own_unit_s_end(
     assert os.read(reader, 1) == b""  # what the agent takes for the unit's end
     os.close(reader)
     assert "cannot start a process" in capsys.readouterr().err
+
+
+@pytest.fixture
+def childless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a launcher run in pytest's own process, without a child to end."""
+    monkeypatch.setattr(launch, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(launch, "reap", dict)
+    monkeypatch.setattr(launch, "kill_all", lambda _spare=(): None)
 
 
 def test_no_launcher_ends_children_of_pytest_itself() -> None:
