@@ -462,3 +462,16 @@ def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
     assert len(report.fingerprint["other_devices"]) == 1
     assert ("trace.json.gz" in report.files) == bool(fields.get("trace"))
     assert list((tmp_path / "ranks").iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp", "torch_fsdp"])
+def test_one_gpu(strategy: str, tmp_path: Path) -> None:
+    """One rank over NCCL: all three sides take their turns."""
+    fields = {"strategy": strategy, "world_size": 1, "backend": "nccl", "precision": "bf16", "measure_steps": 6}
+    spec, report = parsed(**fields), Report(tmp_path)
+    (unit,) = RUNNER.plan(spec)
+    RUNNER.run(spec, unit, report)
+    rows = values(report)
+    for metric in ("step_ms", "computation_step_ms", "exposed_communication_ms", "net_cost_ms"):
+        assert rows[metric]["outcome"] == "ok", rows[metric]
