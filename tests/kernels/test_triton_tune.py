@@ -105,11 +105,11 @@ def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tenso
     assert "backward pass: two passes 2.000 ms, one pass 1.000 ms" in lines
     assert remembered(inputs) == Tilings(FLAT, UPRIGHT, SMALL, FLAT, prefer_one_pass=True)
     right = oracle(*inputs, torch.ones_like(inputs[0]), True)
-    given = [tensor.requires_grad_() for tensor in inputs]
-    out = flash_attention(*given, True)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    out = flash_attention(*leaves, True)
     out.sum().backward()
     assert error(out.detach(), right.out).why_wrong(right.limits[0]) is None
-    for tensor, gradient in zip(given, right.gradients, strict=True):
+    for tensor, gradient in zip(leaves, right.gradients, strict=True):
         assert torch.allclose(tensor.grad.double(), gradient, atol=1e-5)
 
 
@@ -129,8 +129,8 @@ def test_the_choice_holds_for_its_dtype_width_and_precision(
     assert kernels == {"forward"}
     assert remembered(inputs) == Tilings(FLAT, UPRIGHT, PRESENT, PRESENT)
     assert TuningProblem(*inputs, False, True).present() == TABLE, "tf32"
-    assert remembered([one.half() for one in inputs]) == TABLE
-    assert remembered([one.repeat(1, 1, 1, 2) for one in inputs]) == TABLE
+    assert remembered([tensor.half() for tensor in inputs]) == TABLE
+    assert remembered([tensor.repeat(1, 1, 1, 2) for tensor in inputs]) == TABLE
     tilings.forget()
     assert remembered(inputs) == TABLE
 
@@ -138,10 +138,10 @@ def test_the_choice_holds_for_its_dtype_width_and_precision(
 @interpreted
 @on_a_small_table
 def test_only_a_request_tunes(inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: asked.append(1) or "asked")
+    tuned: list[int] = []
+    monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: tuned.append(1) or "asked")
     flash_attention(*(tensor.requires_grad_() for tensor in inputs), True).sum().backward()
-    assert not asked
+    assert not tuned
     assert ATTENTION.load("triton").tune(*inputs, True, backward=False, tell=print) == "asked"
 
 

@@ -29,18 +29,18 @@ def test_a_tool_on_path_comes_with_its_version(tmp_path: Path) -> None:
 def test_the_newest_of_the_usual_folders_is_taken(tmp_path: Path) -> None:
     for version in ("2024.10.0", "2024.9.1", "2023.11.9"):
         install(tmp_path / "ncu" / version, "ncu")
-    found = tools.find("ncu")
-    assert found is not None
-    assert found.path == str(tmp_path / "ncu/2024.10.0/ncu")
+    tool = tools.find("ncu")
+    assert tool is not None
+    assert tool.path == str(tmp_path / "ncu/2024.10.0/ncu")
 
 
 def test_one_that_does_not_run_is_none(tmp_path: Path) -> None:
     install(tmp_path / "path", "ncu", "broken")
     assert tools.find("ncu") is None
     working = install(tmp_path / "ncu/2024.1", "ncu")
-    found = tools.find("ncu")
-    assert found is not None
-    assert found.path == str(working)
+    tool = tools.find("ncu")
+    assert tool is not None
+    assert tool.path == str(working)
 
 
 def test_a_file_that_is_no_program_is_none(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
 def test_lines_are_counted_as_python_counts_them(put: Put, separator: str) -> None:
     """Triton compiles what `inspect` gives of a kernel: it must be the kernel's own lines."""
     own = "def attention():\n    return 'mine'\n"
-    found = uploaded.load(put(f"before = 'a page'  # {separator} ends here\n\n\n{own}"))
-    assert inspect.getsource(found) == own
+    loaded = uploaded.load(put(f"before = 'a page'  # {separator} ends here\n\n\n{own}"))
+    assert inspect.getsource(loaded) == own
 
 
 def test_tracebacks_show_the_lines_that_ran(put: Put, capfd: pytest.CaptureFixture[str]) -> None:

@@ -35,9 +35,9 @@ def judged(
     *rows: Row, alternated: bool = True, obstacles: Sequence[str] = (), limit: float | None = None, metrics: Any = ()
 ) -> tuple[list[Row], Judgement]:
     headline = metrics[0] if metrics else findings.headline_of(rows, ("forward_ms",))
-    found = judge(rows, headline, alternated=alternated, requested=metrics)
-    return found, conclude(
-        found, headline, obstacles, alternated=alternated, requested=metrics, fail_above_percent=limit
+    judged_rows = judge(rows, headline, alternated=alternated, requested=metrics)
+    return judged_rows, conclude(
+        judged_rows, headline, obstacles, alternated=alternated, requested=metrics, fail_above_percent=limit
     )
 
 
@@ -63,23 +63,23 @@ def judged(
     ],
 )
 def test_metrics_know_what_is_better(metric: str, unit: str, factor: float, finding: str, words: str) -> None:
-    (found,), whole = judged(row(STEADY, times(factor, STEADY[::-1]), metric, unit=unit))
-    assert found.finding == finding == whole.conclusion
+    (metric_row,), whole = judged(row(STEADY, times(factor, STEADY[::-1]), metric, unit=unit))
+    assert metric_row.finding == finding == whole.conclusion
     assert whole.sentence.startswith(f"{metric}: {words}")
 
 
 def test_no_difference_says_how_large_one_could_be() -> None:
-    (found,), whole = judged(row(STEADY, STEADY[::-1]))
-    assert (found.finding, whole.conclusion) == ("no_difference", "no_difference")
+    (metric_row,), whole = judged(row(STEADY, STEADY[::-1]))
+    assert (metric_row.finding, whole.conclusion) == ("no_difference", "no_difference")
     assert whole.sentence == "step_ms: no difference larger than 0.7 %; 8 processes each"
-    (found,), whole = judged(row([5.0] * 8, [5.0] * 8, "peak_memory_mib", unit="MiB"))
+    (metric_row,), whole = judged(row([5.0] * 8, [5.0] * 8, "peak_memory_mib", unit="MiB"))
     assert whole.sentence == "peak_memory_mib: no difference: the same in all processes; 8 processes each"
 
 
 def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
-    (found,), whole = judged(row(NOISY, NOISY[::-1]))
-    assert (found.finding, whole.conclusion) == ("inconclusive", "inconclusive")
-    needed = found.replicates_for(5)
+    (metric_row,), whole = judged(row(NOISY, NOISY[::-1]))
+    assert (metric_row.finding, whole.conclusion) == ("inconclusive", "inconclusive")
+    needed = metric_row.replicates_for(5)
     assert needed is not None
     assert needed > 50
     assert "no difference found, but there may be one of up to " in whole.sentence
@@ -92,27 +92,27 @@ class TestTheIntervalExcludesOneButTheTestDoesNotAgree:
 
     def test_the_sentence_says_what_the_correction_does(self) -> None:
         others = [row(NOISY, times(factor, NOISY[::-1]), f"part{factor}_ms") for factor in (1.0, 1.1, 1.2, 1.3)]
-        (_, found, *_), _ = judged(row(STEADY, STEADY[::-1]), row(self.ONE, self.APART, "forward_ms"), *others)
-        assert found.estimate is not None
-        assert found.estimate.excludes_one
-        assert found.estimate.p_value is not None
-        assert found.p_adjusted is not None
-        assert found.estimate.p_value < 0.05 < found.p_adjusted
-        assert found.finding == "inconclusive"
-        assert found.sentence() == (
-            f"inconclusive: the interval excludes 1, but p is {found.p_adjusted:.3g} after the correction for all "
-            f"metrics and cases; 8 processes each; {found.replicates_for(5)} processes each would find 5 %; "
+        (_, forward, *_), _ = judged(row(STEADY, STEADY[::-1]), row(self.ONE, self.APART, "forward_ms"), *others)
+        assert forward.estimate is not None
+        assert forward.estimate.excludes_one
+        assert forward.estimate.p_value is not None
+        assert forward.p_adjusted is not None
+        assert forward.estimate.p_value < 0.05 < forward.p_adjusted
+        assert forward.finding == "inconclusive"
+        assert forward.sentence() == (
+            f"inconclusive: the interval excludes 1, but p is {forward.p_adjusted:.3g} after the correction for all "
+            f"metrics and cases; 8 processes each; {forward.replicates_for(5)} processes each would find 5 %; "
             "a new comparison of forward_ms alone has more power"
         )
         (alone,), whole = judged(row(self.ONE, self.APART, "forward_ms"), metrics=("forward_ms",))
         assert alone.finding == "worse", whole.sentence
 
     def test_without_a_correction_it_says_nothing_of_one(self) -> None:
-        (found,), whole = judged(row((1.0, 1.01, 0.99, 1.06), (1.2, 1.3, 1.25, 1.05)))
-        assert found.estimate is not None
-        assert found.estimate.excludes_one
-        assert found.finding == "inconclusive"
-        assert f"the interval excludes 1, but p is {found.p_adjusted:.3g}; 4 processes each" in whole.sentence
+        (metric_row,), whole = judged(row((1.0, 1.01, 0.99, 1.06), (1.2, 1.3, 1.25, 1.05)))
+        assert metric_row.estimate is not None
+        assert metric_row.estimate.excludes_one
+        assert metric_row.finding == "inconclusive"
+        assert f"the interval excludes 1, but p is {metric_row.p_adjusted:.3g}; 4 processes each" in whole.sentence
         assert "correction" not in whole.sentence
         assert "alone" not in whole.sentence
 
@@ -121,15 +121,17 @@ def test_as_many_processes_as_there_are_would_not_help() -> None:
     """Sides that may differ by 5 %: as few processes as usually find such a difference are there already."""
     one = [1 + 0.014 * value for value in (0, 2, -2, 3, -3, 1, -1, 0.2, 2.5, -2.5, 0.5, -0.5)]
     other = times(1.024, [*one[3:], *one[:3]])
-    (found,), whole = judged(row(one, other), limit=3.0)
-    needed = found.replicates_for(5)
-    assert (found.finding, needed) == ("inconclusive", 10)
+    (metric_row,), whole = judged(row(one, other), limit=3.0)
+    needed = metric_row.replicates_for(5)
+    assert (metric_row.finding, needed) == ("inconclusive", 10)
     assert whole.sentence.endswith("; 12 processes each; more processes would narrow the interval")
     assert whole.gate is not None
-    assert whole.gate.sentence.endswith(f"12 processes each; {found.replicates_for(3)} processes each would find 3 %")
+    assert whole.gate.sentence.endswith(
+        f"12 processes each; {metric_row.replicates_for(3)} processes each would find 3 %"
+    )
     # Unequal sides: more of the smaller one do help.
-    (found,), whole = judged(row(one, other[:4]))
-    assert f"{found.replicates_for(5)} processes each would find 5 %" in whole.sentence
+    (metric_row,), whole = judged(row(one, other[:4]))
+    assert f"{metric_row.replicates_for(5)} processes each would find 5 %" in whole.sentence
 
 
 def test_no_number_of_processes_cures_drift() -> None:
@@ -142,8 +144,8 @@ def test_no_number_of_processes_cures_drift() -> None:
 
 @pytest.mark.parametrize(("one", "other", "words"), [(1, 1, "1 process each"), (3, 8, "3 and 8 processes")])
 def test_few_processes_are_inconclusive_however_far_apart(one: int, other: int, words: str) -> None:
-    (found,), whole = judged(row(STEADY[:one], times(9.0)[:other]))
-    assert found.finding == "inconclusive"
+    (metric_row,), whole = judged(row(STEADY[:one], times(9.0)[:other]))
+    assert metric_row.finding == "inconclusive"
     assert f"inconclusive: {words}, and fewer than 4 cannot tell" in whole.sentence
     assert "with 8 replicates" in whole.sentence
 
@@ -159,17 +161,17 @@ class TestNotAlternated:
         drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
         above = [1.065, 1.068, 1.070, 1.072, 1.066, 1.069, 1.071, 1.073]
         (in_turns,), _ = judged(row(drifting, above))
-        (found,), whole = judged(row(drifting, above), alternated=False)
-        assert (in_turns.finding, found.finding) == ("worse", "inconclusive")
-        assert found.p_adjusted == in_turns.p_adjusted
+        (in_a_row,), whole = judged(row(drifting, above), alternated=False)
+        assert (in_turns.finding, in_a_row.finding) == ("worse", "inconclusive")
+        assert in_a_row.p_adjusted == in_turns.p_adjusted
         assert "differ by 3.8 %, and one side alone drifted by 6.0 %; measure them in turns" in whole.sentence
-        assert found.smallest_difference is not None
-        assert found.smallest_difference >= 0.06
+        assert in_a_row.smallest_difference is not None
+        assert in_a_row.smallest_difference >= 0.06
 
     def test_a_clear_difference_remains_one_in_spite_of_drift(self) -> None:
         drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
-        (found,), _ = judged(row(drifting, times(1.5, drifting)), alternated=False)
-        assert found.finding == "worse"
+        (metric_row,), _ = judged(row(drifting, times(1.5, drifting)), alternated=False)
+        assert metric_row.finding == "worse"
 
 
 class TestManyRows:
@@ -183,11 +185,11 @@ class TestManyRows:
 
     def test_others_are_corrected_and_the_headline_hardly(self) -> None:
         others = [row(STEADY, [value + 0.01 * at for at, value in enumerate(NOISY, n)], f"m{n}_ms") for n in range(3)]
-        found, _ = judged(row(STEADY, times(1.2)), *others)
-        p_value = found[0].estimate.p_value if found[0].estimate else None
+        metric_rows, _ = judged(row(STEADY, times(1.2)), *others)
+        p_value = metric_rows[0].estimate.p_value if metric_rows[0].estimate else None
         assert p_value is not None
-        assert found[0].p_adjusted == pytest.approx(p_value / findings.HEADLINE_SHARE)
-        assert found[1].alpha == pytest.approx(0.01 / 3)
+        assert metric_rows[0].p_adjusted == pytest.approx(p_value / findings.HEADLINE_SHARE)
+        assert metric_rows[1].alpha == pytest.approx(0.01 / 3)
         (alone,), _ = judged(row(STEADY, times(1.2)), metrics=("step_ms",))
         assert alone.p_adjusted == p_value
 
@@ -246,7 +248,7 @@ def test_invalid_numbers_are_not_judged() -> None:
     assert whole.gate is not None
     assert whole.gate.outcome == "invalid"
     assert whole.gate.sentence == "invalid: step_ms: the candidate measured other work than was asked for"
-    both = [row(STEADY, STEADY, case=one, verdicts=verdicts) for one, verdicts in INVALID.items()]
+    both = [row(STEADY, STEADY, case=name, verdicts=verdicts) for name, verdicts in INVALID.items()]
     _, whole = judged(*both, limit=5.0)
     assert whole.sentence == (
         "invalid: the baseline and the candidate measured other work than was asked for in 2 of 2 cases"

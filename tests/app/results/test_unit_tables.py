@@ -50,8 +50,8 @@ def test_tables_come_in_the_order_in_which_people_read_them(
     claim = run_job({"kind": "memory"})
     names = ["timeline", "extra", "categories-forward", "categories-backward", "allocations", "checks"]
     queue.finish(claim, Finish("succeeded", tables=[reported(name, [[1]], x="integer") for name in names]))
-    found = [table["name"] for table in list_tables(database, claim.job_id)]
-    assert found == ["categories-backward", "categories-forward", "allocations", "timeline", "checks", "extra"]
+    listed = [table["name"] for table in list_tables(database, claim.job_id)]
+    assert listed == ["categories-backward", "categories-forward", "allocations", "timeline", "checks", "extra"]
 
 
 def test_units_are_merged_in_their_order(database: Database, profiled: int) -> None:
@@ -81,15 +81,15 @@ def test_sorted_by_a_column_with_what_is_unknown_last(
 
 
 def test_page_by_page(database: Database, profiled: int) -> None:
-    found, after = "", 0
+    kernels, after = "", 0
     while True:
         sheet = result_table(database, profiled, "kernels", Excerpt(sort="kernel", limit=2, after=after))
         assert len(sheet.rows) <= 2
-        found += "".join(sheet.column("kernel"))
+        kernels += "".join(sheet.column("kernel"))
         if sheet.next is None:
             break
         after = int(sheet.next)
-    assert found == "abcde"
+    assert kernels == "abcde"
     assert result_table(database, profiled, "kernels", Excerpt(after=2**60)).rows == []
     assert result_table(database, profiled, "kernels", Excerpt(limit=5)).next is None, (
         "a page that is just full is the last"

@@ -822,7 +822,7 @@ class TestUnits:
             ("second", "crashed"),
         ]
         assert [row["partial"] for row in reading.measurements(job["id"])["rows"]] == [True, True]
-        assert {one["name"] for one in reading.artifacts(job["id"])} == {"trace.json", "trace-unit-1.json"}
+        assert {artifact["name"] for artifact in reading.artifacts(job["id"])} == {"trace.json", "trace-unit-1.json"}
         with site.database.read() as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM result_table WHERE partial").scalar_one() == 2
 
@@ -925,7 +925,7 @@ class TestWrapped:
             ("run", "exec", True, False),
             ("collect", "fork", False, True),
         ]
-        assert [one["name"] for one in Reading(site.database).artifacts(job["id"])] == ["report-unit-1.txt"]
+        assert [artifact["name"] for artifact in Reading(site.database).artifacts(job["id"])] == ["report-unit-1.txt"]
         assert len(Reading(site.database).units(job["id"])) == 2
         events = Reading(site.database).events(job["id"])
         done = [event["data"]["done"] / event["data"]["total"] for event in events if event["type"] == "progress"]

@@ -22,14 +22,14 @@ class Busy:
 
 
 def test_each_device_in_the_order_of_the_registration() -> None:
-    found = readings.read(HOST, lambda uuid: Busy() if uuid == "GPU-a" else None)  # type: ignore[arg-type,return-value]
-    cpu, known, unknown = found["devices"]
+    reading = readings.read(HOST, lambda uuid: Busy() if uuid == "GPU-a" else None)  # type: ignore[arg-type,return-value]
+    cpu, known, unknown = reading["devices"]
     assert (cpu["type"], known["uuid"], unknown["uuid"]) == ("cpu", "GPU-a", "GPU-b")
     assert cpu["memory_used_mib"] > 0
     assert 0 <= cpu["utilisation_percent"] <= 100
     assert known["utilisation_percent"] == 7
     assert {name: unknown[name] for name in readings.UNKNOWN_GPU_LOAD} == readings.UNKNOWN_GPU_LOAD
-    assert parsed_time(found["read_at"]).tzinfo is not None
+    assert parsed_time(reading["read_at"]).tzinfo is not None
 
 
 def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:

@@ -36,11 +36,11 @@ GPUS = tuple(Gpu(f"GPU-{name}", "NVIDIA H200", 143_771) for name in ("aaaa-0", "
     ],
 )
 def test_cuda_visible_devices_is_obeyed(monkeypatch: pytest.MonkeyPatch, visible: str | None, indices: Any) -> None:
-    found(monkeypatch, Driver(*GPUS), visible)
+    discovered(monkeypatch, Driver(*GPUS), visible)
     assert discover().gpus == tuple(GPUS[index] for index in indices)
 
 
-def found(
+def discovered(
     monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str | None = None, order: str | None = None
 ) -> None:
     """Let a host have this driver and these variables."""
@@ -56,13 +56,13 @@ OLD, NEW = Gpu("GPU-old", "NVIDIA T400", 4096), Gpu("GPU-new", "NVIDIA H200", 14
 
 
 def test_an_index_follows_the_bus_where_cuda_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, Driver(NEW, OLD, buses=(9, 3)), "0", "PCI_BUS_ID")
+    discovered(monkeypatch, Driver(NEW, OLD, buses=(9, 3)), "0", "PCI_BUS_ID")
     assert discover().gpus == (OLD,)
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
 def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, order: str | None) -> None:
-    found(monkeypatch, Driver(OLD, NEW), "0", order)
+    discovered(monkeypatch, Driver(OLD, NEW), "0", order)
     with pytest.raises(CannotRunHere, match=r"index 0.*H200, NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID") as caught:
         discover()
     assert "nvidia-smi -L" in str(caught.value)
@@ -72,7 +72,7 @@ def test_an_index_among_mixed_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, o
 def test_several_models_without_an_index_are_clear(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: tuple[Gpu, ...]
 ) -> None:
-    found(monkeypatch, Driver(OLD, NEW), visible)
+    discovered(monkeypatch, Driver(OLD, NEW), visible)
     assert discover().gpus == gpus
 
 
@@ -80,7 +80,7 @@ SLICES = tuple(Gpu(f"MIG-{name}", "NVIDIA H200 MIG 1g.18gb", 16_384) for name in
 
 
 def test_mig_instances_come_after_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, Driver(NEW, GPUS[0], instances={NEW.uuid: SLICES}))
+    discovered(monkeypatch, Driver(NEW, GPUS[0], instances={NEW.uuid: SLICES}))
     host = discover()
     assert host.gpus == (GPUS[0], *SLICES)
     assert host.as_devices()[2] == {
@@ -92,19 +92,19 @@ def test_mig_instances_come_after_whole_gpus(monkeypatch: pytest.MonkeyPatch) ->
 def test_instances_are_named_by_their_uuids(
     monkeypatch: pytest.MonkeyPatch, visible: str, gpus: tuple[Gpu, ...]
 ) -> None:
-    found(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
+    discovered(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
     assert discover().gpus == gpus
 
 
 @pytest.mark.parametrize("visible", ["0", "GPU-new"])
 def test_a_gpu_in_mig_mode_cannot_be_named_itself(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    found(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
+    discovered(monkeypatch, Driver(NEW, instances={NEW.uuid: SLICES}), visible)
     with pytest.raises(CannotRunHere, match="in MIG mode"):
         discover()
 
 
 def test_mig_mode_without_instances_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, Driver(NEW, instances={NEW.uuid: ()}))
+    discovered(monkeypatch, Driver(NEW, instances={NEW.uuid: ()}))
     assert discover().gpus == ()
 
 
@@ -179,7 +179,7 @@ class Driver:
 
 def test_what_nvml_tells_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(*GPUS)
-    found(monkeypatch, driver)
+    discovered(monkeypatch, driver)
     host = discover()
     assert host.gpus == GPUS
     assert driver.open == 0, "NVML must not stay open"
@@ -191,7 +191,7 @@ def test_what_nvml_tells_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_does_not_answer_costs_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found(monkeypatch, Driver(*GPUS, lost={GPUS[1].uuid}))
+    discovered(monkeypatch, Driver(*GPUS, lost={GPUS[1].uuid}))
     assert discover().gpus == (GPUS[0], GPUS[2])
     assert "GPU 1 of NVML's order does not answer" in caplog.text
 
@@ -213,13 +213,13 @@ def test_a_gpu_that_does_not_answer_keeps_its_index(
             return SimpleNamespace(total=gpu.memory_mib << 20)
 
         monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", memory)
-    found(monkeypatch, driver)
+    discovered(monkeypatch, driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert discover().gpus == tuple(GPUS[index] for index in indices)
 
 
 def test_a_host_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, Driver())
+    discovered(monkeypatch, Driver())
     assert discover().gpus == ()
 
 

@@ -335,8 +335,8 @@ def user() -> Iterator[Callable[..., User]]:
         return users[-1]
 
     yield start
-    for one in users:
-        one.end()
+    for process in users:
+        process.end()
 
 
 class Worker:

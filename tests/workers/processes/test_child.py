@@ -115,7 +115,7 @@ def test_a_unit_imports_torch_without_the_collector(
     monkeypatch.setitem(sys.modules, "torch", sys)  # whatever is there, the import below is undone
     del sys.modules["torch"]
     child._import_torch(Request(kind, {}, {}, "", task=task))
-    found = sys.modules.get("torch")
-    assert (found is not None) == imported
-    assert found is None or found.WAS_ENABLED is False
+    module = sys.modules.get("torch")
+    assert (module is not None) == imported
+    assert module is None or module.WAS_ENABLED is False
     assert gc.isenabled()

@@ -167,35 +167,35 @@ print(json.dumps(ends))
 
 def test_a_unit_reports_prints_and_ends(run_forked: Run, tmp_path: Path) -> None:
     units = [(behaviour, "benchmark") for behaviour in ("counted", "segfault", "exits", "raises")]
-    told = run_forked(ENDS.replace("UNITS", repr(units)))
-    messages = [json.loads(line) for line in told["counted"][0]]
+    ends = run_forked(ENDS.replace("UNITS", repr(units)))
+    messages = [json.loads(line) for line in ends["counted"][0]]
     assert messages[0] == {"type": "started"}
     assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
     assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
     assert (tmp_path / "runs").read_text()
-    assert {model: report for model, (_, _, report) in told.items()} == {
+    assert {model: report for model, (_, _, report) in ends.items()} == {
         "counted": {"exit_code": 0, "signal": None},
         "segfault": {"exit_code": None, "signal": 11},
         "exits": {"exit_code": 3, "signal": None},
         "raises": {"exit_code": 1, "signal": None},
     }
-    assert "about to fall over" in told["segfault"][1]
-    assert "the loss is a pineapple" in told["raises"][1]
+    assert "about to fall over" in ends["segfault"][1]
+    assert "the loss is a pineapple" in ends["raises"][1]
 
 
 def test_so_does_a_unit_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
     units = [("counted", "benchmark"), ("segfault", "plain")]
-    told = run_script(tmp_path, "exec", ENDS.replace("UNITS", repr(units)))
-    messages = [json.loads(line) for line in told["counted"][0]]
+    ends = run_script(tmp_path, "exec", ENDS.replace("UNITS", repr(units)))
+    messages = [json.loads(line) for line in ends["counted"][0]]
     assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
     assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
-    assert told["counted"][2] == {"exit_code": 0, "signal": None}
-    assert told["segfault"][2] == {"exit_code": None, "signal": 11}
-    assert "about to fall over" in told["segfault"][1]
+    assert ends["counted"][2] == {"exit_code": 0, "signal": None}
+    assert ends["segfault"][2] == {"exit_code": None, "signal": 11}
+    assert "about to fall over" in ends["segfault"][1]
 
 
 def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None:
-    told = run_forked(
+    printed = run_forked(
         """
         process = launcher.start(request("stubborn"), START, [])
         pids = started()
@@ -208,7 +208,7 @@ def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None
         print(json.dumps([before, ignored, [is_alive(pid) for pid in pids], vars(report)]))
         """
     )
-    assert told == [[True, True], [True, True], [False, False], {"exit_code": None, "signal": 9}]
+    assert printed == [[True, True], [True, True], [False, False], {"exit_code": None, "signal": 9}]
 
 
 @starts
@@ -217,7 +217,7 @@ def test_nothing_survives_and_locks_are_held_until_then(
     run_forked: Run, tmp_path: Path, start: str, victim: str
 ) -> None:
     run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
-    told = run(
+    printed = run(
         f"""
         lock = os.open(FOLDER / "lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -250,7 +250,7 @@ def test_nothing_survives_and_locks_are_held_until_then(
         print(json.dumps([held, gone[0], [is_alive(pid) for pid in (child, grandchild)], time.monotonic() - died]))
         """
     )
-    held, child_alive_when_unlocked, still_alive, seconds = told
+    held, child_alive_when_unlocked, still_alive, seconds = printed
     assert held
     assert not child_alive_when_unlocked
     assert still_alive == [False, False]
@@ -258,7 +258,7 @@ def test_nothing_survives_and_locks_are_held_until_then(
 
 
 def test_a_starting_warm_parent_is_replaced(tmp_path: Path) -> None:
-    told = run_script(
+    printed = run_script(
         tmp_path,
         "fork",
         """
@@ -278,11 +278,11 @@ def test_a_starting_warm_parent_is_replaced(tmp_path: Path) -> None:
         print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report())]))
         """,
     )
-    assert told == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
+    assert printed == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
 
 
 def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) -> None:
-    told = run_script(
+    printed = run_script(
         tmp_path,
         "fork",
         """
@@ -297,11 +297,11 @@ def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) ->
         """,
     )
     well = {"exit_code": 0, "signal": None}
-    assert told == [[{"type": "outcome", "code": None, "detail": ""}] * 2, well, well]
+    assert printed == [[{"type": "outcome", "code": None, "detail": ""}] * 2, well, well]
 
 
 def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> None:
-    told = run_script(
+    printed = run_script(
         tmp_path,
         "fork",
         """
@@ -313,14 +313,14 @@ def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> No
         """,
         plugins=(),  # they would keep it from importing all
     )
-    assert told == [1, []]
+    assert printed == [1, []]
 
 
 class TestWrapped:
     """Units that run under tests/plugins/wrapper.py, which takes from them what profilers take."""
 
     def test_messages_arrive_before_the_end(self, tmp_path: Path) -> None:
-        told = run_script(
+        printed = run_script(
             tmp_path,
             "exec",
             """
@@ -330,11 +330,11 @@ class TestWrapped:
             print(json.dumps([messages, log, vars(process.report()), (FOLDER / "report").exists()]))
             """,
         )
-        messages = [json.loads(line) for line in told[0].splitlines()]
+        messages = [json.loads(line) for line in printed[0].splitlines()]
         assert messages[0] == {"type": "started"}
         assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
         assert "measurement" in {message["type"] for message in messages}
-        assert told[2:] == [{"exit_code": 0, "signal": None}, True]
+        assert printed[2:] == [{"exit_code": 0, "signal": None}, True]
         assert (tmp_path / "report").read_text() == "the program ended with 0\n"
 
     def test_control_of_what_a_wrapper_takes(self, tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ class TestWrapped:
             f"runpy.run_path({str(PLUGINS / 'plain_kind' / 'sitecustomize.py')!r})\n"
             "atexit.register(lambda: print(f'variable: {os.environ.get(\"OF_THE_UNIT\")}', flush=True))\n"
         )
-        told = run_script(
+        printed = run_script(
             tmp_path,
             "exec",
             """
@@ -376,10 +376,10 @@ class TestWrapped:
             print(json.dumps(log))
             """,
         )
-        assert "variable: of the unit\n" in told
+        assert "variable: of the unit\n" in printed
 
     def test_a_program_that_is_started_again_reports_once(self, tmp_path: Path) -> None:
-        told = run_script(
+        printed = run_script(
             tmp_path,
             "exec",
             """
@@ -388,12 +388,12 @@ class TestWrapped:
             print(json.dumps([messages, vars(process.report())]))
             """,
         )
-        assert [json.loads(line)["type"] for line in told[0].splitlines()].count("started") == 1
-        assert told[1] == {"exit_code": 0, "signal": None}
+        assert [json.loads(line)["type"] for line in printed[0].splitlines()].count("started") == 1
+        assert printed[1] == {"exit_code": 0, "signal": None}
         assert len((tmp_path / "runs").read_text().splitlines()) == 2
 
     def test_kill_ends_wrapper_program_and_daemon(self, tmp_path: Path) -> None:
-        told = run_script(
+        printed = run_script(
             tmp_path,
             "exec",
             """
@@ -407,7 +407,7 @@ class TestWrapped:
             print(json.dumps([before, [is_alive(pid) for pid in pids[:-1]], vars(report)]))
             """,
         )
-        before, after, report = told
+        before, after, report = printed
         assert len(before) >= 5, "the program, its daemon, a shell, the wrapper, the keeper"
         assert all(before)
         assert not any(after)
@@ -415,7 +415,7 @@ class TestWrapped:
 
     @pytest.mark.parametrize("command", ["no-such-profiler", "/no/such/profiler"])
     def test_one_that_is_not_installed_is_named(self, tmp_path: Path, command: str) -> None:
-        told = run_script(
+        error = run_script(
             tmp_path,
             "exec",
             f"""
@@ -426,14 +426,14 @@ class TestWrapped:
                 print(json.dumps(str(error)))
             """,
         )
-        assert repr(command) in told
-        assert "not installed" in told
+        assert repr(command) in error
+        assert "not installed" in error
 
     def test_one_that_cannot_be_executed_ends_with_127(self, tmp_path: Path) -> None:
         broken = tmp_path / "profiler"
         broken.write_text("#!/no/such/interpreter\n")
         broken.chmod(0o700)
-        told = run_script(
+        printed = run_script(
             tmp_path,
             "exec",
             f"""
@@ -442,7 +442,7 @@ class TestWrapped:
             print(json.dumps([messages, log, vars(process.report())]))
             """,
         )
-        messages, log, report = told
+        messages, log, report = printed
         assert messages == ""
         assert "cannot be started" in log
         assert report == {"exit_code": 127, "signal": None}
@@ -467,9 +467,9 @@ def test_a_unit_has_every_variable_but_the_services_settings(
     run_forked: Run, tmp_path: Path, start: str, wrap: str
 ) -> None:
     run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
-    found = variables_of_a_unit(tmp_path, run, wrap=wrap)
-    assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= found
-    assert not [text for text in found if "FLOPWATCH_" in text or "hunter2" in text]
+    variables = variables_of_a_unit(tmp_path, run, wrap=wrap)
+    assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= variables
+    assert not [text for text in variables if "FLOPWATCH_" in text or "hunter2" in text]
 
 
 @starts

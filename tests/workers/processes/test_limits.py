@@ -34,12 +34,12 @@ def in_a_fork(work: Callable[[], Any]) -> Any:
             os._exit(1)
     os.close(writer)
     with os.fdopen(reader) as answer:
-        told = answer.readline()
-    if told:
+        line = answer.readline()
+    if line:
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert told, "it has failed"
-    return json.loads(told)
+    assert line, "it has failed"
+    return json.loads(line)
 
 
 def test_a_unit_is_limited() -> None:

@@ -39,9 +39,13 @@ def done(shop: Shop, record: Callable[..., Any]) -> Callable[..., int]:
 
     def run(*keys: str, device: str = "1x test CPU", state: Any = "succeeded", **job: Any) -> int:
         claim = shop.running_job(**job)
-        found = [record(metric, case_key=key, device_key=device) for key in keys for metric in ("step_ms", "mfu")]
+        measurements = [
+            record(metric, case_key=key, device_key=device) for key in keys for metric in ("step_ms", "mfu")
+        ]
         error = None if state == "succeeded" else {"code": "timeout"}
-        shop.queue.finish(claim, Finish(state, measurements=found, error=error, units=[UnitRecord(0, "unit", "ok")]))
+        shop.queue.finish(
+            claim, Finish(state, measurements=measurements, error=error, units=[UnitRecord(0, "unit", "ok")])
+        )
         return claim.job_id
 
     return run
@@ -125,14 +129,14 @@ def test_what_has_no_complete_results_is_refused(
 def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, record: Callable[..., Any]) -> None:
     def run(**verdicts: str | None) -> int:
         claim = shop.running_job()
-        found = [
+        measurements = [
             record(metric, case_key=key, validity=verdict, unit_index=unit, case={"context_length": ord(key)})
             for key, verdict in verdicts.items()
             for metric in ("step_ms", "mfu")
             for unit in range(2)
         ]
-        found[0] = replace(found[0], validity="valid")  # the worst of a case's processes counts
-        shop.queue.finish(claim, Finish("succeeded", measurements=found))
+        measurements[0] = replace(measurements[0], validity="valid")  # the worst of a case's processes counts
+        shop.queue.finish(claim, Finish("succeeded", measurements=measurements))
         return claim.job_id
 
     invalid = run(a="invalid")
@@ -143,8 +147,8 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
     kept = baselines.put("main", job=mixed)
     assert kept.left_out == [{"job": mixed, "why": "1 of 4 cases invalid: context_length=98"}]
     assert kept.suspect == [{"job": mixed, "why": "1 of 4 cases suspect: context_length=97"}]
-    found = {case["case_key"]: case["validity"] for case in baselines.get("main")["cases"]}
-    assert found == {"a": "suspect", "c": "valid", "d": None}
+    validities = {case["case_key"]: case["validity"] for case in baselines.get("main")["cases"]}
+    assert validities == {"a": "suspect", "c": "valid", "d": None}
     # What is invalid replaces nothing.
     again = run(a="valid", c="invalid")
     kept = baselines.put("main", job=again)
@@ -174,8 +178,8 @@ def test_a_job_in_a_baseline_cannot_be_deleted(
     deleted = bulk.delete(JobFilter(labels=[("of", "test")]))
     assert (deleted.deleted, deleted.unfinished, deleted.in_baselines) == (1, 0, 1)
     with database.read() as connection:
-        left = connection.execute(tables.job.select()).all()
-    assert [row.id for row in left] == [kept]
+        remaining = connection.execute(tables.job.select()).all()
+    assert [row.id for row in remaining] == [kept]
     assert other != kept
     # Should a statement forget to ask, the database itself refuses.
     with pytest.raises(DatabaseFailed, match="FOREIGN KEY"), database.write() as connection:
@@ -231,9 +235,9 @@ def test_baselines_are_listed_by_name_in_pages(baselines: Baselines, done: Calla
     for name in ("c", "a", "b"):
         baselines.put(name, job=job)
     first, following = baselines.page(limit=2)
-    assert ([one["name"] for one in first], following) == (["a", "b"], "b")
+    assert ([baseline["name"] for baseline in first], following) == (["a", "b"], "b")
     rest, end = baselines.page(limit=2, after=following)
-    assert ([one["name"] for one in rest], end) == (["c"], None)
+    assert ([baseline["name"] for baseline in rest], end) == (["c"], None)
     assert first[0]["jobs"] == [job]
     baselines.delete("a")
     with pytest.raises(NotFound, match="There is no baseline 'a'; there is "):

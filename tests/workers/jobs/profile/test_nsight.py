@@ -60,18 +60,22 @@ def wrapped(unit: Unit, scratch: Path) -> tuple[str, int]:
 class TestPlan:
     def test_each_tool_has_a_unit_of_its_own(self, tmp_path: Path) -> None:
         nsys, ncu = (install(tmp_path / "path", name) for name in ("nsys", "ncu"))
-        one, other = nsight.units(spec_of(nsys=True, ncu={"kernels": "flash", "set": "full", "launches": 7}), "tiny")
-        assert [(unit.title, unit.start, unit.wrap[0]) for unit in (one, other)] == [
+        nsys_unit, ncu_unit = nsight.units(
+            spec_of(nsys=True, ncu={"kernels": "flash", "set": "full", "launches": 7}), "tiny"
+        )
+        assert [(unit.title, unit.start, unit.wrap[0]) for unit in (nsys_unit, ncu_unit)] == [
             ("tiny, under nsys", "exec", str(nsys)),
             ("tiny, under ncu", "exec", str(ncu)),
         ]
-        assert one.params == {"tool": "nsys", "path": str(nsys), "version": "2024.6.2.225"}
-        assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--python-backtrace=cuda"} <= {*one.wrap}
-        told = dict(zip(other.wrap, other.wrap[1:], strict=False))
-        assert told["--kernel-name"] == "regex:flash"
-        assert (told["--set"], told["--launch-count"], told["--clock-control"]) == ("full", "7", "none")
-        assert told["--profile-from-start"] == "off"
-        assert told["--export"] == "{scratch}/report"
+        assert nsys_unit.params == {"tool": "nsys", "path": str(nsys), "version": "2024.6.2.225"}
+        assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--python-backtrace=cuda"} <= {
+            *nsys_unit.wrap
+        }
+        options = dict(zip(ncu_unit.wrap, ncu_unit.wrap[1:], strict=False))
+        assert options["--kernel-name"] == "regex:flash"
+        assert (options["--set"], options["--launch-count"], options["--clock-control"]) == ("full", "7", "none")
+        assert options["--profile-from-start"] == "off"
+        assert options["--export"] == "{scratch}/report"
 
     def test_without_a_filter_all_kernels_are_measured(self) -> None:
         assert "--kernel-name" not in nsight.ncu_options(spec_of(ncu={}).ncu)
@@ -161,10 +165,10 @@ class TestNcu:
         assert first["shared_memory_kib"] == 73.0
         assert (first["sm_throughput_percent"], first["achieved_occupancy_percent"]) == (13.39, 6.23)
         counters = [row for row in report.table_rows("ncu") if row["launch"] == 0]
-        told = {row["metric"]: (row["unit"], row["value"], row["text"]) for row in counters}
-        assert told["sm__cycles_elapsed.max"] == ("cycle", 13_850.0, None)
-        assert told["launch__cluster_scheduling_policy"] == (None, None, "PolicySpread")
-        assert not any(name.startswith("device__") for name in told)
+        figures = {row["metric"]: (row["unit"], row["value"], row["text"]) for row in counters}
+        assert figures["sm__cycles_elapsed.max"] == ("cycle", 13_850.0, None)
+        assert figures["launch__cluster_scheduling_policy"] == (None, None, "PolicySpread")
+        assert not any(name.startswith("device__") for name in figures)
         measured = {(row["phase"], row["metric"]): (row["unit"], row["median"]) for row in report.rows}
         assert measured[SPLIT, "dram_throughput_percent"] == ("%", 1.64)
         assert measured[COMBINE, "dram_throughput_percent"] == ("%", 8.01)
@@ -186,12 +190,12 @@ class TestNcu:
             {"launch__registers_per_thread": text, "sm__throughput.avg.pct_of_peak_sustained_elapsed": "1"}
             for text in ("1,024", "n/a", "512")
         ]
-        launches = [nsight.Launch(number, "kernel", "", "", told) for number, told in enumerate(metrics)]
+        launches = [nsight.Launch(number, "kernel", "", "", figures) for number, figures in enumerate(metrics)]
         monkeypatch.setattr(nsight, "ncu_launches", lambda _: (launches, dict.fromkeys(metrics[0], "")))
-        found = {row["metric"]: row for row in collected(tmp_path, "ncu").rows}
-        registers = found["registers_per_thread"]
+        by_metric = {row["metric"]: row for row in collected(tmp_path, "ncu").rows}
+        registers = by_metric["registers_per_thread"]
         assert (registers["phase"], registers["n"], registers["median"]) == ("kernel", 2, 768.0)
-        assert found["sm_throughput_percent"]["n"] == 3
+        assert by_metric["sm_throughput_percent"]["n"] == 3
 
     def test_what_a_set_lacks_is_unknown_with_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         absent = nsight.Counter("branches", "branches", "sm__branches.sum")
@@ -338,9 +342,9 @@ def collected(tmp_path: Path, tool: str, mode: str = "works", *, report: Report 
     spec, unit = planned(tmp_path, tool, mode)
     wrapped(unit, tmp_path)
     (tmp_path / nsight.PHASES).write_text('["forward", "backward", "optimizer"]')
-    found = report or Report(tmp_path)
-    nsight.collect(spec, unit, tmp_path, found)
-    return found
+    report = report or Report(tmp_path)
+    nsight.collect(spec, unit, tmp_path, report)
+    return report
 
 
 JOB = """
@@ -403,8 +407,8 @@ def job_of(folder: Path, **fields: Any) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    job: dict[str, Any] = json.loads(done.stdout)
+    return job
 
 
 def test_a_job_under_ncu_from_its_claim_to_its_end(tmp_path: Path) -> None:

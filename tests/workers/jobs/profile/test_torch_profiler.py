@@ -92,13 +92,14 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
         *("classes", "ranges", "attention", "products", "ceilings", "summary"),
     }
     for phase in phases:
-        found = report.table_rows(f"kernels-{phase}")
-        assert sum(row["share_percent"] for row in found) == pytest.approx(100)
-        assert [row["total_ms"] for row in found] == sorted((row["total_ms"] for row in found), reverse=True)
-        assert all((row["launch_to_start_us"] is None) == (device == "cpu") for row in found)
+        kernels = report.table_rows(f"kernels-{phase}")
+        assert sum(row["share_percent"] for row in kernels) == pytest.approx(100)
+        assert [row["total_ms"] for row in kernels] == sorted((row["total_ms"] for row in kernels), reverse=True)
+        assert all((row["launch_to_start_us"] is None) == (device == "cpu") for row in kernels)
     spec = ProfileSpec(**{**FIELDS, "mode": mode})
     expected = [
-        (one.name, one.phase) for one in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]
+        (metric.name, metric.phase)
+        for metric in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]
     ]
     assert [(row["metric"], row["phase"]) for row in report.rows] == expected
     gpu_only = {"gpu_busy_percent", "profiled_idle_ms", "largest_gap_ms", "launches", "host_bound"}
@@ -114,9 +115,9 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_profilers_cost_is_not_in_the_step(run: Any, device: str) -> None:
     report = run(device=device)
-    found = metrics(report)
-    unprofiled, profiled = (found[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
-    overhead = found["profiler_overhead_percent", None]["median"]
+    by_metric = metrics(report)
+    unprofiled, profiled = (by_metric[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
+    overhead = by_metric["profiler_overhead_percent", None]["median"]
     assert overhead == pytest.approx(100 * (profiled / unprofiled - 1))
     summary = {row["what"]: row["value"] for row in report.table_rows("summary")}
     assert summary["profiler's overhead"] == pytest.approx(overhead)
@@ -125,9 +126,9 @@ def test_the_profilers_cost_is_not_in_the_step(run: Any, device: str) -> None:
 def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None:
     for mode in PHASES:
         spec = ProfileSpec(**{**FIELDS, "mode": mode, "compile": True})
-        names = {one.name for one in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]}
+        names = {metric.name for metric in [*torch_profiler.timing_metrics(), *torch_profiler.profile_metrics(spec)]}
         # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
-        assert names & {one.name for one in _training.metrics(spec)} == {"gpu_busy_percent"}
+        assert names & {metric.name for metric in _training.metrics(spec)} == {"gpu_busy_percent"}
     assert BENCHMARK.kind != RUNNER.kind
 
 
@@ -161,18 +162,18 @@ def test_products_share_falls_from_inference_to_training(run: Any) -> None:
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str, activation_checkpointing: bool) -> None:
     report = run(device=device, activation_checkpointing=activation_checkpointing)
-    found = {(row["range"], row["phase"]): row["total_ms"] for row in report.table_rows("ranges")}
+    times = {(row["range"], row["phase"]): row["total_ms"] for row in report.table_rows("ranges")}
     for phase in ("forward", "backward"):
         for part in ("scores", "softmax", "values", "norm"):
-            layers = [found[f"layers.{index}/{part}", phase] for index in range(2)]
+            layers = [times[f"layers.{index}/{part}", phase] for index in range(2)]
             # The last norm stands in no layer.
-            assert found[part, phase] == pytest.approx(sum(layers)) or part == "norm"
+            assert times[part, phase] == pytest.approx(sum(layers)) or part == "norm"
             assert all(time > 0 for time in layers)
         whole = sum(row["total_ms"] for row in report.table_rows(f"kernels-{phase}"))
         outer = [f"layers.{index}" for index in range(2)] + ["outside"]
-        no_layer = found["norm", phase] - sum(found[f"layers.{index}/norm", phase] for index in range(2))
-        assert sum(found[name, phase] for name in outer) + no_layer == pytest.approx(whole)
-    assert {name for name, phase in found if phase == "optimizer"} == {"outside"}
+        no_layer = times["norm", phase] - sum(times[f"layers.{index}/norm", phase] for index in range(2))
+        assert sum(times[name, phase] for name in outer) + no_layer == pytest.approx(whole)
+    assert {name for name, phase in times if phase == "optimizer"} == {"outside"}
 
 
 @pytest.mark.parametrize(
@@ -192,17 +193,17 @@ def test_what_is_recomputed_counts_where_it_is(fields: dict[str, Any], scores: i
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> None:
     report = run(device=device)
-    found = {(row["part"], row["phase"]): row for row in report.table_rows("attention")}
-    assert set(found) == {(part, phase) for part in torch_profiler.PARTS for phase in ("forward", "backward")}
+    parts = {(row["part"], row["phase"]): row for row in report.table_rows("attention")}
+    assert set(parts) == {(part, phase) for part in torch_profiler.PARTS for phase in ("forward", "backward")}
     products = 2 * 2 * 2 * 2 * 8 * 8 * 8  # 2 · layers · batch · heads · queries · keys · head dimension
-    scores = found["scores", "forward"]
+    scores = parts["scores", "forward"]
     assert scores["gflop"] == pytest.approx(1e-9 * products)
     assert scores["useful_gflop"] == pytest.approx(0.5e-9 * products)
     assert scores["tflops"] == pytest.approx(1e-9 * products / scores["total_ms"])
     assert 0 < scores["product_ms"] < scores["total_ms"]
-    assert found["softmax", "forward"]["product_ms"] == 0
+    assert parts["softmax", "forward"]["product_ms"] == 0
     assert scores["ridge"] == pytest.approx(5.0)  # 0.05 TFLOP/s by 10 GB/s
-    assert (scores["bound"], found["softmax", "backward"]["bound"]) == ("memory-bound", "memory-bound")
+    assert (scores["bound"], parts["softmax", "backward"]["bound"]) == ("memory-bound", "memory-bound")
     row = metrics(report)["scores_tflops", "forward"]
     assert row["median"] == pytest.approx(scores["tflops"])
     assert "whole square" in scores["note"]
@@ -211,14 +212,14 @@ def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> No
 @pytest.mark.parametrize("device", DEVICES)
 def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str) -> None:
     report = run(device=device)
-    found = report.table_rows("products")
-    forward = [row for row in found if row["phase"] == "forward"]
+    products = report.table_rows("products")
+    forward = [row for row in products if row["phase"] == "forward"]
     shape = accounting.Shape(*(MODEL[name] for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff")))
     # Eager attention computes the whole square of scores, of which the model's FLOPs count the causal half.
     square = 2 * accounting.attention_flops((2, 2, 8, 8), causal=True)
     flops = accounting.forward_flops(shape, 2, 8) + square
     assert sum(row["gflop"] for row in forward) == pytest.approx(1e-9 * flops)
-    backward = [row["gflop"] for row in found if row["phase"] == "backward"]
+    backward = [row["gflop"] for row in products if row["phase"] == "backward"]
     assert sum(backward) == pytest.approx(2e-9 * flops)
     (head,) = (row for row in forward if row["product"] == "16×16 · 16×61")
     assert (head["operator"], head["dtype"], head["calls"]) == ("aten::mm", "fp32", 1)
@@ -234,19 +235,19 @@ def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str
 
 
 def test_products_in_another_type_than_the_jobs_have_no_limit(run: Any) -> None:
-    found = run(precision="bf16", device="cpu", mode="forward").table_rows("products")
-    assert {row["dtype"] for row in found} == {"bf16"}
-    assert all(row["limit_percent"] is not None for row in found)
+    products = run(precision="bf16", device="cpu", mode="forward").table_rows("products")
+    assert {row["dtype"] for row in products} == {"bf16"}
+    assert all(row["limit_percent"] is not None for row in products)
     usage = [ProductUsage("aten::mm", Product(1, 2, 3, 4, "fp32", 4), 1.0, Part("2×3 · 3×4", "forward", 1, 1, None))]
     (row,) = tables.product_rows(usage, 2.0, Roofline(1.0, 1.0), "bf16")
     assert row[-2:] == [None, None]
 
 
 def test_decoding_sees_one_key_more_at_each_step(run: Any) -> None:
-    found = {(row["part"], row["phase"]): row for row in run(mode="generate", new_tokens=4).table_rows("attention")}
+    parts = {(row["part"], row["phase"]): row for row in run(mode="generate", new_tokens=4).table_rows("attention")}
     keys = 9 + 10 + 11
-    assert found["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * keys * 8)
-    assert found["values", "decode"]["useful_gflop"] == found["values", "decode"]["gflop"]
+    assert parts["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * keys * 8)
+    assert parts["values", "decode"]["useful_gflop"] == parts["values", "decode"]["gflop"]
 
 
 def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
@@ -398,10 +399,10 @@ def test_out_of_memory_under_the_profiler_is_a_result(run: Any, monkeypatch: pyt
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(recording, "record", too_large)
-    found = metrics(run())
-    assert found["unprofiled_step_ms", None]["outcome"] == "ok"
-    assert found["profiled_step_ms", None]["outcome"] == "oom"
-    assert "the profiled steps" in found["profiled_step_ms", None]["reason"]
+    by_metric = metrics(run())
+    assert by_metric["unprofiled_step_ms", None]["outcome"] == "ok"
+    assert by_metric["profiled_step_ms", None]["outcome"] == "oom"
+    assert "the profiled steps" in by_metric["profiled_step_ms", None]["reason"]
 
 
 def test_without_memory_for_stacks_all_else_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,12 +470,12 @@ def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pyte
     monkeypatch.setattr(tables, "MAX_ROWS", 2)
     assert tables.left_out([2.0, 1.0]) is None
     report = run(mode="forward", device="cpu")
-    told = {row["what"]: row for row in report.table_rows("summary") if row["what"].startswith("rows of")}
-    assert set(told) == {"rows of kernels-forward", "rows of operators-forward", "rows of products, forward"}
+    notes = {row["what"]: row for row in report.table_rows("summary") if row["what"].startswith("rows of")}
+    assert set(notes) == {"rows of kernels-forward", "rows of operators-forward", "rows of products, forward"}
     for table in ("kernels-forward", "operators-forward", "products"):
         assert len(report.table_rows(table)) == 2
     kernels = report.table_rows("kernels-forward")
-    row = told["rows of kernels-forward"]
+    row = notes["rows of kernels-forward"]
     assert (row["value"], row["unit"]) == (2, "rows")
     count, others_ms = re.fullmatch(  # type: ignore[union-attr]
         r"the 2 of (\d+) that take the most time; the others take ([\d.e-]+) ms together", row["note"]
@@ -511,7 +512,7 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(recording, "record", made)
     monkeypatch.setattr(torch_profiler.Profiling, "on_gpu", True)
     report = run(stacks=True)
-    found = metrics(report)
+    by_metric = metrics(report)
     products = 2 * 7 + 1  # of two layers, each with four projections and three matrices of the feed-forward; the head
     (sgemm,) = [row for row in report.table_rows("kernels-forward") if "sgemm" in row["name"]]
     assert sgemm["calls"] == products + 2 * 2
@@ -521,11 +522,11 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     assert operator["device_ms"] == pytest.approx(3e-3 * products)
     backward = report.table_rows("kernels-backward")
     assert sum(row["calls"] for row in backward if "sgemm" in row["name"]) == 2 * sgemm["calls"]
-    assert found["top_kernel_calls", "forward"]["median"] == products + 2 * 2
-    assert found["launches", None]["median"] == sum(
+    assert by_metric["top_kernel_calls", "forward"]["median"] == products + 2 * 2
+    assert by_metric["launches", None]["median"] == sum(
         row["calls"] for phase in PHASES["train_step"] for row in report.table_rows(f"kernels-{phase}")
     )
-    assert found["profiled_idle_ms", None]["median"] > found["largest_gap_ms", None]["median"] > 0
+    assert by_metric["profiled_idle_ms", None]["median"] > by_metric["largest_gap_ms", None]["median"] > 0
     attention = report.table_rows("attention")
     scores = next(row for row in attention if (row["part"], row["phase"]) == ("scores", "backward"))
     assert scores["total_ms"] == scores["product_ms"] == pytest.approx(2 * 2 * 3e-3)
@@ -534,7 +535,7 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     lines = report.files["stacks.txt"].read_text().splitlines()
     assert all("sgemm" in line or "softmax" in line or "elementwise" in line for line in lines)
     microseconds = sum(int(line.rpartition(" ")[2]) for line in lines)
-    assert microseconds == 3 * found["launches", None]["median"], "the stacks hold one step, each kernel once"
+    assert microseconds == 3 * by_metric["launches", None]["median"], "the stacks hold one step, each kernel once"
 
 
 @pytest.mark.parametrize(
@@ -567,14 +568,14 @@ def test_on_a_gpu_the_softmax_under_autocast_is_float32(on_gpu: bool) -> None:
 def test_a_cuda_graph_is_one_phase(run: Any) -> None:
     report = run(device="cuda", cuda_graph=True, optimizer="torch_fused_adamw")
     assert {name for name in report.tables if "-" in name} == {"kernels-graph", "operators-graph"}
-    found = metrics(report)
-    assert found["work_ms", "graph"]["outcome"] == "ok"
+    by_metric = metrics(report)
+    assert by_metric["work_ms", "graph"]["outcome"] == "ok"
     for phase in ("forward", "backward", "optimizer"):
-        assert "one phase" in found["work_ms", phase]["reason"]
+        assert "one phase" in by_metric["work_ms", phase]["reason"]
     assert shares(report, "step")["matmul"] > 0
-    assert "one phase" in found["matmul_share_percent", "forward"]["reason"]
-    assert "one phase" in found["optimizer_share_percent", "step"]["reason"]
-    assert "written out" in found["normalisation_share_percent", "step"]["reason"]
+    assert "one phase" in by_metric["matmul_share_percent", "forward"]["reason"]
+    assert "one phase" in by_metric["optimizer_share_percent", "step"]["reason"]
+    assert "written out" in by_metric["normalisation_share_percent", "step"]["reason"]
     assert not {"optimizer", "normalisation"} & set(shares(report, "step")), "what nobody can tell is no 0"
     assert all("CUDA graph" in row["note"] for row in report.table_rows("attention"))
 
@@ -591,8 +592,8 @@ def test_fused_attention_is_one_class(run: Any, attention: str) -> None:
 
 @pytest.mark.gpu
 def test_kernels_of_a_gpu_have_launches_and_gaps(run: Any) -> None:
-    found = metrics(run(device="cuda", context_length=64))
-    assert found["launches", None]["median"] > 50
-    assert found["largest_gap_ms", None]["median"] > 0
-    assert found["profiled_idle_ms", None]["median"] >= found["largest_gap_ms", None]["median"]
-    assert found["host_bound", None]["median"] in (0.0, 1.0)
+    by_metric = metrics(run(device="cuda", context_length=64))
+    assert by_metric["launches", None]["median"] > 50
+    assert by_metric["largest_gap_ms", None]["median"] > 0
+    assert by_metric["profiled_idle_ms", None]["median"] >= by_metric["largest_gap_ms", None]["median"]
+    assert by_metric["host_bound", None]["median"] in (0.0, 1.0)
