@@ -37,7 +37,7 @@ from tests.clock import Clock
 from tests.databases import put_database
 from tools.waiting import wait_until
 from workers.agent.job_run import RETRY_S, JobRun
-from workers.agent.unit_run import FLUSH_S, RECORD_S
+from workers.agent.unit_run import FLUSH_S, RECORD_S, WRAPPER_START_S
 from workers.devices.locks import HeldDevices
 from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
@@ -1064,21 +1064,22 @@ class TestWrapped:
         error = site.run(play)["error"]
         assert (error["code"], error["detail"]) == ("failed", "LookupError: what does it say?")
 
-    def test_a_wrapper_that_never_starts_its_unit_is_ended(
-        self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_wrapper_that_never_starts_its_unit_is_ended(self, site: Site, planned: Callable[[Runner], None]) -> None:
         planned(Runner(WRAPPED))
-        monkeypatch.setattr("workers.agent.unit_run.WRAPPER_START_S", 0.2)
+        clock = site.clock = Clock()
 
         def play(unit: Unit) -> None:
-            while unit.control.recv(1) not in (KILL, b""):
-                continue
+            order = None
+            while order not in (KILL, b""):
+                clock.sleep(WRAPPER_START_S)
+                if select.select([unit.control], [], [], FLUSH_S / 10)[0]:
+                    order = unit.control.recv(1)
             unit.close_pipes()
             unit.report(exit_code=None, signal=9)
 
         job = site.run(play)
         assert job["error"]["code"] == "invalid_environment"
-        assert "did not start the unit within 0.2 s" in job["error"]["detail"]
+        assert "did not start the unit within 300 s" in job["error"]["detail"]
 
     def test_a_timeout_during_the_report_is_a_timeout(self, site: Site, planned: Callable[[Runner], None]) -> None:
         planned(Runner(WRAPPED))
