@@ -27,6 +27,8 @@ class MetricProperties:
     """None: neither less nor more is better."""
     is_speed: bool = False
     """True if people say of it that it is faster or slower."""
+    is_error: bool = False
+    """True if it says how wrong a result is, which is no measure of speed or memory."""
 
 
 METRICS = {
@@ -37,12 +39,12 @@ METRICS = {
         MetricProperties("gpu_busy_percent", "more"),
         MetricProperties("saved_by_16_bits_gib", "more"),
         MetricProperties("saved_by_sharding_gib", "more"),
-        MetricProperties("error", "less"),
-        MetricProperties("rounding_error", "less"),
-        MetricProperties("adding_error", "less"),
-        MetricProperties("output_error", "less"),
-        MetricProperties("gradient_error", "less"),
-        MetricProperties("parameter_error", "less"),
+        MetricProperties("error", "less", is_error=True),
+        MetricProperties("rounding_error", "less", is_error=True),
+        MetricProperties("adding_error", "less", is_error=True),
+        MetricProperties("output_error", "less", is_error=True),
+        MetricProperties("gradient_error", "less", is_error=True),
+        MetricProperties("parameter_error", "less", is_error=True),
         MetricProperties("exposed_communication_error_ms", "less"),
         MetricProperties("profiler_overhead_percent", "less"),
         MetricProperties("communication_percent", "less"),
@@ -103,6 +105,11 @@ def better(metric: str, unit: str | None) -> Direction | None:
 def is_speed(metric: str, unit: str | None) -> bool:
     """Return True if a metric is a time or a rate, of which people say that it is faster or slower."""
     return metric_of(metric, unit).is_speed
+
+
+def is_error(metric: str) -> bool:
+    """Return True if a metric says how wrong a result is."""
+    return metric_of(metric, None).is_error
 
 
 def is_size(metric: str, unit: str | None) -> bool:

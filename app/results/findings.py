@@ -8,21 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.metrics import Direction, better, headline, is_size, is_speed
+from app.metrics import Direction, better, headline, is_error, is_size, is_speed
 from app.results import inference
 from app.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
 from app.results.sheet import Cell
 
-Finding = Literal["better", "worse", "changed", "no_difference", "inconclusive"]
+Finding = Literal["better", "worse", "changed", "no_difference", "differs", "within_margin", "inconclusive"]
+"""Of a tested metric: better, worse, changed (one without a direction), no_difference or inconclusive. Of another, by
+its interval: differs, within_margin or inconclusive."""
 Conclusion = Literal[
     "better", "worse", "changed", "mixed", "no_difference", "inconclusive", "invalid", "missing", "not_comparable"
 ]
 GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
 
 SIDES = ("baseline", "candidate")
-HEADLINE, OTHERS = "headline", "others"
-HEADLINE_SHARE = 0.8
-"""The part of ALPHA that the headline metric has; all others share the rest."""
 ASKED_FOR = (1, 3, 5)
 """Differences in percent for which a row says how many replicates would find them."""
 RELEVANT_PERCENT = 5.0
@@ -53,8 +52,9 @@ class Row:
     estimate: Estimate | None = None
     p_adjusted: float | None = None
     alpha: float = ALPHA
-    family: str = HEADLINE
-    """The rows with which it shares a part of ALPHA: the headline metric's, or all others."""
+    """The p-value that it has to reach."""
+    is_tested: bool = False
+    """True for the headline metric, and for metrics that were asked for; others are described by their intervals."""
     drift: float = 0.0
     """The largest relative change within one side, if the sides were not alternated."""
     finding: Finding | None = None
@@ -131,9 +131,9 @@ class Row:
         """State the finding; None if a side has no value."""
         if self.finding is None:
             return None
-        if self.finding in ("better", "worse", "changed"):
+        if self.finding in ("better", "worse", "changed", "differs"):
             return f"candidate is {self._factor()}; {self.processes}"
-        if self.finding == "no_difference":
+        if self.finding in ("no_difference", "within_margin"):
             assert self.bound is not None
             if self.bound == 0:
                 return f"no difference: the same in all processes; {self.processes}"
@@ -177,20 +177,14 @@ class Row:
             return f"no interval, since not all values are positive; {self.processes}"
         cure = self.cure(limit_percent)
         if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
-            return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}{self._alone()}"
+            return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}"
         return f"no difference found, but there may be one of up to {percent(self.bound)}; {self.processes}{cure}"
 
     def _p_in_words(self) -> str:
         """Say which p-value is too large for a finding, and whether the correction has made it larger."""
         is_raw = self.p_adjusted == (self.estimate or NOTHING).p_value
-        corrected = "" if is_raw else " after the correction for all metrics and cases"
+        corrected = "" if is_raw else " after the correction for all cases"
         return f"p is {self.p_adjusted:.3g}{corrected}"
-
-    def _alone(self) -> str:
-        """Say that a comparison of this metric alone gives it all of ALPHA, which the headline metric has most of.
-
-        It must be a new comparison: a metric that was chosen because its interval looks good was chosen by chance."""
-        return f"; a new comparison of {self.metric} alone has more power" if self.family == OTHERS else ""
 
     def cure(self, limit_percent: float) -> str:
         """Say what would decide about a difference of this many percent: more processes, or measuring in turns.
@@ -210,12 +204,16 @@ class Row:
     def _is_drift(self, estimate: Estimate) -> bool:
         """Return True if the sides differ, but by no more than the drift within one side."""
         return (
-            self.p_adjusted is not None
-            and self.p_adjusted <= ALPHA
+            self._differs(estimate)
             and estimate.excludes_one
             and estimate.ratio is not None
             and abs(estimate.ratio - 1) <= self.drift
         )
+
+    def _differs(self, estimate: Estimate) -> bool:
+        """Return True if the interval excludes 1 and, for a tested metric, the test agrees."""
+        passed = not self.is_tested or (self.p_adjusted is not None and self.p_adjusted <= ALPHA)
+        return passed and estimate.excludes_one
 
     def finding_of_test(self) -> Finding | None:
         """Return the finding that follows from estimate, p-value and drift."""
@@ -223,13 +221,19 @@ class Row:
             return None
         if min(len(self.baseline), len(self.candidate)) < FEWEST or self._is_drift(self.estimate):
             return "inconclusive"
-        if self.p_adjusted is not None and self.p_adjusted <= ALPHA and self.estimate.excludes_one:
+        if self._differs(self.estimate):
+            if not self.is_tested:
+                return "differs"
             if self.better is None:
                 return "changed"
             return "better" if self.is_up == (self.better == "more") else "worse"
-        if self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT:
-            return "no_difference"
+        if self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT and self._may_be_equal(self.estimate):
+            return "no_difference" if self.is_tested else "within_margin"
         return "inconclusive"
+
+    def _may_be_equal(self, estimate: Estimate) -> bool:
+        """Return True if the interval contains 1, or is the point 1 since both sides are the same in all processes."""
+        return not estimate.excludes_one or estimate.low == estimate.high == 1
 
 
 def percent(part: float) -> str:
@@ -239,11 +243,14 @@ def percent(part: float) -> str:
 
 
 def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
-    """Return the metric that summarises the comparison: the most important one that both sides have."""
-    both = {row.metric for row in rows if all(cell.value is not None for cell in row.cells)}
+    """Return the metric that summarises the comparison: the most important one of the baseline that is no error.
+
+    The candidate does not choose it: a wrong result has no times, only an error.
+    """
+    of_baseline = {row.metric for row in rows if row.cells[0].value is not None and not is_error(row.metric)}
+    either = {row.metric for row in rows if not is_error(row.metric)}
     every = list(dict.fromkeys([*columns, *(row.metric for row in rows)]))
-    either = {row.metric for row in rows}
-    return headline([metric for metric in every if metric in (both or either)])
+    return headline([metric for metric in every if metric in (of_baseline or either)])
 
 
 def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, requested: Sequence[str] = ()) -> list[Row]:
@@ -251,9 +258,9 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
 
     Args:
         rows: the comparison's metrics.
-        headline: the metric that has the larger part of ALPHA.
+        headline: the metric that is tested, in all cases.
         alternated: False if the sides were measured one after the other.
-        requested: the only metrics that were requested; they share ALPHA. None: all.
+        requested: the metrics that are tested instead, if there are any.
     """
     tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
     resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
@@ -262,18 +269,12 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
         row = judged[index]
         row.estimate = inference.estimate(row.baseline, row.candidate, resamples=resamples)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
-        row.family = HEADLINE if requested or row.metric == headline else OTHERS
-    with_p = [index for index in tested if (judged[index].estimate or NOTHING).p_value is not None]
-    tests = [
-        Hypothesis(rows[index].baseline, rows[index].candidate, _p_value(judged[index]), judged[index].family)
-        for index in with_p
-    ]
-    shares = {HEADLINE: HEADLINE_SHARE, OTHERS: 1 - HEADLINE_SHARE}
-    values, needed = inference.adjusted(tests, shares)
-    for index, value in zip(with_p, values, strict=True):
-        judged[index].p_adjusted = value
-    for index in tested:
-        judged[index].alpha = needed.get(judged[index].family, ALPHA)
+        row.is_tested = row.metric in requested if requested else row.metric == headline
+    with_p = [row for row in judged if row.is_tested and (row.estimate or NOTHING).p_value is not None]
+    tests = [Hypothesis(row.baseline, row.candidate, _p_value(row)) for row in with_p]
+    values, needed = inference.adjusted(tests)
+    for row, value in zip(with_p, values, strict=True):
+        row.p_adjusted, row.alpha = value, needed
     for row in judged:
         row.finding = row.finding_of_test()
     return judged
@@ -370,8 +371,8 @@ def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusio
         return "invalid", f"invalid: {_of_other_work(invalid)}{which}{others}"
     if len(with_values) == 1:
         (row,) = with_values
-        assert row.finding is not None
-        return row.finding, f"{_where(row, rows)}: {row.sentence()}{others}"
+        of_tested: Any = row.finding
+        return of_tested, f"{_where(row, rows)}: {row.sentence()}{others}"
     return _of_many(with_values, rows)
 
 

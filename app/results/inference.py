@@ -8,9 +8,10 @@ are no independent samples; a process counts as one value, the median of its own
   docs/comparing.md has the figures.
 - The Mann-Whitney U test (Annals of Mathematical Statistics 18, 1947) compares ranks: it needs no normal distribution.
   Its p-values are exact for small samples.
-- A difference is found if the adjusted p-value is at most ALPHA and the interval excludes 1.
+- A comparison tests its headline metric, in all cases. A difference is found if the adjusted p-value is at most ALPHA
+  and the interval excludes 1. Other metrics are described by their intervals.
 - Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability of any false
-  finding stays below ALPHA, however many metrics and cases are tested.
+  finding stays below ALPHA, however many cases are tested.
 - Power follows from the spread between processes: the standard error of a median is sqrt(pi / 2) times that of a mean
   (Serfling, Approximation Theorems of Mathematical Statistics, 1980, section 2.3.3).
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,44 +210,35 @@ def _standard_errors(freedom: int, alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One hypothesis of a comparison: a metric of a case."""
+    """One hypothesis of a comparison: the headline metric of a case."""
 
     baseline: Sequence[float]
     candidate: Sequence[float]
     p_value: float
-    family: str
-    """Hypotheses of one family share its part of ALPHA."""
 
 
-def adjusted(tests: Sequence[Hypothesis], shares: Mapping[str, float]) -> tuple[list[float], dict[str, float]]:
-    """Return Holm's adjusted p-value of each test, and the p-value that the first of each family has to reach.
+def adjusted(tests: Sequence[Hypothesis]) -> tuple[list[float], float]:
+    """Return Holm's adjusted p-value of each test, and the p-value that the first of them has to reach.
 
     Metrics that are proportional to each other, or one to the other's inverse, are one hypothesis and count once:
     tokens_per_s is work divided by step_ms. Sides with one and the same value in all processes do not count: they
-    cannot differ.
-
-    Args:
-        tests: the hypotheses.
-        shares: the part of ALPHA that each family has; a family without tests leaves its part to the others.
+    cannot differ. If the correction is so large that no outcome of so few processes could pass it, none is applied.
     """
-    members: dict[str, dict[tuple[float, ...], list[int]]] = {}
+    groups: dict[tuple[float, ...], list[int]] = {}
     for index, test in enumerate(tests):
         pattern = _pattern([*test.baseline, *test.candidate])
         if pattern is not None:
-            members.setdefault(test.family, {}).setdefault(pattern, []).append(index)
-    whole = sum(shares[family] for family in members)
+            groups.setdefault(pattern, []).append(index)
     p_values = [1.0] * len(tests)
-    needed: dict[str, float] = {}
-    for family, groups in members.items():
-        share = shares[family] / whole
-        needed[family] = ALPHA * share / len(groups)
-        least = 0.0
-        in_order = sorted(groups.values(), key=lambda group: tests[group[0]].p_value)
-        for rank, group in enumerate(in_order):
-            least = max(least, min(1.0, tests[group[0]].p_value * (len(groups) - rank) / share))
-            for index in group:
-                p_values[index] = least
-    return p_values, needed
+    smallest = min((smallest_p_value(len(test.baseline), len(test.candidate)) for test in tests), default=1.0)
+    count = len(groups) if smallest * len(groups) <= ALPHA else 1
+    least = 0.0
+    for rank, group in enumerate(sorted(groups.values(), key=lambda group: tests[group[0]].p_value)):
+        own = min(1.0, tests[group[0]].p_value * max(1, count - rank))
+        least = max(least, own)
+        for index in group:
+            p_values[index] = least
+    return p_values, ALPHA / max(1, count)
 
 
 def _pattern(values: Sequence[float]) -> tuple[float, ...] | None:

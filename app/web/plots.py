@@ -349,7 +349,13 @@ def distributions(
     return {"data": traces, "layout": layout}
 
 
-FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0], "inconclusive": "var(--busy)"}
+FINDINGS = {
+    "better": "var(--good)",
+    "worse": "var(--bad)",
+    "changed": PALETTE[0],
+    "differs": PALETTE[0],
+    "inconclusive": "var(--busy)",
+}
 """Colours of a comparison's findings; all others are grey."""
 
 

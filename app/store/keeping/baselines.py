@@ -4,8 +4,9 @@ A baseline has cases, each on one device, and of each the jobs that measured it.
 replaces the cases that those have, and leaves the others as they are. Several jobs that measured one case, as those of
 a sweep over `seed`, are several samples of it.
 
-Invalid results, for which a check found that other work was measured than was asked for, are never put into a baseline:
-nothing can be judged against them. Suspect results are, and every baseline says which they are.
+Two kinds of results are never put into a baseline, since nothing can be judged against them: wrong ones, and invalid
+ones, for which a check found that other work was measured than was asked for. Suspect results are, and every baseline
+says which they are.
 
 While a job is in a baseline it cannot be deleted, and pruning spares it (see deleting.py). Nothing else removes its
 results: only jobs that failed or were cancelled can be retried, and a baseline has no such jobs.
@@ -34,6 +35,9 @@ from app.store.tables import utc_now
 from app.text.cases import case_text
 
 MAX_TITLE = 200
+WRONG = "wrong"
+"""Outcome of a case whose result is not that of the reference."""
+UNFIT = (WRONG, "invalid")
 MAX_NAMED = 5
 """Most baselines that the error for an unknown one names."""
 
@@ -49,7 +53,7 @@ class ChangedBaseline:
     is_new: bool
     left_out: list[dict[str, Any]]
     """The requested jobs that are not in it, as `job` and `why`: jobs of the sweep without complete results, and jobs
-    with invalid ones."""
+    with wrong or invalid ones."""
     suspect: list[dict[str, Any]]
     """The jobs in it that have suspect results, as `job` and `why`."""
 
@@ -75,7 +79,8 @@ class Baselines:
 
         Raises:
             NotFound: there is no such job or sweep.
-            Conflict: the job, or one of the sweep's, is not finished, or nothing of it has complete and valid results.
+            Conflict: the job, or one of the sweep's, is not finished, or nothing of it has complete, right and valid
+                results.
             InvalidRequest: the job is a comparison, whose sides may share a case.
         """
         with self._database.read() as connection:
@@ -85,12 +90,12 @@ class Baselines:
         if not measured:
             what = f"Job {job} has" if sweep is None else f"The jobs of sweep {sweep} have"
             raise Conflict(f"{what} no measurements, so no case for a baseline.")
-        cases = [row for row, verdict in measured if verdict != "invalid"]
-        invalid = _with_verdict(measured, "invalid")
+        cases = [row for row, verdict in measured if verdict not in UNFIT]
+        unfit = [entry for verdict in UNFIT for entry in _with_verdict(measured, verdict)]
         if not cases:
             raise Conflict(
-                f"Job {invalid[0]['job']}: {invalid[0]['why']}. Checks found that other work was measured than was "
-                "asked for, so that nothing could be judged against it: see its verdict, and set a job that is valid."
+                f"Job {unfit[0]['job']}: {unfit[0]['why']}. Nothing can be judged against results that are wrong, or "
+                "of other work than was asked for: see the job's verdict, and set one that is right and valid."
             )
         with self._database.write() as connection:
             _check_unchanged(connection, attempts)
@@ -102,7 +107,7 @@ class Baselines:
             connection.execute(insert(tables.baseline_case), [{"baseline": name, **row} for row in cases])
             baseline = _public(connection, [find_baseline(connection, name)])[0]
         left_out = [{"job": row.id, "why": _why(row)} for row in rows if row.state != "succeeded"]
-        return ChangedBaseline(baseline, is_new, [*left_out, *invalid], _with_verdict(measured, "suspect"))
+        return ChangedBaseline(baseline, is_new, [*left_out, *unfit], _with_verdict(measured, "suspect"))
 
     def get(self, name: str) -> dict[str, Any]:
         """Return a baseline with its cases, each with the worst verdict of its jobs. Raises NotFound."""
@@ -253,8 +258,8 @@ def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> l
 def _cases(
     connection: Connection, jobs: Sequence[Row[Any]]
 ) -> tuple[list[tuple[dict[str, Any], str | None]], dict[int, int]]:
-    """Return the rows of `baseline_case` for what these jobs measured, each with its verdict, and the attempt of each
-    job that counts.
+    """Return the rows of `baseline_case` for what these jobs measured, each with its verdict, or WRONG, and the attempt
+    of each job that counts.
     """
     kinds = {row.id: row.kind for row in jobs}
     attempts = recorded_attempts(connection, list(kinds))
@@ -266,7 +271,7 @@ def _cases(
                 "job_id": row.job_id,
                 "title": _title(row.case, kinds[row.job_id]),
             },
-            row.verdict,
+            WRONG if row.is_wrong else row.verdict,
         )
         for row in _measured(connection, attempts)
     ]
@@ -283,6 +288,8 @@ class _Measured:
     case: Mapping[str, Any]
     verdict: str | None
     """The worst of its processes."""
+    is_wrong: bool
+    """True if a result of one of them was wrong."""
 
 
 def _measured(connection: Connection, attempts: Mapping[int, int]) -> Iterator[_Measured]:
@@ -290,7 +297,8 @@ def _measured(connection: Connection, attempts: Mapping[int, int]) -> Iterator[_
     rank = sql_case(*((_measurement.validity == verdict, at) for at, verdict in enumerate(VERDICTS)), else_=None)
     identity = (_measurement.job_id, _measurement.case_key, _measurement.device_key)
     first, last = func.min(_measurement.id).label("first"), func.max(rank).label("worst")
-    query = select(*identity, first, last).group_by(*identity)
+    wrong = func.max(sql_case((_measurement.outcome == WRONG, 1), else_=0)).label("wrong")
+    query = select(*identity, first, last, wrong).group_by(*identity)
     pairs = sorted(attempts.items())
     for start in range(0, len(pairs), JOBS_PER_QUERY):
         part = pairs[start : start + JOBS_PER_QUERY]
@@ -300,7 +308,7 @@ def _measured(connection: Connection, attempts: Mapping[int, int]) -> Iterator[_
         named = select(each, _measurement.case).join(tables.measurement, _measurement.id == each.c.first)
         for row in connection.execute(named):
             verdict = None if row.worst is None else VERDICTS[row.worst]
-            yield _Measured(row.job_id, row.case_key, row.device_key, row.case, verdict)
+            yield _Measured(row.job_id, row.case_key, row.device_key, row.case, verdict, bool(row.wrong))
 
 
 def _with_verdict(measured: Sequence[tuple[Mapping[str, Any], str | None]], verdict: str) -> list[dict[str, Any]]:

@@ -62,6 +62,45 @@ def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
     assert (told.returncode, json.loads(told.stdout)["gate"]["outcome"]) == (0, "passed")
 
 
+def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any) -> None:
+    """It has no times, and an error that both sides have; the right cell beside it does not save it."""
+    lengths = (64, 128)
+
+    def run(wrong: tuple[int, ...]) -> str:
+        claim = site.worker.claim_job(site.submit(priority=20)["id"])
+        rows = []
+        for length in lengths:
+            case = {"implementation": "tiled", "sequence_length": length}
+            for unit, time in enumerate(STEADY):
+                is_wrong = length in wrong
+                rows += [
+                    measured("output_error", 0.5 if is_wrong else 0.001, unit_index=unit, **case),
+                    *(
+                        measured(
+                            metric, None if is_wrong else time, "wrong" if is_wrong else "ok", unit_index=unit, **case
+                        )
+                        for metric in ("forward_ms", "forward_backward_ms")
+                    ),
+                ]
+        site.worker.finish(claim, measurements=rows)
+        return str(claim.job_id)
+
+    right, all_wrong, half_wrong = run(()), run(lengths), run((64,))
+    ended(flopwatch("baseline", "set", "kernels", right))
+    for candidate in (all_wrong, half_wrong):
+        for command in (("compare", right, candidate), ("check", candidate, "--baseline", "kernels")):
+            printed = ended(flopwatch(*command, "--fail-above", "10%"), 6)
+            assert "missing: the candidate has no forward_backward_ms, sequence_length=64 (wrong)" in printed
+    assert "missing" in ended(
+        flopwatch("compare", right, all_wrong, "--fail-above", "10%", "--metric", "forward_ms"), 6
+    )
+    assert "are wrong" in ended(flopwatch("baseline", "set", "halves", all_wrong), 1)
+    left_out = ended(flopwatch("baseline", "set", "halves", half_wrong))
+    assert "1 of 2 cases wrong" in left_out
+    for name in ("kernels", "halves"):
+        ended(flopwatch("baseline", "delete", name))
+
+
 def test_a_gate_costs_one_comparison(flopwatch: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, asked = run(), run(), []
     request = httpx.Client.request

@@ -100,14 +100,25 @@ class TestPower:
         assert replicates_for(0.01, 100.0) is None
 
 
+STEADY = [1.0, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.015]
+
+
 class TestAdjusted:
     @staticmethod
     def test_holm() -> None:
         p_values = (0.01, 0.04, 0.03)
-        tests = [Hypothesis([1.0, 2.0], [3.0, 4.0 + number], p, "all") for number, p in enumerate(p_values)]
-        found, needed = adjusted(tests, {"all": 1.0})
+        tests = [Hypothesis(STEADY, [*STEADY[1:], 4.0 + number], p) for number, p in enumerate(p_values)]
+        found, needed = adjusted(tests)
         assert found == pytest.approx([0.03, 0.06, 0.06])
-        assert needed == {"all": pytest.approx(0.05 / 3)}
+        assert needed == pytest.approx(0.05 / 3)
+
+    @staticmethod
+    def test_a_correction_that_nothing_could_pass_is_not_applied() -> None:
+        """Four processes a side that do not overlap have p = 0.029, and two such cases would need 0.025."""
+        tests = [Hypothesis([1.0, 1.1, 1.2, 1.3], [2.0, 2.1, 2.2, 3.0 + case], 2 / 70) for case in range(2)]
+        found, needed = adjusted(tests)
+        assert found == [2 / 70, 2 / 70]
+        assert needed == 0.05
 
     @staticmethod
     def test_a_metric_and_its_inverse_are_one_hypothesis() -> None:
@@ -117,24 +128,12 @@ class TestAdjusted:
         memory = ([5.0] * 4, [5.0] * 4)
         p_values = (0.0286, 0.0286, 0.0286, 1.0)
         sides = (times, rates, shares, memory)
-        found, needed = adjusted(
-            [Hypothesis(*side, p, "all") for side, p in zip(sides, p_values, strict=True)], {"all": 1.0}
-        )
+        found, needed = adjusted([Hypothesis(*side, p) for side, p in zip(sides, p_values, strict=True)])
         assert found == [0.0286, 0.0286, 0.0286, 1.0]
-        assert needed == {"all": 0.05}
-        other = ([1.0, 1.1, 0.9, 1.0501], times[1])
-        assert adjusted([Hypothesis(*times, 0.02, "all"), Hypothesis(*other, 0.02, "all")], {"all": 1.0})[0] == [
-            0.04,
-            0.04,
-        ]
-
-    @staticmethod
-    def test_families_share_the_level() -> None:
-        tests = [Hypothesis([1.0], [2.0], 0.01, "headline"), Hypothesis([1.0], [3.0], 0.01, "others")]
-        found, needed = adjusted(tests, {"headline": 0.8, "others": 0.2})
-        assert found == pytest.approx([0.0125, 0.05])
-        assert needed == pytest.approx({"headline": 0.04, "others": 0.01})
-        assert adjusted(tests[:1], {"headline": 0.8, "others": 0.2})[1] == {"headline": 0.05}, "nobody else needs it"
+        assert needed == 0.05
+        twice = [[*side, *(1.01 * value for value in side)] for side in times]
+        other = [*twice[0][:-1], 1.0501]
+        assert adjusted([Hypothesis(*twice, 0.02), Hypothesis(other, twice[1], 0.02)])[0] == [0.04, 0.04]
 
 
 DRAWS = 150

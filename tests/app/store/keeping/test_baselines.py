@@ -140,7 +140,7 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
         return claim.job_id
 
     invalid = run(a="invalid")
-    with pytest.raises(Conflict, match=f"Job {invalid}: invalid. Checks found that other work was measured"):
+    with pytest.raises(Conflict, match=f"Job {invalid}: invalid. Nothing can be judged against results that"):
         baselines.put("main", job=invalid)
     assert baselines.page() == ([], None)
     mixed = run(a="suspect", b="invalid", c="valid", d=None)
@@ -154,6 +154,32 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
     kept = baselines.put("main", job=again)
     assert cases(baselines)["c", "1x test CPU"] == [mixed]
     assert cases(baselines)["a", "1x test CPU"] == [again]
+
+
+def test_wrong_results_get_into_no_baseline(baselines: Baselines, shop: Shop, record: Callable[..., Any]) -> None:
+    """A wrong case has no times, only its error; a process that was right does not help."""
+
+    def run(*wrong: str) -> int:
+        claim = shop.running_job()
+        results = [
+            record("output_error", case_key=key, unit_index=unit, case={"context_length": ord(key)})
+            for key in ("a", "b")
+            for unit in range(2)
+        ]
+        results += [
+            record("step_ms", mean=None, outcome="wrong", case_key=key, case={"context_length": ord(key)})
+            for key in wrong
+        ]
+        shop.queue.finish(claim, Finish("succeeded", measurements=results))
+        return claim.job_id
+
+    nothing_right = run("a", "b")
+    with pytest.raises(Conflict, match=r"2 of 2 cases wrong: context_length=97, …\. Nothing can be judged against"):
+        baselines.put("main", job=nothing_right)
+    assert baselines.page() == ([], None)
+    kept = baselines.put("main", job=(half := run("b")))
+    assert kept.left_out == [{"job": half, "why": "1 of 2 cases wrong: context_length=98"}]
+    assert [case["case_key"] for case in baselines.get("main")["cases"]] == ["a"]
 
 
 def test_a_comparison_is_refused(baselines: Baselines, queue: Queue, shop: Shop, record: Callable[..., Any]) -> None:
