@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from workers.measure.check import Check
     from workers.measure.profiling.attention import Part, Roofline
-    from workers.measure.profiling.attribution import Attribution, Work
+    from workers.measure.profiling.attribution import Attribution, RecordedWork
     from workers.measure.profiling.recording import Profile
     from workers.measure.profiling.usage import ClassUsage
     from workers.measure.table import Scalar
@@ -370,7 +370,7 @@ class Profiling:
         if top is not None:
             self._tell(f"calls of the top kernel in {first}", top[1], "calls", tables.short(top[0]))
 
-    def _add_classes(self, work: Sequence[Work]) -> None:
+    def _add_classes(self, work: Sequence[RecordedWork]) -> None:
         from workers.measure.profiling import tables, usage
 
         usages: dict[str, list[ClassUsage]] = {}

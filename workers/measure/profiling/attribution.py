@@ -27,7 +27,7 @@ RANGE = re.compile(r"[a-z][a-z0-9_]*(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RecordedWork:
     """A kernel, copy or fill, or on a CPU an operator."""
 
     name: str
@@ -122,7 +122,7 @@ class Attribution:
         return windows
 
     @cached_property
-    def work(self) -> list[Work]:
+    def work(self) -> list[RecordedWork]:
         """All work of the steps' phases, in the order in which it began."""
         return self._device_work() if self._on_gpu else self._host_work()
 
@@ -177,17 +177,19 @@ class Attribution:
                 times[parent] -= event.end_ns - event.begin_ns
         return [max(0, time) for time in times]
 
-    def _host_work(self) -> list[Work]:
+    def _host_work(self) -> list[RecordedWork]:
         work = []
         for index, event in enumerate(self._events):
             phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
             if phase is not None:
                 own, path = self._self_times[index], self._path(index)
                 begin, end = event.begin_ns, event.end_ns
-                work.append(Work(event.name, "operator", begin, end, own, phase.step, phase.name, path, event.name))
+                work.append(
+                    RecordedWork(event.name, "operator", begin, end, own, phase.step, phase.name, path, event.name)
+                )
         return work
 
-    def _device_work(self) -> list[Work]:
+    def _device_work(self) -> list[RecordedWork]:
         sharing = Counter(event.launch for event in self._device)
         work = []
         for event in self._device:
@@ -201,7 +203,7 @@ class Attribution:
             path = () if index is None else self._path(index)
             time = event.end_ns - event.begin_ns
             work.append(
-                Work(
+                RecordedWork(
                     event.name, event.kind, event.begin_ns, event.end_ns, time, phase.step, phase.name, path,
                     operator, delay,
                 )

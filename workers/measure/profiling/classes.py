@@ -22,7 +22,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from workers.measure.profiling.attribution import Work
+from workers.measure.profiling.attribution import RecordedWork
 from workers.measure.ranges import NORM
 
 MATMUL = "matmul"
@@ -107,7 +107,7 @@ _OPERATORS = _patterns(
 _MAY_BE_A_NORM = frozenset({ELEMENTWISE, REDUCTION, COPY, OTHER})
 
 
-def classify(work: Work) -> str:
+def classify(work: RecordedWork) -> str:
     """Return the class of a piece of work, by the rule in this module's docstring."""
     class_name = class_of_operator(work.name) if work.kind == "operator" else class_of_kernel(work.name)
     if class_name == COMMUNICATION:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.measure.busy import Span, covered_ns
-from workers.measure.profiling.attribution import Interval, Work
+from workers.measure.profiling.attribution import Interval, RecordedWork
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StepUse:
     """Number of kernels, copies and fills."""
 
 
-def step_uses(work: Sequence[Work], steps: Sequence[Interval]) -> list[StepUse]:
+def step_uses(work: Sequence[RecordedWork], steps: Sequence[Interval]) -> list[StepUse]:
     """Return the device's use in each step, from the step's beginning until both host and device have finished it.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from workers.measure.profiling.attention import Part
-from workers.measure.profiling.attribution import Call, Work
+from workers.measure.profiling.attribution import Call, RecordedWork
 from workers.measure.profiling.classes import CLASSES, classify
 from workers.measure.profiling.products import Product
 from workers.model.accounting import Cost
@@ -84,7 +84,7 @@ class ProductUsage:
     """Their time, and what they compute and move, together."""
 
 
-def kernels(work: Iterable[Work], steps: int) -> list[Usage]:
+def kernels(work: Iterable[RecordedWork], steps: int) -> list[Usage]:
     """Return the usage of each name and class, the largest first."""
     groups = grouped(work, lambda one: (one.name, classify(one)))
     total = sum(one.time_ns for group in groups.values() for one in group)
@@ -139,7 +139,7 @@ def products(calls: Iterable[Call], phase: str, steps: int, *, on_gpu: bool) -> 
     return sorted(usages, key=lambda one: -one.part.time_ms)
 
 
-def classes(work: Iterable[Work], steps: int) -> list[ClassUsage]:
+def classes(work: Iterable[RecordedWork], steps: int) -> list[ClassUsage]:
     """Return the usage of every class, in the order of CLASSES; a class without work has none."""
     times, counts = Counter[str](), Counter[str]()
     for one in work:
@@ -153,7 +153,7 @@ def classes(work: Iterable[Work], steps: int) -> list[ClassUsage]:
     ]
 
 
-def by_range(work: Iterable[Work], phases: Sequence[str], steps: int) -> list[tuple[str, dict[str, float]]]:
+def by_range(work: Iterable[RecordedWork], phases: Sequence[str], steps: int) -> list[tuple[str, dict[str, float]]]:
     """Return the time in ms per step of each named range, by phase: (range, {phase: ms}).
 
     A layer's time includes that of the parts inside it. A part is listed with its layer (`layers.0/softmax`), and again
@@ -179,23 +179,23 @@ def range_names(path: Sequence[str]) -> list[str]:
     return names
 
 
-def work_in(work: Iterable[Work], name: str, phase: str) -> list[Work]:
+def work_in(work: Iterable[RecordedWork], name: str, phase: str) -> list[RecordedWork]:
     """Return all work of a phase that belongs to a range of this name."""
     return [one for one in work if one.phase == phase and name in one.ranges]
 
 
-def time_of(work: Iterable[Work], class_name: str | None = None) -> int:
+def time_of(work: Iterable[RecordedWork], class_name: str | None = None) -> int:
     """Return the time in ns of work, or of those of one class."""
     return sum(one.time_ns for one in work if class_name is None or classify(one) == class_name)
 
 
-def top_calls(work: Iterable[Work], phase: str, steps: int) -> tuple[str, float] | None:
+def top_calls(work: Iterable[RecordedWork], phase: str, steps: int) -> tuple[str, float] | None:
     """Return the name that takes the most time in a phase, and its calls per step; None if the phase has no work."""
     usages = kernels((one for one in work if one.phase == phase), steps)
     return (usages[0].name, sum(one.calls for one in usages if one.name == usages[0].name)) if usages else None
 
 
-def in_phases(work: Iterable[Work], phases: Collection[str]) -> list[Work]:
+def in_phases(work: Iterable[RecordedWork], phases: Collection[str]) -> list[RecordedWork]:
     """Return the work of these phases."""
     return [one for one in work if one.phase in phases]
 

@@ -30,7 +30,7 @@ from workers.measure.ceilings import Ceilings
 from workers.measure.memory import OutOfMemory
 from workers.measure.profiling import classes, recording, tables, trace
 from workers.measure.profiling.attention import Part, Roofline
-from workers.measure.profiling.attribution import Work
+from workers.measure.profiling.attribution import RecordedWork
 from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import Profile, Recording
 from workers.measure.profiling.usage import ProductUsage
@@ -545,7 +545,9 @@ def test_norms_in_a_graph_need_their_own_kernels(report: Report, kernel: str, kn
     spec = ProfileSpec(**{**FIELDS, "cuda_graph": True, "mode": "forward", "device": "cuda"})
     timed = torch_profiler.Timed(spec, None, 1.0, None)  # type: ignore[arg-type]
     profiling = torch_profiler.Profiling(timed, Values(torch_profiler.profile_metrics(spec)), report)
-    profiling._add_classes([Work(name, "kernel", 0, 9, 9, 1, torch_profiler.GRAPH) for name in (kernel, "sgemm")])
+    profiling._add_classes(
+        [RecordedWork(name, "kernel", 0, 9, 9, 1, torch_profiler.GRAPH) for name in (kernel, "sgemm")]
+    )
     assert ("normalisation" in shares(report, "forward")) is known
     assert shares(report, "forward")["matmul"] == 50
     profiling.values.set_missing("unknown", "not measured here")

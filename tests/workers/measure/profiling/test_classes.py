@@ -11,7 +11,7 @@ import pytest
 
 import kernels.attention
 from workers.measure.profiling import classes
-from workers.measure.profiling.attribution import Work
+from workers.measure.profiling.attribution import RecordedWork
 from workers.measure.profiling.classes import CLASSES, class_of_kernel, class_of_operator, classify
 
 NATIVE = "void at::native::"
@@ -189,8 +189,8 @@ def test_our_own_attention_kernels_are_attention() -> None:
     assert class_of_kernel("_forward_kernel") == "other", "that of the weighted sum"
 
 
-def work(name: str, kind: Any = "kernel", phase: str = "forward", **fields: Any) -> Work:
-    return Work(name, kind, 0, 1, 1, 1, phase, **fields)
+def work(name: str, kind: Any = "kernel", phase: str = "forward", **fields: Any) -> RecordedWork:
+    return RecordedWork(name, kind, 0, 1, 1, 1, phase, **fields)
 
 
 ADD = KERNELS["elementwise"][0]

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from workers.measure.profiling.attribution import Interval, Work
+from workers.measure.profiling.attribution import Interval, RecordedWork
 from workers.measure.profiling.timeline import largest_gap_ns, step_uses
 
 
-def work(begin: int, end: int, step: int = 1) -> Work:
-    return Work("k", "kernel", begin, end, end - begin, step, "forward")
+def work(begin: int, end: int, step: int = 1) -> RecordedWork:
+    return RecordedWork("k", "kernel", begin, end, end - begin, step, "forward")
 
 
 def test_overlapping_streams_count_once() -> None:

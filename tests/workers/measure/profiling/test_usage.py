@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from workers.measure.profiling import usage
-from workers.measure.profiling.attribution import Call, Work
+from workers.measure.profiling.attribution import Call, RecordedWork
 from workers.measure.profiling.classes import CLASSES, class_of_operator
 
 
-def work(name: str, time_ns: int, phase: str = "forward", **fields: Any) -> Work:
-    return Work(name, "kernel", 0, time_ns, time_ns, fields.pop("step", 1), phase, **fields)
+def work(name: str, time_ns: int, phase: str = "forward", **fields: Any) -> RecordedWork:
+    return RecordedWork(name, "kernel", 0, time_ns, time_ns, fields.pop("step", 1), phase, **fields)
 
 
 def test_kernels_are_summed_up_by_name_per_step() -> None:
