@@ -72,6 +72,7 @@ def step_traffic(
     gradient_bytes: int,
     parameter_bytes: int,
     sharded_bytes: int = 0,
+    gathered_once_bytes: int = 0,
     sharded_optimizer: bool = False,
 ) -> Traffic:
     """Return the traffic of one training step with one backward pass.
@@ -88,6 +89,8 @@ def step_traffic(
         parameter_bytes: Of all trainable parameters.
         sharded_bytes: With full sharding: of the sharded parameters, in the dtype in which they travel; the others'
             gradients are `gradient_bytes - sharded_bytes`.
+        gathered_once_bytes: The part of `sharded_bytes` that stays gathered from the forward to the backward pass, as
+            the root unit of torch's FSDP2 does.
         sharded_optimizer: Whether the optimizer's state is divided, with data parallelism.
 
     Raises:
@@ -101,5 +104,6 @@ def step_traffic(
         return Traffic()
     if strategy in SHARDING:
         kept = gradient_bytes - sharded_bytes
-        return Traffic(all_reduce=kept, all_gather=2 * sharded_bytes, reduce_scatter=sharded_bytes)
+        gathered = 2 * sharded_bytes - gathered_once_bytes
+        return Traffic(all_reduce=kept, all_gather=gathered, reduce_scatter=sharded_bytes)
     return Traffic(all_reduce=gradient_bytes, all_gather=parameter_bytes if sharded_optimizer else 0)

@@ -38,6 +38,8 @@ class Size:
     numel: int
     item_bytes: int
     dimensions: int
+    is_in_block: bool = True
+    """False for what belongs to no block of the model: embedding, last norm and output layer."""
 
 
 @dataclass
@@ -83,7 +85,11 @@ def build(
         with device:
             model = _training.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
-        sizes = [Size(p.numel(), p.element_size(), p.dim()) for p in model.parameters() if p.requires_grad]
+        sizes = [
+            Size(parameter.numel(), parameter.element_size(), parameter.dim(), name.startswith(f"{BLOCKS}."))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
         call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
         name, group = (spec.strategy, silent) if strategy == SILENT else (strategy, None)
         wrapped, finish = wrap(spec, name, call, group)
@@ -216,10 +222,12 @@ def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
     """
     # fsdp shards parameters with two axes or more, torch_fsdp all of them; the others shard none.
     least = {"fsdp": 2, "torch_fsdp": 0}.get(spec.strategy)
-    sharded = kept = 0
+    sharded = kept = once = 0
     for size in sizes:
         if least is not None and size.dimensions >= least:
-            sharded += size.numel * (2 if spec.casts else size.item_bytes)
+            travelling = size.numel * (2 if spec.casts else size.item_bytes)
+            sharded += travelling
+            once += travelling * (spec.strategy == "torch_fsdp" and not size.is_in_block)
         else:
             kept += size.numel * size.item_bytes
     traffic = step_traffic(
@@ -227,6 +235,7 @@ def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
         gradient_bytes=sharded + kept,
         parameter_bytes=sharded + kept,
         sharded_bytes=sharded,
+        gathered_once_bytes=once,
         sharded_optimizer=spec.sharded_optimizer and spec.mode == "train_step",
     )
     return [

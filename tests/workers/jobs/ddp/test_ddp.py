@@ -33,6 +33,7 @@ from workers.outcome import Crashed, RunnerError, Unsupported
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 MATRICES = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24)
 PARAMETERS = MATRICES + 5 * 16
+ROOT = 2 * 61 * 16 + 16
 MIB = 2**20
 SMALL = {"model": MODEL, "context_length": 8, "warmup_steps": 0, "measure_steps": 1}
 LARGEST = {**DdpSpec.presets["8b"], "checkpoint_layers": 1}
@@ -290,6 +291,13 @@ def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any
                 ("all_reduce", 4 * 80, 4 * 80),  # of the norms' weights, which every rank keeps
                 ("all_gather", 2 * 2 * MATRICES, 2 * MATRICES),
                 ("reduce_scatter", 2 * MATRICES, MATRICES),
+            ],
+        ),
+        (
+            "torch_fsdp",  # the root unit, of embedding, last norm and output layer, is gathered once
+            [
+                ("all_gather", 4 * (2 * PARAMETERS - ROOT), 2 * (2 * PARAMETERS - ROOT)),
+                ("reduce_scatter", 4 * PARAMETERS, 2 * PARAMETERS),
             ],
         ),
         ("none", []),
