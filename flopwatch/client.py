@@ -511,20 +511,7 @@ class Flopwatch(Connection):
     def table(self, **options: Unpack[TableOptions]) -> pd.DataFrame:
         """Return the measurements of jobs as a table: one row per case, one column per metric.
 
-        Args:
-            job, sweep: of this job, or of these, and of the jobs of this sweep, or of these.
-            kind: of jobs of this kind; of several only if all are named.
-            labels: of jobs with these labels.
-            since, until: of jobs that finished in this time: "7d", "12h" or "90min" ago, a date, or a time.
-            rows: coordinates that make the rows; by default the kind's own.
-            columns: metrics that make the columns; by default the kind's own; ["all"]: every one.
-            statistic: of the samples; by default the median, with its 95 % interval in `<metric>_low` and
-                `<metric>_high`. A mean has the standard deviation in `<metric>_std`.
-            pivot: the coordinate whose values become columns.
-            relative_to: coordinates of the rows that all others are related to: {"precision": "fp32"}; a column
-                `<metric>_speedup` has how many times faster each row is.
-            sort: sort by this column; "-column" sorts from its greatest value down.
-            limit: at most so many rows.
+        `TableOptions` describes the options.
 
         Returns:
             A frame. Its `attrs["units"]` has the columns' units, `attrs["missing"]` why cells have no numbers.
@@ -552,7 +539,7 @@ class Flopwatch(Connection):
             best: print the best cell of each column in bold.
             links: show the job of each row, with its address.
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
-            options: those of `table`.
+            options: as for `table`.
 
         Example:
             >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)

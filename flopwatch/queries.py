@@ -23,21 +23,36 @@ class JobFilter(TypedDict, total=False):
 
 
 class TableOptions(TypedDict, total=False):
-    """The jobs of a table of measurements and its layout; `Flopwatch.table` describes them."""
+    """The jobs of a table of measurements, and its layout. Of several conditions, a job meets all."""
 
     job: Thing | Sequence[Thing] | None
+    """This job, or these."""
     sweep: Thing | Sequence[Thing] | None
+    """The jobs of this sweep, or of these."""
     kind: str | Sequence[str] | None
+    """Jobs of this kind; of several only if all are named."""
     labels: Mapping[str, str] | None
+    """Jobs with all of these labels."""
     since: str | None
+    """Jobs that finished after this: "7d", "12h" or "90min" ago, a date, or a time."""
     until: str | None
+    """Jobs that finished before this, written likewise."""
     rows: Sequence[str] | None
+    """Coordinates that are always shown, and first; those that vary follow."""
     columns: Sequence[str] | None
+    """Metrics that make the columns; by default the kind's own; ["all"]: every one."""
     statistic: Statistic | None
+    """Of the samples; by default the median, with its 95 % interval in `<metric>_low` and `<metric>_high`. A mean has
+    the standard deviation in `<metric>_std`."""
     pivot: str | None
+    """The coordinate whose values become columns."""
     relative_to: Mapping[str, Any] | None
+    """Coordinates of the rows with which all others are compared: {"precision": "fp32"}; a column `<metric>_speedup`
+    has how many times faster each row is."""
     sort: str | None
+    """Sort by this column; "-column" sorts from its greatest value down."""
     limit: int | None
+    """At most so many rows."""
 
 
 def id_of(thing: Thing) -> int:

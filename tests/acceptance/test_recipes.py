@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import resource
 import shlex
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,6 @@ from app.cli.commands import cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 SKIPPED = "…"
-JOBS_MEMORY = 384 << 20
-"""Bytes beside those that the warm parent has, as the page says."""
 JOBS = ("show", "compare", "rerun", "download", "baseline", "check")
 """Commands whose plain numbers are ids of jobs."""
 
@@ -109,15 +109,21 @@ def last_id(client: Any, path: str) -> int:
 
 
 @contextlib.contextmanager
-def little_memory(site: Any) -> Iterator[None]:
-    """Inside, the processes that the worker forks get no more address space than the page says."""
+def little_memory(site: Any, folder: Path) -> Iterator[None]:
+    """Inside, the page's commands for a limit on memory are in force; `pgrep` finds no other worker's process."""
     (warm,) = (one for one in psutil.Process(site.worker.pid).children() if "warm" in one.cmdline())
-    former = resource.prlimit(warm.pid, resource.RLIMIT_AS)
-    resource.prlimit(warm.pid, resource.RLIMIT_AS, (warm.memory_info().vms + JOBS_MEMORY, former[1]))
+    (limit,) = (block for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL) if "prlimit" in block)
+    (removal,) = re.findall(r"`(prlimit [^`]*unlimited:)`", PAGE)
+    pgrep = folder / "pgrep"
+    pgrep.write_text(f"#!/bin/sh\necho {warm.pid}\n")
+    pgrep.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-ec", limit], env=environment, check=True)
+    assert resource.prlimit(warm.pid, resource.RLIMIT_AS)[0] == warm.memory_info().vms + (384 << 20)
     try:
         yield
     finally:
-        resource.prlimit(warm.pid, resource.RLIMIT_AS, former)
+        subprocess.run(["sh", "-ec", removal], env={**environment, "pid": str(warm.pid)}, check=True)
 
 
 def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +134,7 @@ def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     environment = {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/")}
     for step in steps():
         command, tells_code = re.subn(r"; echo \$\?$", "", step.command)
-        with little_memory(site) if "--fit" in command else contextlib.nullcontext():
+        with little_memory(site, tmp_path) if "--fit" in command else contextlib.nullcontext():
             result = CliRunner().invoke(cli, ids.words_of(command), env=environment)
         assert tells_code or result.exit_code == 0, f"{step.command}: {result.output}"
         ids.note(step, result.output)
@@ -137,10 +143,11 @@ def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [path.name for path in tmp_path.glob("job-*/*")] == ["samples.csv.gz"]
 
 
-def test_what_is_not_run_starts_the_service() -> None:
+def test_what_is_not_run_with_its_output_starts_the_service_or_limits_its_memory() -> None:
     """Other commands belong in blocks with what they print."""
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert [line.partition(" --")[0] for block in blocks for line in block.splitlines()] == ["flopwatch up"]
+    first, limit = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert [line.partition(" --")[0] for line in first.splitlines()] == ["flopwatch up"]
+    assert [line.partition(" ")[0] for line in limit.splitlines()] == ["pid=$(pgrep", "prlimit"]
 
 
 def test_there_are_ten_recipes() -> None:
