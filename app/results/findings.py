@@ -385,11 +385,12 @@ def _of_other_work(invalid: Sequence[Row]) -> str:
 def _nothing_in_common(rows: Sequence[Row]) -> str:
     if not rows:
         return "missing: the sides have no case and metric in common"
-    side, cell = next(
-        (side, cell) for row in rows for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None
-    )
-    why = f" ({cell.outcome})" if cell.outcome not in (None, "ok") else ""
-    return f"missing: {rows[0].metric} has no value on the side of the {side}{why}"
+    row = rows[0]
+    without = {side: cell for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None}
+    which = "either side" if len(without) == len(SIDES) else f"the side of the {next(iter(without))}"
+    outcomes = dict.fromkeys(cell.outcome for cell in without.values() if cell.outcome not in (None, "ok"))
+    why = f" ({', '.join(map(str, outcomes))})" if outcomes else ""
+    return f"missing: {row.metric} has no value on {which}{why}"
 
 
 def _where(row: Row, rows: Sequence[Row]) -> str:

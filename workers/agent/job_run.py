@@ -243,6 +243,8 @@ class JobRun:
             self._spool.begin_unit(process.index, process.unit.title, process.unit.side)
             outcome = self._run_unit(process, runner, spec)
             self._spool.end_unit(outcome)
+            if isinstance(outcome, Failed) and process.unit.side is not None:
+                return replace(outcome, detail=f"the {process.unit.side}: {outcome.detail}")
             if not isinstance(outcome, Succeeded):
                 return outcome
         return Succeeded()

@@ -304,6 +304,10 @@ def test_invalid_numbers_are_not_judged() -> None:
 def test_values_that_are_missing() -> None:
     _, whole = judged(row(STEADY, ()), limit=5.0)
     assert whole.sentence == "missing: step_ms has no value on the side of the candidate (oom)"
+    (neither,) = judged(row((), ()))[0]
+    assert conclude([neither], "step_ms", (), alternated=True).sentence == (
+        "missing: step_ms has no value on either side (oom)"
+    )
     assert whole.gate is not None
     assert whole.gate.sentence == "missing: the candidate has no step_ms (oom)"
     _, nothing = judged(limit=5.0)

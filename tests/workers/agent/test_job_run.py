@@ -800,6 +800,18 @@ class TestUnits:
             stored = connection.exec_driver_sql("SELECT unit_index, name, row_count, partial FROM result_table").all()
         assert [tuple(row) for row in stored] == [(0, "kernels", 2, 0), (1, "kernels", 2, 0)]
 
+    def test_a_failure_names_the_side_that_failed(self, site: Site, planned: Callable[[Runner], None]) -> None:
+        """As where the candidate's code cannot be imported."""
+        planned(Runner(Planned("first", side="baseline"), Planned("second", side="candidate")))
+
+        def play(unit: Unit) -> None:
+            failed = {"type": "outcome", "code": "unsupported", "detail": "no module named 'flash'"}
+            unit.say(SUCCESS if unit.request.unit["title"] == "first" else failed)
+            unit.end()
+
+        error = site.run(play)["error"]
+        assert (error["code"], error["detail"]) == ("unsupported", "the candidate: no module named 'flash'")
+
     def test_of_a_unit_that_fails_everything_is_kept_as_partial(
         self, site: Site, planned: Callable[[Runner], None]
     ) -> None:

@@ -294,7 +294,7 @@ class SpoiledGradients(torch.autograd.Function):
 @pytest.mark.parametrize(
     ("function", "dtype", "reason"),
     [
-        (lambda *inputs: (attention(*inputs), None), "fp32", "the output is a tuple, not a tensor"),
+        (lambda *inputs: (attention(*inputs), None), "fp32", "the output is a tuple, not a plain tensor"),
         (lambda *inputs: None, "fp32", "the output is missing"),
         (lambda *inputs: attention(*inputs)[..., :-1], "fp32", "the output has the shape (2, 1, 48, 15), not (2, 1,"),
         (lambda *inputs: attention(*inputs).float(), "bf16", "the output is of torch.float32, not torch.bfloat16 as"),

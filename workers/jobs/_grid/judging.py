@@ -74,16 +74,22 @@ class Reference:
 
     @contextmanager
     def negated(self) -> Iterator[None]:
-        """Negate the input `linear_in` inside the context. Negating twice gives the same bits again."""
-        import torch
+        """Negate the input `linear_in` inside the context. Negating twice gives the same bits again.
 
-        with torch.no_grad():
-            self.inputs[self.linear_in].neg_()
+        The tensor's version, by which caches know changes, stays: a result that is kept by it is kept by its address.
+        """
+        import torch
+        from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+        def negate(tensor: Tensor) -> None:
+            with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
+                tensor.neg_()
+
+        negate(self.inputs[self.linear_in])
         try:
             yield
         finally:
-            with torch.no_grad():
-                self.inputs[self.linear_in].neg_()
+            negate(self.inputs[self.linear_in])
 
 
 def checksum(tensor: Tensor) -> int:
@@ -177,15 +183,16 @@ def _results(operation: Operation, reference: Reference) -> list[tuple[str, Tens
 
 
 def _fitting(name: str, result: Any, shape: torch.Size, like: Tensor) -> Tensor:
-    """Return the result, if it is a tensor of this shape, with the dtype and on the device of `like`.
+    """Return the result, if it is a plain tensor of this shape, with the dtype and on the device of `like`. A subclass
+    might compute only when it is read.
 
     Raises:
         Unfit: it is not such a tensor.
     """
     import torch
 
-    if not isinstance(result, torch.Tensor):
-        raise Unfit(f"{name} is {'missing' if result is None else f'a {type(result).__name__}, not a tensor'}")
+    if type(result) is not torch.Tensor:
+        raise Unfit(f"{name} is {'missing' if result is None else f'a {type(result).__name__}, not a plain tensor'}")
     if result.shape != shape:
         raise Unfit(f"{name} has the shape {tuple(result.shape)}, not {tuple(shape)}")
     if result.dtype != like.dtype:

@@ -124,6 +124,33 @@ def test_a_result_that_is_kept_is_right_once(rng: random.Random) -> None:
     assert (judge_negated(operation, reference).wrong or "").startswith("the output: relative error 2.00e+00")
 
 
+def test_a_result_that_is_kept_for_an_inputs_version_is_right_once(rng: random.Random) -> None:
+    """An innocent cache: the second judgement changes the input, but not the version that torch counts."""
+    reference = make_reference(rng)
+    kept: dict[tuple[object, ...], Tensor] = {}
+
+    def remembers(a: Tensor, b: Tensor) -> Tensor:
+        key = tuple((tensor.data_ptr(), tensor._version, tensor.shape) for tensor in (a, b))
+        if key not in kept:
+            kept[key] = product(a, b)
+        return kept[key]
+
+    operation = Operation(remembers, reference.inputs, None)
+    assert judge(operation, reference).wrong is None
+    assert (judge_negated(operation, reference).wrong or "").startswith("the output: relative error 2.00e+00")
+    assert reference.changed() == []
+
+
+class Lazy(torch.Tensor):
+    """A tensor that could compute its values when they are read."""
+
+
+def test_a_result_must_be_a_plain_tensor(rng: random.Random) -> None:
+    reference = make_reference(rng)
+    operation = Operation(lambda a, b: product(a, b).as_subclass(Lazy), reference.inputs, None)
+    assert judge(operation, reference).wrong == "the output is a Lazy, not a plain tensor"
+
+
 def test_what_was_changed_is_named(rng: random.Random) -> None:
     reference = make_reference(rng)
     assert reference.grad_out is not None
