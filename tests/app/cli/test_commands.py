@@ -228,7 +228,12 @@ def finished_soon(site: Any, **results: Any) -> threading.Thread:
 
     def work() -> None:
         offer = Offer(frozenset(KINDS), frozenset(), total_gpus=0, free_gpus=0, idle=True)
-        wait_until(lambda: claims.append(site.services.queue.claim(site.worker.id, offer)) or claims[-1], "a job")
+
+        def claimed() -> bool:
+            claims.append(site.services.queue.claim(site.worker.id, offer))
+            return claims[-1] is not None
+
+        wait_until(claimed, "a job")
         site.worker.finish(claims[-1], **results)
 
     thread = threading.Thread(target=work)
