@@ -32,6 +32,7 @@ from app.api import (
 )
 from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody
+from app.api.compression import Compression
 from app.api.gate import OPEN_PATHS, Gate
 from app.api.hosts import AllowedHosts
 from app.api.parameters import no_repeats
@@ -75,6 +76,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         dependencies=[Depends(no_repeats)],
     )
     problems.install(app, pages.error_page)
+    app.add_middleware(Compression)
     app.add_middleware(
         Gate,
         token=settings.api_token.get_secret_value() if settings.api_token else None,
