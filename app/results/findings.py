@@ -27,6 +27,8 @@ ASKED_FOR = (1, 3, 5)
 RELEVANT_PERCENT = 5.0
 """If no difference is found but there may be one larger than this, the answer is "inconclusive"."""
 DEFAULT_REPLICATES = 8
+MOST_PROCESSES = 100
+"""If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
 MANY_TESTS = 200
 
 NOTHING = Estimate(None, None, None, None, None)
@@ -194,9 +196,12 @@ class Row:
         """
         if 100 * self.drift > limit_percent:
             return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
-        needed = self.replicates_for(limit_percent)
-        if needed is None:
+        if self.estimate is None or self.estimate.spread is None:
             return ""
+        needed = self.replicates_for(limit_percent)
+        if needed is None or needed > MOST_PROCESSES:
+            differ = percent(math.expm1(self.estimate.spread))
+            return f"; this host is too noisy to find {limit_percent:g} %: its processes differ by {differ}"
         if needed > min(len(self.baseline), len(self.candidate)):
             return f"; {needed} processes each would find {limit_percent:g} %"
         return "; more processes would narrow the interval"

@@ -119,7 +119,11 @@ def _each_once(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MAX_DETAIL else f"{text[: MAX_DETAIL - 1]}…"
+    """Cut a long text between two words."""
+    if len(text) <= MAX_DETAIL:
+        return text
+    cut = text[: MAX_DETAIL - 1]
+    return f"{(cut.rpartition(' ')[0] or cut).rstrip(',;:')} …"
 
 
 def _named(jobs: Iterable[int]) -> str:

@@ -110,7 +110,8 @@ def checks_table(
 
 
 def _row(verdict: CaseVerdict, check: Check) -> list[Scalar]:
-    return [verdict.case_key, verdict.title or None, check.name, check.ok, check.severity, check.detail]
+    severity = None if check.ok else check.severity
+    return [verdict.case_key, verdict.title or None, check.name, check.ok, severity, check.detail]
 
 
 def _left_out(count: int) -> list[Scalar]:

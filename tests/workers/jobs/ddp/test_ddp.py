@@ -48,6 +48,10 @@ SPECS: dict[str, dict[str, Any]] = {
     "bucketed, where they lie": {"strategy": "bucketed", "gradients_as_views": False},
     "fsdp, checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
     "fsdp, compiled": {**LARGEST, "model": MODEL, "context_length": 8, "attention": "eager", "backend": "gloo"},
+    "bucketed, accumulating": {"strategy": "bucketed", "accumulation_steps": 3, "sharded_optimizer": True},
+    "torch_ddp, accumulating": {"strategy": "torch_ddp", "accumulation_steps": 3},
+    "fsdp, accumulating": {"strategy": "fsdp", "accumulation_steps": 3},
+    "torch_fsdp, cast": {"strategy": "torch_fsdp", "precision": "bf16", "accumulation_steps": 2},
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
@@ -133,11 +137,11 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
     if spec.strategy == "none":
         assert found["gradient_error"]["reason"] == "strategy none does not communicate"
         return
-    # Two ranks add two numbers, in any order: but for casts, every bit is the same.
-    limit = 0.1 if spec.casts else 1e-6
+    # Two ranks add two numbers, in any order: every bit is the same, but where they add sums in 8 bits.
+    limit = 0.01 if spec.casts else 1e-6
     assert found["gradient_error"]["median"] <= limit
     if spec.mode == "train_step":
-        assert found["parameter_error"]["median"] <= 3 * limit
+        assert found["parameter_error"]["median"] <= 10 * limit
     else:
         assert "changes no parameters" in found["parameter_error"]["reason"]
 
@@ -435,14 +439,17 @@ def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     ("fields", "gradient", "parameter"),
     [
         ({}, 1e-3, 1e-2),
-        ({"precision": "bf16"}, 2e-2, 0.2),
-        ({"precision": "bf16", "parameter_dtype": "bf16"}, 5e-2, 0.5),
-        ({"precision": "bf16", "strategy": "fsdp", "cast_before_communication": True}, 0.3, 1.0),
+        ({"precision": "bf16"}, 1e-2, 0.2),
+        ({"precision": "bf16", "parameter_dtype": "bf16"}, 1.4e-2, 0.5),
+        ({"precision": "bf16", "strategy": "fsdp"}, 1.4e-2, 0.5),
     ],
 )
 def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter: float) -> None:
     spec = parsed(**fields)
     assert tolerance(spec, "gradient_error") == pytest.approx(gradient)
+    assert tolerance(spec, "gradient_error") < 1 / DdpSpec.model_fields["world_size"].metadata[1].le, (
+        "one rank is missed"
+    )
     assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
 
 
