@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import math
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import environment
-from tests.app.web.checker import Checker
 from tests.forked import ForkedService
 from tests.releases.record import FOLDER, answers
 
@@ -39,14 +39,13 @@ def differences(expected: Any, actual: Any, place: str = "") -> list[str]:
 
 
 def test_its_database_gives_its_answers(release: Path, tmp_path: Path) -> None:
-    with ForkedService(tmp_path / "service", environment(tmp_path)) as service:
+    with ForkedService(tmp_path / "service", environment(tmp_path) | {"FLOPWATCH_LEASE_S": "30"}) as service:
         service.data_dir.mkdir(parents=True, mode=0o700)
         database = service.data_dir / "flopwatch.sqlite3"
         database.write_bytes(gzip.decompress((release / "database.sqlite3.gz").read_bytes()))
         database.chmod(0o600)
         expected = json.loads(gzip.decompress((release / "answers.json.gz").read_bytes()))
         actual = answers(service.start_server())
-    assert all(status == 200 for status, _ in expected.values())
     assert differences(expected, json.loads(json.dumps(actual))) == []
 
 
@@ -57,7 +56,7 @@ def test_what_is_gone_or_changed_is_named() -> None:
 
 
 def test_its_export_shows_its_numbers(release: Path) -> None:
-    page = Checker()
-    page.feed(gzip.decompress((release / "export.html.gz").read_bytes()).decode())
-    assert "step_ms" in page.text
-    assert "tiny" in page.text
+    page = gzip.decompress((release / "export.html.gz").read_bytes()).decode()
+    answers_then = json.loads(gzip.decompress((release / "answers.json.gz").read_bytes()))
+    (row,) = csv.DictReader(answers_then["/tables?job=1&format=csv"].splitlines())
+    assert f"{float(row['step_ms']):.1f}" in page
