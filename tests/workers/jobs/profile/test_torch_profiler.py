@@ -7,6 +7,8 @@ import functools
 import gzip
 import json
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
+from tests.workers.jobs.holistic_trace_analysis import ranks_and_steps
 from tests.workers.reporting import Report
 from workers.jobs import _training, ceiling
 from workers.jobs._values import Values
@@ -302,6 +305,27 @@ def test_only_the_chosen_phases_are_listed(run: Any) -> None:
     report = run(phases=["backward"])
     assert {name for name in report.tables if "-" in name} == {"kernels-backward", "operators-backward"}
     assert shares(report, "forward")["matmul"] > 0
+
+
+def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
+    files = run(mode="forward", device="cpu", stacks=True).files
+    texts = {name: path.read_text() for name, path in files.items() if not name.endswith(".gz")}
+    with gzip.open(files["trace.json.gz"], "rt") as file:
+        texts["trace"] = file.read()
+    loaded = json.loads(texts["trace"])
+    assert (loaded["traceName"], loaded["host_name"]) == ("trace.json", "")
+    for name, text in texts.items():
+        for folder in (str(Path(torch_profiler.__file__).parents[3]), sys.prefix, str(files["trace.json.gz"].parent)):
+            assert folder not in text, name
+
+
+def test_holistic_trace_analysis_sees_the_steps(run: Any, analysis: Path, tmp_path: Path) -> None:
+    trace = run(profile_steps=3, device="cpu").files["trace.json.gz"]
+    (tmp_path / "traces").mkdir()
+    shutil.copy(trace, tmp_path / "traces")
+    ranks, steps = ranks_and_steps(analysis, tmp_path / "traces")
+    assert ranks == [0]
+    assert set(steps) == {"1", "2", "3"}
 
 
 @pytest.mark.parametrize("device", DEVICES)
