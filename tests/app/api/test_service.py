@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
 def test_health(site: Any) -> None:
-    assert site.http.get("/healthz").json() == {"status": "ok"}
+    assert site.http.get("/healthz").json() == {"status": "ok", "version": version("flopwatch")}
     assert site.http.get("/readyz").json() == {"status": "ready"}
 
 

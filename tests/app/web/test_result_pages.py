@@ -354,7 +354,7 @@ class TestCompare:
         assert "one dot for each sample" in text
 
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
-        assert "The first is the baseline, of checked ones the oldest" in page(filled, "/ui/compare").text
+        assert "Of checked ones the oldest is the baseline" in page(filled, "/ui/compare").text
 
     def test_one_job_is_the_baseline(self, filled: Any) -> None:
         assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
@@ -381,10 +381,19 @@ class TestCompare:
             jobs.append(claim.job_id)
         text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
         # Of four processes a side that do not overlap p is 2/70. Only the headline is tested.
-        assert re.findall(r'data-head="p, corrected">([^<]*)<', text) == ["0.0286", ""]
+        assert re.findall(r">p = ([^<]*)<", text) == ["0.0286"]
         assert "finding-worse" in text
         assert "finding-differs" in text
         assert "only where the interval excludes 1 and p, corrected for all cases, is at most 0.05" in text
+
+    def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
+        text = filled.http.get("/ui/compare").text
+        assert 'formaction="/ui/new/compare"' in text
+        assert 'action="/ui/new/compare"' in filled.http.get("/ui/new?kind=compare").text
+        form = page(filled, "/ui/new/compare?job=1&job=4").text
+        assert "candidate.precision=bf16" in form or '"precision": "bf16"' in form
+        page(filled, "/ui/new/compare?job=1", 422)
+        page(filled, "/ui/new/compare?job=1&job=99999", 404)
 
     def test_jobs_without_a_common_case(self, filled: Any) -> None:
         assert "no case in common" in page(filled, "/ui/compare?job=1&job=7").text
