@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.jobs.holistic_trace_analysis import install
+from tests.workers.jobs.trace_readers import install
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,6 @@ def _precision_stays() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def analysis(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of Holistic Trace Analysis."""
-    return install(tmp_path_factory.mktemp("analysis"))
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of `trace_readers`."""
+    return install(tmp_path_factory.mktemp("readers"))

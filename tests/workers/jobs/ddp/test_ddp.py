@@ -22,7 +22,7 @@ from app.specs.ddp import DdpSpec
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.workers.jobs.ddp.ranks import SLOWER_MS, run_all
-from tests.workers.jobs.holistic_trace_analysis import ranks_and_steps
+from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
@@ -286,12 +286,10 @@ def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any
     assert loaded["host_name"] == ""
 
 
-def test_holistic_trace_analysis_sees_rank_and_steps(run: Any, analysis: Path, tmp_path: Path) -> None:
-    (tmp_path / "traces").mkdir()
-    shutil.copy(run("bucketed").files["trace.json.gz"], tmp_path / "traces")
-    ranks, steps = ranks_and_steps(analysis, tmp_path / "traces")
-    assert ranks == [0]
-    assert set(steps) == {"1", "2"}
+def test_other_programs_see_rank_and_steps(run: Any, readers: Path) -> None:
+    trace = run("bucketed").files["trace.json.gz"]
+    assert ranks_and_steps(readers, trace) == ([0], [1, 2])
+    assert steps_of_plugin(readers, trace) == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import functools
 import gzip
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
-from tests.workers.jobs.holistic_trace_analysis import ranks_and_steps
+from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs import _training, ceiling
 from workers.jobs._values import Values
@@ -319,13 +318,10 @@ def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
             assert folder not in text, name
 
 
-def test_holistic_trace_analysis_sees_the_steps(run: Any, analysis: Path, tmp_path: Path) -> None:
+def test_other_programs_see_the_steps(run: Any, readers: Path) -> None:
     trace = run(profile_steps=3, device="cpu").files["trace.json.gz"]
-    (tmp_path / "traces").mkdir()
-    shutil.copy(trace, tmp_path / "traces")
-    ranks, steps = ranks_and_steps(analysis, tmp_path / "traces")
-    assert ranks == [0]
-    assert set(steps) == {"1", "2", "3"}
+    assert ranks_and_steps(readers, trace) == ([0], [1, 2, 3])
+    assert steps_of_plugin(readers, trace) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("device", DEVICES)
