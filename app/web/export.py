@@ -225,6 +225,7 @@ def _compare(request: Request, services: Services, query: ComparedQuery) -> Resp
         what=comparison.judgement.sentence,
         jobs=jobs,
         results=_results(sheet),
+        compared=shown,
         metric=metric,
         distributions=compare_page.distributions(services, [shown], metric) if metric else None,
         ratios=compare_page.ratios([shown]),

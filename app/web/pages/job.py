@@ -22,7 +22,7 @@ from app.store.queue.transitions import RETRIED_STATES
 from app.store.reading.queries import FACTS, STATISTICS
 from app.text.cases import case_text, in_use
 from app.web import facts
-from app.web.live import page_tag, tagged, unchanged
+from app.web.live import clock, page_tag, tagged, unchanged
 from app.web.pages.jobs import headline_of
 from app.web.samples import over_steps
 from app.web.templates import embedded, render, table
@@ -52,7 +52,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     version = services.reading.job_page_version(job_id)
     job, _version = services.reading.job(job_id)
     place = services.reading.places([job_id]).get(job_id) if job["state"] == "queued" else None
-    tag = page_tag(version, job["waiting"], str(place))
+    tag = page_tag(version, job["waiting"], str(place), clock(finished=job["state"] in FINISHED_STATES))
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
     log, last_event = services.reading.log_so_far(job_id)

@@ -15,11 +15,13 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store.reading import members
+from app.store.records import Offer
 from app.text.values import value_text
 from app.web.pages import plots as plots_page
 from app.web.pages.compare import short_names
 from app.web.pages.sweeps import listed
 from app.web.pages.tables import command
+from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -140,6 +142,26 @@ def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
     assert resume in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
     assert fresh_site.http.post(resume, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 303
     assert resume not in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+
+
+def test_the_cases_of_a_running_sweep_appear_without_a_reload(site: Any, measured: Any) -> None:
+    base = {"kind": "attention", "implementations": ["eager"]}
+    body = {"base": base, "grid": {"num_heads": [1, 2]}, "priority": 77}
+    sweep = site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
+    path = f"/ui/tables?sweep={sweep}&panel=true"
+    assert path.replace("&", "&amp;") in site.http.get(f"/ui/sweeps/{sweep}").text
+    before = site.http.get(path).text
+    assert "Those of jobs that end appear here" in before
+    assert f'hx-get="{path.replace("&", "&amp;")}" hx-trigger="every' in before
+    site.worker.register(frozenset({"attention"}))
+    for ended in range(2):
+        claim = site.services.queue.claim(
+            site.worker.id, Offer(frozenset({"attention"}), CAPABILITIES, 0, 0, idle=True)
+        )
+        site.worker.finish(claim, measurements=[measured("forward_ms", 1.0, num_heads=ended + 1)])
+        text = site.http.get(path).text
+        assert "<tbody" in text
+        assert ("every 3s" in text) == (ended == 0)
 
 
 def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
@@ -332,7 +354,7 @@ class TestCompare:
         assert "one dot for each sample" in text
 
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
-        assert "The first is the baseline, of checked ones the oldest" in page(filled, "/ui/compare").text
+        assert "Of checked ones the oldest is the baseline" in page(filled, "/ui/compare").text
 
     def test_one_job_is_the_baseline(self, filled: Any) -> None:
         assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
@@ -359,10 +381,19 @@ class TestCompare:
             jobs.append(claim.job_id)
         text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
         # Of four processes a side that do not overlap p is 2/70. Only the headline is tested.
-        assert re.findall(r'data-head="p, corrected">([^<]*)<', text) == ["0.0286", ""]
+        assert re.findall(r">p = ([^<]*)<", text) == ["0.0286"]
         assert "finding-worse" in text
         assert "finding-differs" in text
         assert "only where the interval excludes 1 and p, corrected for all cases, is at most 0.05" in text
+
+    def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
+        text = filled.http.get("/ui/compare").text
+        assert 'formaction="/ui/new/compare"' in text
+        assert 'action="/ui/new/compare"' in filled.http.get("/ui/new?kind=compare").text
+        form = page(filled, "/ui/new/compare?job=1&job=4").text
+        assert "candidate.precision=bf16" in form or '"precision": "bf16"' in form
+        page(filled, "/ui/new/compare?job=1", 422)
+        page(filled, "/ui/new/compare?job=1&job=99999", 404)
 
     def test_jobs_without_a_common_case(self, filled: Any) -> None:
         assert "no case in common" in page(filled, "/ui/compare?job=1&job=7").text

@@ -22,6 +22,7 @@ from app.specs.ddp import DdpSpec
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.workers.jobs.ddp.ranks import SLOWER_MS, run_all
+from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
@@ -277,8 +278,18 @@ def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, op
 def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any, tmp_path: Path) -> None:
     ((name, path),) = run("bucketed").files.items()
     assert name == "trace.json.gz"
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    assert {"step_1", "step_2", "gloo:all_reduce", "layers.1"} <= {event.get("name") for event in events}
+    loaded = json.loads(gzip.decompress(path.read_bytes()))
+    names = {event.get("name") for event in loaded["traceEvents"]}
+    assert {"step_1", "step_2", "ProfilerStep#2", "gloo:all_reduce", "layers.1"} <= names
+    about = loaded["distributedInfo"]
+    assert (about["rank"], about["world_size"], about["backend"]) == (0, 2, "gloo")
+    assert loaded["host_name"] == ""
+
+
+def test_other_programs_see_rank_and_steps(run: Any, readers: Path) -> None:
+    trace = run("bucketed").files["trace.json.gz"]
+    assert ranks_and_steps(readers, trace) == ([0], [1, 2])
+    assert steps_of_plugin(readers, trace) == [1, 2]
 
 
 @pytest.mark.parametrize(
