@@ -31,6 +31,7 @@ READ_BYTES = 1 << 20
 ALWAYS = -math.inf
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HOST = re.compile(rb'("host_name"\s*:\s*)"[^"]*"')
+_FILE = re.compile(rb'("traceName"\s*:\s*")[^"]*/')
 _OVERLAP = 1000
 """Most bytes of the text that `_EVENTS` matches, which two pieces may share."""
 _BETWEEN = re.compile(r"[\s,]*")
@@ -122,7 +123,7 @@ def _copy(source: BinaryIO, write: Callable[[bytes], int]) -> None:
 
 
 def _without_host(text: bytes) -> bytes:
-    return _HOST.sub(rb'\1""', bytes_without_folders(text))
+    return bytes_without_folders(_FILE.sub(rb"\1", _HOST.sub(rb'\1""', text)))
 
 
 def _index_events(source: BinaryIO, steps: frozenset[str]) -> _Events:
