@@ -65,7 +65,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     _print_facts(facts)
-    for line in (*doubts(job["validity"] or {}), *notes(job["validity"] or {})):
+    for line in notes(job["validity"] or {}):
         echo(f"    {line}")
     if job["error"] is not None:
         echo(problem_text(job["error"]))
@@ -115,12 +115,15 @@ def _jobs_wait(ids: Sequence[str]) -> str:
 def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     """Print a job's table as `flopwatch table` does, the reasons why cells have no numbers, its units and their tables.
 
-    For a job that did not succeed, the table has its earlier measurements, marked, and why the other cells are empty.
+    The table's footnotes say why cells are not valid; without a table, the failed checks do. For a job that did not
+    succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
     if server.has_measurements(job):
         echo()
         echo_table(server.table_text(job=job))
         print_missing(server.missing(job))
+    else:
+        print_missing(doubts(job["validity"] or {}))
     _print_units(server.units(job))
     _print_tables(job["id"], server.list_tables(job))
 

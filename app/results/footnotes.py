@@ -14,6 +14,9 @@ MAX_DETAIL = 160
 MAX_NAMED = 5
 """Most jobs that a footnote names."""
 
+NOT_MEASURED = "measured"
+"""The check that fails if a cell has no times, for which the cell shows its outcome (`wrong`, `crashed`)."""
+
 Doubt = tuple[str, str]
 """A check that was not passed, and its detail."""
 
@@ -69,8 +72,8 @@ class Footnotes:
     """The jobs that ended early, by the code of their end."""
 
     def count(self, verdict: str | None, doubts: Sequence[Doubt]) -> None:
-        """Count a row that is not valid; rows that are valid or have no verdict are ignored."""
-        if verdict in (None, "valid"):
+        """Count a row that is not valid; others are ignored, and rows that were not measured: their cells say so."""
+        if _needs_no_sign(verdict, doubts):
             return
         group = self.groups.setdefault(_key(str(verdict), doubts), _Group(str(verdict), _each_once(doubts)))
         group.rows += 1
@@ -82,7 +85,7 @@ class Footnotes:
     def mark(self, verdict: str | None, doubts: Sequence[Doubt], *, partial: bool) -> str:
         """Return the signs of a row; every row must have been counted before."""
         signs = PARTIAL if partial else ""
-        if verdict in (None, "valid"):
+        if _needs_no_sign(verdict, doubts):
             return signs
         if len(self.groups) == 1:
             return DAGGER + signs
@@ -105,6 +108,10 @@ class Footnotes:
             codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())
             notes.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")
         return notes
+
+
+def _needs_no_sign(verdict: str | None, doubts: Sequence[Doubt]) -> bool:
+    return verdict in (None, "valid") or {name for name, _ in doubts} == {NOT_MEASURED}
 
 
 def _key(verdict: str, doubts: Iterable[Doubt]) -> tuple[str, tuple[str, ...]]:

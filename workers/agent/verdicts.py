@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.states import Verdict, worst
+from app.states import VERDICTS, Verdict, worst
 from workers.measure.check import SEVERITIES, Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
@@ -74,7 +74,7 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
         checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": ok, "detail": more, "severity": "suspect"}]
     return {
         "verdict": worst([verdict.verdict for verdict in verdicts]),
-        "counts": {name: counts[name] for name in ("valid", "suspect", "invalid") if counts[name]},
+        "counts": {name: counts[name] for name in VERDICTS if counts[name]},
         "checks": checks,
     }
 

@@ -1,7 +1,8 @@
 """Checks of whether measured numbers can be trusted, and the verdict that follows from them.
 
-"invalid": the measured work is not the work that the spec describes. "suspect": something disturbed, or may have
-disturbed, the measurement. "valid": all checks passed. With few samples that means little, and details say so.
+"wrong": a result is not that of the reference. "invalid": the measured work is not the work that the spec describes.
+"suspect": something disturbed, or may have disturbed, the measurement. "valid": all checks passed. With few samples
+that means little, and details say so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kernels.versions import why_not_hopper
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
 from workers.measure.ceilings import Rate
-from workers.measure.check import Check
+from workers.measure.check import SEVERITIES, Check
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
 from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading, is_available
@@ -53,9 +54,9 @@ POWER_CAP = 0x04
 
 
 def verdict(checks: Sequence[Check]) -> dict[str, Any]:
-    """Return {"verdict": "valid" | "suspect" | "invalid", "checks": [{"name", "ok", "detail", "severity"}]}."""
+    """Return {"verdict": the worst severity, or "valid", "checks": [{"name", "ok", "detail", "severity"}]}."""
     failed = {check.severity for check in checks if not check.ok}
-    worst = next((severity for severity in ("invalid", "suspect") if severity in failed), "valid")
+    worst = next((severity for severity in SEVERITIES[:-1] if severity in failed), "valid")
     return {"verdict": worst, "checks": [asdict(check) for check in checks]}
 
 

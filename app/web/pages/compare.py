@@ -17,6 +17,7 @@ from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, FieldError, InvalidRequest
+from app.metrics import better
 from app.specs import KINDS
 from app.table_options import FORMATS
 from app.text.cases import case_text
@@ -254,5 +255,7 @@ def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
                 comparison["sides"][1] if len(comparisons) > 1 else "",
             ]
             label = ", ".join(word for word in words if word)
-            drawn.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
+            direction = better(row["metric"], row.get("unit"))
+            ends = (row["ratio_low"], row["ratio_high"])
+            drawn.append(plots.Ratio(label, row["ratio"], *ends, row["finding"], direction))
     return embedded(plots.ratios(drawn[:DRAWN_CASES])) if drawn else None

@@ -127,33 +127,36 @@ def test_a_failed_job_has_a_table(site: Any, flopwatch: Any) -> None:
     assert shown.endswith("\n\ncontext_length=16: oom: out of memory\n")
 
 
+DRIFT = {"name": "drift", "ok": False, "detail": "9 %"}
+
+
 def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> None:
     job_id = submitted(flopwatch, "--priority", "50")
     columns = {"kernel": "string", "total_ms": "number"}
     site.worker.finish(
         site.worker.claim_job(job_id),
-        measurements=[MEASURED("forward_ms", 1.25, model="tiny", validity="suspect")],
+        measurements=[MEASURED("forward_ms", 1.25, model="tiny", unit_index=1, validity="suspect")],
         tables=[
             reported("kernels forward", [["a", 2.0], ["b", None], ["c", 5.5]], **columns),
             reported("kernels forward", [["d", 3.0]], unit_index=1, **columns),
         ],
         units=[
             UnitRecord(0, "replicate 0", "succeeded", validity={"verdict": "valid", "checks": []}),
-            UnitRecord(1, "replicate 1", "succeeded", validity={"verdict": "suspect", "checks": []}),
+            UnitRecord(1, "replicate 1", "succeeded", validity={"verdict": "suspect", "checks": [DRIFT]}),
         ],
         validity={
             "verdict": "suspect",
             "counts": {"valid": 1, "suspect": 1},
             "checks": [
                 {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"},
-                {"name": "drift", "ok": False, "detail": "9 %", "unit": "replicate 1"},
+                {**DRIFT, "unit": "replicate 1"},
             ],
         },
     )
     shown = ended(flopwatch("show", str(job_id)))
-    assert (
-        "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n    note: host_bound: by far\n" in shown
-    )
+    assert "validity: suspect (1 valid, 1 suspect)\n    note: host_bound: by far\n" in shown
+    assert "- † suspect: drift: 9 %." in shown
+    assert shown.count("9 %") == 1, "the reason stands once"
     assert re.search(r"^0 +replicate 0 +succeeded +valid$", shown, re.MULTILINE), shown
     assert re.search(r"^1 +replicate 1 +succeeded +suspect$", shown, re.MULTILINE), shown
     assert re.search(r"^kernels forward +4$", shown, re.MULTILINE), shown
@@ -229,6 +232,16 @@ def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait", "--json", "--name", "fails")
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["code"] == "failed"
+
+
+def test_wait_for_a_wrong_result(flopwatch: Any, obedient: Any) -> None:
+    """The job succeeded, and exited with 0 as one whose times varied."""
+    done = flopwatch("submit", *TINY, "--wait", "--name", "is wrong")
+    assert (done.returncode, "validity: wrong" in done.stdout) == (8, True)
+    shown = json.loads(flopwatch("submit", *TINY, "--wait", "--json", "--name", "is wrong").stdout)
+    assert (shown["state"], shown["validity"]["verdict"]) == ("succeeded", "wrong")
+    ended(flopwatch("sweep", *TINY, "seed=1,2", "--wait", "--name", "is wrong"), 8)
+    ended(flopwatch("submit", *TINY, "--name", "is wrong"))
 
 
 def test_wait_for_a_cancelled_job(site: Any, flopwatch: Any, start: Any) -> None:

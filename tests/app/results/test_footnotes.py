@@ -30,6 +30,17 @@ def test_rows_of_one_reason_share_a_note() -> None:
     assert footnotes.notes() == ["† suspect (3 cases): variation, host_load, such as variation: 26.4%."]
 
 
+def test_a_row_without_times_needs_no_sign() -> None:
+    """Its cells say `wrong` or `crashed`, and the list below the table why."""
+    footnotes = Footnotes()
+    for verdict in ("wrong", "suspect"):
+        footnotes.count(verdict, [("measured", "wrong: the output")])
+        assert footnotes.mark(verdict, [("measured", "wrong: the output")], partial=False) == ""
+    assert footnotes.notes() == []
+    footnotes.count("wrong", [("measured", "wrong: the output"), LOADED])
+    assert footnotes.notes() == ["† wrong: measured: wrong: the output; host_load: 11.9%."]
+
+
 def test_several_reasons_are_numbered() -> None:
     footnotes = Footnotes()
     footnotes.count("suspect", [VARIES])
