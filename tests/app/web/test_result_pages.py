@@ -390,15 +390,12 @@ class TestCompare:
         jobs = []
         for _side in range(2):
             job = fresh_site.submit(priority=88)["id"]
-            rows = [
-                measured("step_ms", 1.0, model="tiny", attention="a_name_of_many_letters", length=length)
-                for length in (8, 16)
-            ]
+            rows = [measured("step_ms", 1.0, model="tiny", length=length) for length in (8, 16)]
             fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
             jobs.append(job)
         text = fresh_site.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
         assert re.findall(r'<td class="case">(length=\d+)</td>', text) == ["length=8", "length=16"]
-        assert "<caption>tiny, a_name_of_many_letters. 2 rows" in text
+        assert re.findall(r"<caption>(.*?) Values", text) == ["tiny. 2 rows."]
 
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
         text = filled.http.get("/ui/compare").text
