@@ -52,5 +52,6 @@ def _is_note(check: Mapping[str, Any]) -> bool:
 
 
 def _line(check: Mapping[str, Any]) -> str:
-    words = [check.get("unit"), check.get("case"), check.get("name"), check.get("detail")]
+    # A unit that measures one case has its name.
+    words = dict.fromkeys(check.get(name) for name in ("unit", "case", "name", "detail"))
     return ": ".join(str(word) for word in words if word)

@@ -23,12 +23,14 @@ def test_a_failed_check_names_its_unit_and_case() -> None:
         check,
         check | {"case": "triton"},
         check | {"case": "flex", "unit": "replicate 1"},
+        check | {"case": "replicate 2", "unit": "replicate 2"},
         check | {"ok": True},
     ]
     assert doubts({"verdict": "suspect", "checks": checks}) == [
         "drift: 9 %",
         "triton: drift: 9 %",
         "replicate 1: flex: drift: 9 %",
+        "replicate 2: drift: 9 %",
     ]
 
 
