@@ -15,7 +15,7 @@ from app.states import FIRST_IN_QUEUE
 from app.text.cases import case_text
 from app.text.numbers import number
 from app.text.times import age, duration, moment, ran
-from app.text.validity import doubts, notes, verdict
+from app.text.validity import doubts, noisy_host, notes, verdict
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
 
@@ -104,6 +104,8 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
                 "labels": job["labels"],
             }
         )
+    if noise := noisy_host(job["validity"] for job in jobs):
+        echo(noise)
     head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():

@@ -173,6 +173,7 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     for job in jobs[:2]:
         page.locator(f"input[name=job][value='{job}']").check()
     expect(page.locator("#picked output")).to_have_text(f"2 picked; to compare, {jobs[0]} is the baseline")
+    expect(page.get_by_role("button", name="Cancel jobs")).to_be_disabled()  # they have ended
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.locator(".sentence")).to_have_count(1)
     expect(page.locator("main")).to_contain_text("precision=fp32 → bf16")

@@ -158,7 +158,9 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
     """
     is_judged = comparison.profiles is None
     sheet = results.sheet_of(comparison, SHOWN_OF_PROFILES)
-    rows = [{**row.values(), "case": case_text(row.place)} for row in comparison.rows] if is_judged else []
+    names = short_names(list(dict.fromkeys(case_text(row.place) for row in comparison.rows)))
+    rows = [{**row.values(), "case": names[case_text(row.place)]} for row in comparison.rows] if is_judged else []
+    shared = [word for word in next(iter(names), "").split(", ") if all(word in case.split(", ") for case in names)]
     return {
         "sides": sides,
         "comparison": comparison,
@@ -168,6 +170,7 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
         "metrics": list(dict.fromkeys(row.judged.metric for row in comparison.distributions())) if is_judged else [],
         "rows": rows[:SHOWN_ROWS],
         "number": len(rows),
+        "shared": ", ".join(shared),
         "table": "" if is_judged else table(sheet),
         "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }

@@ -144,22 +144,22 @@ def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
     assert resume not in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
 
 
-def test_the_cases_of_a_running_sweep_appear_without_a_reload(site: Any, measured: Any) -> None:
+def test_the_cases_of_a_running_sweep_appear_without_a_reload(fresh_site: Any, measured: Any) -> None:
     base = {"kind": "attention", "implementations": ["eager"]}
     body = {"base": base, "grid": {"num_heads": [1, 2]}, "priority": 77}
-    sweep = site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
+    sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
     path = f"/ui/tables?sweep={sweep}&panel=true"
-    assert path.replace("&", "&amp;") in site.http.get(f"/ui/sweeps/{sweep}").text
-    before = site.http.get(path).text
+    assert path.replace("&", "&amp;") in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+    before = fresh_site.http.get(path).text
     assert "Those of jobs that end appear here" in before
     assert f'hx-get="{path.replace("&", "&amp;")}" hx-trigger="every' in before
-    site.worker.register(frozenset({"attention"}))
+    fresh_site.worker.register(frozenset({"attention"}))
     for ended in range(2):
-        claim = site.services.queue.claim(
-            site.worker.id, Offer(frozenset({"attention"}), CAPABILITIES, 0, 0, idle=True)
+        claim = fresh_site.services.queue.claim(
+            fresh_site.worker.id, Offer(frozenset({"attention"}), CAPABILITIES, 0, 0, idle=True)
         )
-        site.worker.finish(claim, measurements=[measured("forward_ms", 1.0, num_heads=ended + 1)])
-        text = site.http.get(path).text
+        fresh_site.worker.finish(claim, measurements=[measured("forward_ms", 1.0, num_heads=ended + 1)])
+        text = fresh_site.http.get(path).text
         assert "<tbody" in text
         assert ("every 3s" in text) == (ended == 0)
 
@@ -385,6 +385,17 @@ class TestCompare:
         assert "finding-worse" in text
         assert "finding-differs" in text
         assert "only where the interval excludes 1 and p, corrected for all cases, is at most 0.05" in text
+
+    def test_rows_name_what_differs_between_cases(self, fresh_site: Any, measured: Any) -> None:
+        jobs = []
+        for _side in range(2):
+            job = fresh_site.submit(priority=88)["id"]
+            rows = [measured("step_ms", 1.0, model="tiny", length=length) for length in (8, 16)]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
+            jobs.append(job)
+        text = fresh_site.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        assert re.findall(r'<td class="case">(length=\d+)</td>', text) == ["length=8", "length=16"]
+        assert re.findall(r"<caption>(.*?) Values", text) == ["tiny. 2 rows."]
 
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
         text = filled.http.get("/ui/compare").text
