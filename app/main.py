@@ -32,6 +32,7 @@ from app.api import (
 )
 from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody
+from app.api.compression import Compression
 from app.api.gate import OPEN_PATHS, Gate
 from app.api.hosts import AllowedHosts
 from app.api.parameters import no_repeats
@@ -39,6 +40,7 @@ from app.api.queue import PausedBody
 from app.api.services import running
 from app.api.sweeps import SweepBody
 from app.settings import Settings
+from app.specs import KINDS
 from app.web import docs, export, pages
 
 ROUTERS = (
@@ -74,6 +76,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         dependencies=[Depends(no_repeats)],
     )
     problems.install(app, pages.error_page)
+    app.add_middleware(Compression)
     app.add_middleware(
         Gate,
         token=settings.api_token.get_secret_value() if settings.api_token else None,
@@ -101,6 +104,8 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
         )
         components = schema.setdefault("components", {})
         components.setdefault("schemas", {}).update(bodies["$defs"], Problem=problems.PROBLEM_SCHEMA)
+        for spec in KINDS.values():  # `kind` has a default in Python, and none in a request
+            components["schemas"][spec.__name__].setdefault("required", []).insert(0, "kind")
         components["securitySchemes"] = SECURITY_SCHEMES
         schema["security"] = [*({name: []} for name in SECURITY_SCHEMES), *([] if needs_token else [{}])]
         for path in OPEN_PATHS:

@@ -14,7 +14,7 @@ LivingState = Literal["active", "draining"]
 WorkerState = Literal[LivingState, "stopped", "lost"]
 WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
 
-Verdict = Literal["valid", "suspect", "invalid"]
+Verdict = Literal["valid", "suspect", "invalid", "wrong"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """Verdicts on measurements, from the best to the worst."""
 

@@ -90,7 +90,7 @@ BULK_TIMEOUT_S = 3600.0
 """Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
 turn."""
 FINISHED = ("succeeded", "failed", "cancelled")
-CHECKED = ("slower", "invalid", "missing", "inconclusive", "passed")
+CHECKED = ("wrong", "slower", "invalid", "missing", "inconclusive", "passed")
 """Outcomes of a check, the worst first."""
 
 

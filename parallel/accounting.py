@@ -74,8 +74,9 @@ def step_traffic(
     sharded_bytes: int = 0,
     gathered_once_bytes: int = 0,
     sharded_optimizer: bool = False,
+    micro_batches: int = 1,
 ) -> Traffic:
-    """Return the traffic of one training step with one backward pass.
+    """Return the traffic of one training step.
 
     With every strategy of data parallelism, all gradients are all-reduced; strategies differ only in the time (Li et
     al., 2020, section 3.2). A sharded optimizer then gathers the parameters (ZeRO stage 1 with a whole all-reduce:
@@ -92,6 +93,8 @@ def step_traffic(
         gathered_once_bytes: The part of `sharded_bytes` that stays gathered from the forward to the backward pass, as
             the root unit of torch's FSDP2 does.
         sharded_optimizer: Whether the optimizer's state is divided, with data parallelism.
+        micro_batches: Forward and backward passes of the step. Full sharding gathers and reduces in each of them;
+            everything else is exchanged once.
 
     Raises:
         ValueError: an unknown strategy, or a sharded optimizer where everything is sharded or nothing is exchanged.
@@ -105,5 +108,5 @@ def step_traffic(
     if strategy in SHARDING:
         kept = gradient_bytes - sharded_bytes
         gathered = 2 * sharded_bytes - gathered_once_bytes
-        return Traffic(all_reduce=kept, all_gather=gathered, reduce_scatter=sharded_bytes)
+        return Traffic(kept, micro_batches * gathered, micro_batches * sharded_bytes)
     return Traffic(all_reduce=gradient_bytes, all_gather=parameter_bytes if sharded_optimizer else 0)

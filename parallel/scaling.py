@@ -7,7 +7,8 @@ Its symbols are:
   weights that autocast keeps; A: bytes saved for the backward pass.
 - X, Y: devices along the data-parallel and along the tensor-parallel axis of the mesh; Mx, My: links of a device that
   serve each axis; W: bytes per second of one link; C: FLOP per second of one device.
-- f: share of the activations that is sharded; R, M: bytes of one device.
+- f: share of the activations that is sharded; s: 1 if sharded weights travel in more than 16 bits, so that autocast
+  keeps its copies of them, else 0; R, M: bytes of one device.
 - k: FLOP per token of a block's forward pass; g: bytes of a block's weights, as devices send them; m: bytes per token
   that tensor parallelism exchanges for a block's forward pass.
 
@@ -110,14 +111,14 @@ SHARDED_OPTIMIZER = Formula(
 """Each device keeps the optimizer state of its share of the parameters (ZeRO stage 1, section 5.1, P_os)."""
 
 FULLY_SHARDED = Formula(
-    "fully sharded data parallelism: bytes per device", "(P + G + O) / X + A", "bytes", "ZeRO, section 5.3"
+    "fully sharded data parallelism: bytes per device", "(P + G + O) / X + s * K + A", "bytes", "ZeRO, section 5.3"
 )
-"""Parameters, gradients and optimizer state are sharded (ZeRO stage 3, section 5.3, P_os+g+p). Weights are sent in 16
-bits, so that autocast keeps no copies. Those of the block at work, which are gathered for it, come on top."""
+"""Parameters, gradients and optimizer state are sharded (ZeRO stage 3, section 5.3, P_os+g+p). Weights that are sent in
+16 bits (s = 0) leave autocast nothing to copy. Those of the block at work, which are gathered for it, come on top."""
 
 SHARDED_ACTIVATIONS = Formula(
     "fully sharded, and f of the activations: bytes per device",
-    "(P + G + O) / X + (1 - f) * A + f * A / X",
+    "(P + G + O) / X + s * K + (1 - f) * A + f * A / X",
     "bytes",
     "CS336 (b)",
 )
@@ -131,7 +132,7 @@ and by d_ff, between them by sequence (Megatron, section 4.2.2, equation 4) or b
 
 MESH = Formula(
     "mesh, X-way fully sharded × Y-way tensor: bytes per device",
-    "((P + G + O) / X + A) / Y",
+    "((P + G + O) / X + s * K + A) / Y",
     "bytes",
     "ZeRO, section 5.3; Megatron, eq. 4",
 )
@@ -153,12 +154,12 @@ REPLICA_DEVICES = Formula("devices whose memory one replica equals", "(P + G + O
 
 FEWEST_SHARDS = Formula(
     "fewest shards that keep a device under M bytes",
-    "floor((P + G + O + f * A) / (M - (1 - f) * A)) + 1",
+    "floor((P + G + O + f * A) / (M - s * K - (1 - f) * A)) + 1",
     "devices",
     "CS336 (b)",
 )
 """The least whole X for which `SHARDED_ACTIVATIONS` is less than M (CS336, part b), solved for X. There is none unless
-M is greater than (1 - f) · A, which no shard makes smaller."""
+M is greater than s · K + (1 - f) · A, which no shard makes smaller."""
 
 SAVED_BY_SHARDING = Formula(
     "bytes saved per device by sharding f of the activations", "f * A - f * A / X", "bytes", "CS336 (b)"
@@ -211,12 +212,12 @@ communication on no mesh with these links. For two matrices: C² / (W² · Mx ·
 
 def why_no_shards(symbols: Mapping[str, float]) -> str | None:
     """Say why no number of shards keeps a device under M bytes; None if there is such a number."""
-    kept = evaluate("(1 - f) * A", symbols)
+    kept = evaluate("s * K + (1 - f) * A", symbols)
     if kept < _exact(symbols["M"]):
         return None
     return (
-        f"the activations that every device keeps, {float(kept) / 1e9:.4g} GB, reach the limit however many shards "
-        "there are: shard more of them, take a smaller batch, or checkpoint"
+        f"what every device keeps, {float(kept) / 1e9:.4g} GB, reaches the limit however many shards there are: shard "
+        "more of the activations, take a smaller batch, or checkpoint"
     )
 
 

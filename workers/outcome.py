@@ -19,6 +19,8 @@ EXIT_CODES = {
 }
 """Exit codes of a job's process by failure code, from sysexits where there is one: EX_DATAERR, EX_UNAVAILABLE,
 EX_SOFTWARE, EX_CANTCREAT, EX_CONFIG."""
+WRONG = 8
+"""Exit code of `flopwatch run` if a result is not that of the reference."""
 
 
 class RunnerError(Exception):

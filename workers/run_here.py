@@ -45,7 +45,7 @@ from workers.messages import (
     parse,
     to_line,
 )
-from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
+from workers.outcome import EXIT_CODES, WRONG, RunnerError, Succeeded, failure_code
 from workers.reporter import Reporter
 from workers.torch_host import reset_process, trim_free_memory
 
@@ -132,7 +132,8 @@ def _numbered(name: str, number: int) -> str:
 
 
 def run_here(arguments: list[str]) -> int:
-    """Run the spec in a JSON file ("-": standard input); returns the exit code, 0 only if the job succeeded."""
+    """Run the spec in a JSON file ("-": standard input); returns the exit code, 0 only if the job succeeded and
+    no result is wrong."""
     parser = argparse.ArgumentParser(prog="flopwatch run", description="Run one job in this process, without a queue.")
     parser.add_argument("spec", help="a JSON file with the spec; - reads standard input")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of a table")
@@ -157,8 +158,9 @@ def run_here(arguments: list[str]) -> int:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
             traceback.print_exc()
             return EXIT_CODES[failure_code(error)]
-    _show(spec, results.result(), as_json=options.json)
-    return 0
+    result = results.result()
+    _show(spec, result, as_json=options.json)
+    return WRONG if (result["validity"] or {}).get("verdict") == "wrong" else 0
 
 
 def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:

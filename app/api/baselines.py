@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.bodies import Body, json_body, request_body
-from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text
+from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, documented
 from app.api.schemas import Baseline, BaselineOfCases, Page, PutBaseline
 from app.api.services import CurrentServices
 from app.errors import FieldError, InvalidRequest
@@ -27,6 +27,12 @@ LIKE_AN_ID = re.compile(r"[0-9]+")
 class BaselineBody(StrictModel):
     """The body of `PUT /baselines/{name}`: a job, or a sweep."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name], "properties": {name: {"type": "integer"}}} for name in ("job", "sweep")]
+        }
+    )
+
     job: Id | None = None
     """A job that succeeded; its results replace those of the same cases."""
     sweep: Id | None = None
@@ -35,7 +41,7 @@ class BaselineBody(StrictModel):
     @model_validator(mode="after")
     def _one_of_both(self) -> BaselineBody:
         if (self.job is None) == (self.sweep is None):
-            raise PydanticCustomError("baseline", 'give {{"job": ID}} or {{"sweep": ID}}, one of them')
+            raise PydanticCustomError("baseline", 'give {"job": ID} or {"sweep": ID}, one of them')
         return self
 
 
@@ -50,11 +56,14 @@ def _after(value: str) -> str:
 
 class BaselinesQuery(StrictQuery):
     limit: Limit = 50
-    after: Annotated[Text, AfterValidator(_after)] | None = Field(default=None)
+    after: Annotated[Text, documented(f"^{NAME.pattern}$"), AfterValidator(_after)] | None = Field(default=None)
     """`next` of the previous page."""
 
 
-async def _name(name: Annotated[str, Path(description="The baseline's name.")]) -> str:
+A_NAME = Path(description="The baseline's name.", json_schema_extra={"pattern": f"^{NAME.pattern}$"})
+
+
+async def _name(name: Annotated[str, A_NAME]) -> str:
     """Return the name in a path. Raises InvalidRequest when no baseline can have it."""
     if not NAME.fullmatch(name):
         detail = (
@@ -68,8 +77,12 @@ async def _name(name: Annotated[str, Path(description="The baseline's name.")]) 
 Name = Annotated[str, Depends(_name)]
 
 
-async def _new_name(name: Name) -> str:
+A_NEW_NAME = Path(description="The baseline's name.", json_schema_extra={"pattern": f"^(?![0-9]+$){NAME.pattern}$"})
+
+
+async def _new_name(name: Annotated[str, A_NEW_NAME]) -> str:
     """Return the name of a baseline to set. Raises InvalidRequest if it could be mistaken for a job's id."""
+    name = await _name(name)
     if LIKE_AN_ID.fullmatch(name):
         detail = f"{name[:80]!r} would be taken for a job's id: let a baseline's name have something else than digits."
         raise InvalidRequest(detail, errors=(FieldError("/name", detail),))

@@ -6,15 +6,15 @@ from typing import Annotated
 from urllib.parse import quote
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from app import results
 from app.api import schemas
-from app.api.parameters import Id, StrictQuery, Text, described
+from app.api.parameters import Id, StrictQuery, Text, declared, described
 from app.api.services import CurrentServices
-from app.api.tables import in_every_format, written
+from app.api.tables import chosen_format, in_every_format, written
 from app.errors import FieldError, InvalidRequest
 from app.store.database.engine import Database
 from app.table_options import Format
@@ -78,7 +78,8 @@ class ComparedQuery(StrictQuery):
 class CompareQuery(ComparedQuery):
     """The jobs to compare, and how the answer is written."""
 
-    format: Format = "json"
+    format: Format | None = None
+    """By default what `Accept` asks for, or else JSON."""
 
 
 HEADERS = {
@@ -91,9 +92,10 @@ HEADERS = {
     "",
     operation_id="compare",
     responses={200: in_every_format(schemas.Comparison) | {"headers": described(HEADERS)}},
+    openapi_extra=declared("Accept"),
     summary="Two jobs, or two sides, compared",
 )
-async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
+async def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
     """For profiles, returns what each kernel, operator and class gained or lost per step; for other kinds, the metrics'
     medians, with interval, test and power.
 
@@ -102,12 +104,13 @@ async def compare(services: CurrentServices, query: Annotated[CompareQuery, Quer
     answer, if the request asks for it.
     """
     query.check()
-    for_people = query.format in ("markdown", "latex", "html")
+    format_ = chosen_format(request, query.format)
+    for_people = format_ in ("markdown", "latex", "html")
     limit = SHOWN_TO_PEOPLE if query.limit is None and for_people else query.limit
 
     def make() -> Response:
         comparison = query.comparison(services.database)
-        response = written(results.sheet_of(comparison, limit), query.format)
+        response = written(results.sheet_of(comparison, limit), format_)
         if gate := comparison.judgement.gate:
             response.headers["Flopwatch-Gate"] = gate.outcome
             response.headers["Flopwatch-Gate-Sentence"] = quote(gate.sentence, safe=READABLE)

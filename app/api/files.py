@@ -19,7 +19,7 @@ router = APIRouter(prefix="/files", tags=["files"])
 Sha256 = Annotated[
     str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256 of the content, in lower-case hexadecimal digits.")
 ]
-SOURCE = {"text/x-python": {"schema": {"type": "string", "format": "binary"}}}
+SOURCE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 @router.put(

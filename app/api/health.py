@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
@@ -14,6 +15,8 @@ from app.states import JOB_STATES
 
 router = APIRouter(tags=["health"])
 
+VERSION = version("flopwatch")
+
 PROBE_WAIT_S = 0.2
 LAST_WAIT_S = 1.0
 """Seconds that the check waits if writes have been refused for long, so that it does not fail by bad luck alone."""
@@ -21,8 +24,8 @@ LAST_WAIT_S = 1.0
 
 @router.get("/healthz", operation_id="get_health", dependencies=[NO_QUERY], summary="Is the process alive?")
 async def healthz() -> Response:
-    """Answers 200 while the process is alive; needs no token and no database."""
-    return Json({"status": "ok"})
+    """Answers 200 while the process is alive, with Flopwatch's version; needs no token and no database."""
+    return Json({"status": "ok", "version": VERSION})
 
 
 @router.get("/readyz", operation_id="get_readiness", dependencies=[NO_QUERY], summary="Can it do its work?")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError, to_json
 
 from app.errors import FieldError, InvalidRequest, NotFound
@@ -24,6 +24,7 @@ from app.text.times import moment_of
 
 MAX_WAIT_S = 60
 MAX_KEY_LENGTH = 255
+A_KEY = f"^[ -~]{{1,{MAX_KEY_LENGTH}}}$"
 
 
 class Json(Response):
@@ -42,11 +43,15 @@ def parse_id(text: str, what: str) -> int:
     raise NotFound(f"There is no {what} {text!r}.")
 
 
-async def _job_id(job_id: Annotated[str, Path(description="The job's id.")]) -> int:
+AN_ID: Any = {"type": "string", "pattern": "^[1-9][0-9]{0,17}$"}
+"""The schema of an id in a path: a text, so that a wrong one is answered 404, not 422."""
+
+
+async def _job_id(job_id: Annotated[str, Path(description="The job's id."), WithJsonSchema(AN_ID)]) -> int:
     return parse_id(job_id, "job")
 
 
-async def _sweep_id(sweep_id: Annotated[str, Path(description="The sweep's id.")]) -> int:
+async def _sweep_id(sweep_id: Annotated[str, Path(description="The sweep's id."), WithJsonSchema(AN_ID)]) -> int:
     return parse_id(sweep_id, "sweep")
 
 
@@ -97,12 +102,19 @@ def _coordinate(value: str) -> tuple[str, str]:
     return name.strip(), wanted.strip()
 
 
-Text = Annotated[str, Field(max_length=200), AfterValidator(_text)]
-Cursor = Annotated[Text, AfterValidator(_cursor)]
-Label = Annotated[Text, AfterValidator(_label)]
+def documented(pattern: str) -> Any:
+    """Return the field that shows a pattern in /openapi.json, where a validator with a clearer message holds it."""
+    return Field(json_schema_extra={"pattern": pattern})
+
+
+Text = Annotated[str, Field(max_length=200), documented(r"^[^\u0000]*$"), AfterValidator(_text)]
+Cursor = Annotated[Text, documented("^[0-9]{1,18}$"), AfterValidator(_cursor)]
+Label = Annotated[Text, documented(r"^[^:\u0000]+:[^\u0000]*$"), AfterValidator(_label)]
 Moment = Annotated[Text, AfterValidator(_moment)]
 """A time as people write it: 7d, 2026-03-01, 2026-03-01T14:00:00Z; the validator turns it into a datetime."""
-Coordinate = Annotated[Text, AfterValidator(_coordinate)]
+Coordinate = Annotated[
+    Text, documented(r"^[^=\u0000]*[^=\s\u0000][^=\u0000]*=[^\u0000]*$"), AfterValidator(_coordinate)
+]
 """coordinate=value; the validator turns it into a pair."""
 Limit = Annotated[int, Field(ge=1, le=500)]
 
@@ -121,6 +133,8 @@ NO_QUERY = Depends(no_query)
 _HEADERS = {
     "Idempotency-Key": "Repeating the request with the same key and body gets the first answer and changes nothing.",
     "Prefer": "`wait=N` holds the answer for up to N seconds, at most 60, until the job is done.",
+    "Accept": "The format of a table, where the query names none: text/csv, text/markdown, text/html, …",
+    "If-Modified-Since": "The `Last-Modified` of an answer that the client has: 304 if it still holds.",
     "If-None-Match": "The `ETag` of an answer that the client has: 304 if it still holds.",
     "Range": "`bytes=0-1023`: a part of the file.",
 }
@@ -135,7 +149,7 @@ def declared(*headers: str) -> dict[str, Any]:
                 "in": "header",
                 "required": False,
                 "description": _HEADERS[name],
-                "schema": {"type": "string"},
+                "schema": {"type": "string", **({"pattern": A_KEY} if name == "Idempotency-Key" else {})},
             }
             for name in headers
         ]

@@ -86,12 +86,19 @@ def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
 
 
 def allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes with the request's path; the framework names only those of the first."""
-    methods = set()
-    for template, operations in request.app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), request.url.path):
-            methods |= {method.upper() for method in operations}
-    return sorted(methods) or ["GET"]
+    """Return the methods of all routes with the request's path; the framework names only those of the first.
+
+    A path of its own counts more than one with a parameter: `/jobs/cancel` is no job. What the document leaves out,
+    pages and static files, takes GET.
+    """
+    paths, path = request.app.openapi()["paths"], request.url.path
+    templates = [path] if path in paths else [one for one in paths if _is_like(one, path)]
+    methods = {method.upper() for template in templates for method in paths[template]} or {"GET"}
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
+
+def _is_like(template: str, path: str) -> bool:
+    return re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path) is not None
 
 
 def invalid_parameters(error: RequestValidationError) -> InvalidRequest:

@@ -30,13 +30,15 @@ def _known(kind: str) -> str:
     return kind
 
 
+Kind = Annotated[str, Field(json_schema_extra={"enum": [*KINDS]}), AfterValidator(_known)]
+
+
 def _is_all(kinds: Any) -> str:
     return "all" if kinds == ALL else "list"
 
 
 Kinds = Annotated[
-    Annotated[Literal["all"], Tag("all")]
-    | Annotated[list[Annotated[str, AfterValidator(_known)]], Field(max_length=1000), Tag("list")],
+    Annotated[Literal["all"], Tag("all")] | Annotated[list[Kind], Field(max_length=1000), Tag("list")],
     Discriminator(_is_all),
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -15,7 +17,7 @@ from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
-from app.api.tables import Caption, LatexLabel, in_every_format, split, written
+from app.api.tables import Caption, LatexLabel, chosen_format, in_every_format, split, written
 from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
 from app.table_options import Format
@@ -47,7 +49,8 @@ class MeasurementsQuery(AttemptQuery):
 class ReportedTableQuery(AttemptQuery):
     """The rows of a reported table that the client asks for, their order and their format."""
 
-    format: Format = "json"
+    format: Format | None = None
+    """By default what `Accept` asks for, or else JSON."""
     sort: Text | None = None
     """A column to sort by; `-column` sorts in descending order. Unknown values come last."""
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
@@ -108,13 +111,15 @@ def tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQue
     "/tables/{name:path}",
     operation_id="get_job_table",
     responses={200: in_every_format(Measurements)},
+    openapi_extra=declared("Accept"),
     summary="One of a job's own tables",
 )
 async def reported_table(
-    services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
+    request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
     """Returns the rows of all units, with a column `unit_index`; only JSON has `next`."""
-    limit = MAX_ROWS if query.limit is None and query.format == "json" else query.limit
+    format_ = chosen_format(request, query.format)
+    limit = MAX_ROWS if query.limit is None and format_ == "json" else query.limit
 
     def make() -> Response:
         excerpt = results.Excerpt(
@@ -127,7 +132,7 @@ async def reported_table(
         )
         sheet = results.result_table(services.database, job_id, name, excerpt)
         sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
-        return written(sheet, query.format)
+        return written(sheet, format_)
 
     return await run_sync(make, limiter=services.tables)
 
@@ -155,7 +160,7 @@ def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[Attempt
     operation_id="download_job_artifact",
     response_class=FileResponse,
     responses={206: {}, 304: {}},
-    openapi_extra=declared("Range", "If-None-Match"),
+    openapi_extra=declared("Range", "If-None-Match", "If-Modified-Since"),
     summary="Download a file",
 )
 def artifact(
@@ -167,6 +172,8 @@ def artifact(
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
     path = services.files.open_path(row["sha256"])
+    if is_unmodified(request, path):
+        return Response(status_code=304, headers={"ETag": str(tag)})
     check_range(request, row["size"])
     return FileResponse(
         path,
@@ -174,6 +181,18 @@ def artifact(
         filename=name,
         headers={"ETag": str(tag), "Cache-Control": "no-cache"},
     )
+
+
+def is_unmodified(request: Request, path: Path) -> bool:
+    """Return True if the client has a file of this age, and names no ETag, which would count instead (RFC 9110, section
+    13.1.3)."""
+    since = request.headers.get("if-modified-since")
+    if since is None or "if-none-match" in request.headers:
+        return False
+    try:
+        return int(path.stat().st_mtime) <= parsedate_to_datetime(since).timestamp()
+    except ValueError:
+        return False
 
 
 def check_range(request: Request, size: int) -> None:

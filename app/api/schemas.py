@@ -136,7 +136,7 @@ class ComparedProcesses(TypedDict):
 class Gate(TypedDict):
     fail_above_percent: float
     metrics: list[str]
-    outcome: Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
+    outcome: Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable", "wrong"]
     sentence: str
 
 
@@ -150,6 +150,7 @@ class Comparison(Measurements):
         "no_difference",
         "inconclusive",
         "invalid",
+        "wrong",
         "missing",
         "not_comparable",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from app import results
-from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
+from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text, declared
 from app.api.schemas import Table
 from app.api.services import CurrentServices
 from app.table_options import DEFAULT_STATISTIC, Format, Statistic
@@ -116,7 +117,8 @@ class TableQuery(ChoiceQuery):
     """The table's title, in Markdown, LaTeX and HTML."""
     latex_label: LatexLabel | None = None
     """The label by which LaTeX's `\\ref` refers to the table."""
-    format: Format = "json"
+    format: Format | None = None
+    """By default what `Accept` asks for, or else JSON."""
 
     def layout(self) -> results.Layout:
         return results.Layout(
@@ -130,7 +132,27 @@ class TableQuery(ChoiceQuery):
         )
 
 
-@router.get("", operation_id="get_table", responses={200: in_every_format(Table)}, summary="A table of measurements")
+def chosen_format(request: Request, named: Format | None) -> Format:
+    """Return the format that the query names, or else that which `Accept` prefers; JSON if it prefers none of ours."""
+    if named is not None:
+        return named
+    weights: dict[str, float] = {}
+    for part in request.headers.get("accept", "").split(","):
+        media_type, *parameters = (word.strip().lower() for word in part.split(";"))
+        quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+        weights[media_type] = float(quality) if re.fullmatch(r"[01](\.\d{0,3})?", quality) else 0.0
+    ours = {format_: weights.get(text.partition(";")[0], 0.0) for format_, text in MEDIA_TYPES.items()}
+    best = max(ours, key=lambda format_: ours[format_])
+    return best if ours[best] > weights.get("*/*", 0.0) else "json"
+
+
+@router.get(
+    "",
+    operation_id="get_table",
+    responses={200: in_every_format(Table)},
+    openapi_extra=declared("Accept"),
+    summary="A table of measurements",
+)
 async def table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
     """Returns a table with one row per case and one column per metric; in JSON, `missing` says why cells have no
     numbers.
@@ -143,7 +165,8 @@ async def table(services: CurrentServices, request: Request, query: Annotated[Ta
         choice, layout = query.choice(), query.layout()
         sheet = results.table(services.database, choice, layout, sort=query.sort, limit=query.limit, after=after)
         sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
-        return written(sheet, query.format, base_url=str(request.base_url) if query.links else None)
+        links_to = str(request.base_url) if query.links else None
+        return written(sheet, chosen_format(request, query.format), base_url=links_to)
 
     return await run_sync(make, limiter=services.tables)
 
@@ -159,7 +182,7 @@ def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = Non
     text = results.render(sheet, format_, base_url=base_url)
     if format_ == "html":
         text = HTML_PAGE.format(table=text)
-    return Response(text, media_type=MEDIA_TYPES[format_])
+    return Response(text, media_type=MEDIA_TYPES[format_], headers={"Vary": "Accept"})
 
 
 def split(names: list[str]) -> list[str] | None:

@@ -74,6 +74,8 @@ DataDir = Annotated[
     typer.Option(metavar="FOLDER", help="The data folder, in which a server leaves its address (FLOPWATCH_DATA_DIR)."),
 ]
 
+WRONG = 8
+"""Exit code of commands whose jobs succeeded, if a result is not that of the reference."""
 
 before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", default=MappingProxyType({}))
 """The options --url and --data-dir that were given before the command."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli import arguments
-from app.cli.common import AsJson, Label, of_jobs, of_sweep, with_server
+from app.cli.common import WRONG, AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
 
@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
     from flopwatch import Flopwatch
 
-EXIT_CODES = {"passed": 0, "slower": 3, "inconclusive": 4, "invalid": 5, "missing": 6, "not_comparable": 7}
+EXIT_CODES = {
+    "passed": 0,
+    "slower": 3,
+    "inconclusive": 4,
+    "invalid": 5,
+    "missing": 6,
+    "not_comparable": 7,
+    "wrong": WRONG,
+}
 """Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""
 DEFAULT_LIMIT_PERCENT = 5.0
 
@@ -122,7 +130,8 @@ def check(
 ) -> None:
     """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
 
-    Exit codes: 0 passed, 3 slower, 4 inconclusive (also on another device or environment), 5 invalid, 6 missing.
+    Exit codes: 0 passed, 3 slower, 4 inconclusive (also on another device or environment), 5 invalid, 6 missing,
+    8 wrong.
     """
     from app.cli.output import print_json, progress_display
 

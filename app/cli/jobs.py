@@ -12,6 +12,7 @@ import typer
 from app.cli import arguments, completing
 from app.cli.common import (
     GOES_ON,
+    WRONG,
     AsJson,
     Fields,
     Implementation,
@@ -107,7 +108,8 @@ def submit(
 def _go_on(
     server: Flopwatch, job: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str = ""
 ) -> None:
-    """Print the result of a submission and, if asked, wait for the job; exits with 1 unless it succeeded."""
+    """Print the result of a submission and, if asked, wait for the job; exits with 1 unless it succeeded, or with
+    WRONG."""
     from app.cli.output import print_answer, print_job, print_json, progress_display
     from app.cli.specs import without_effect
 
@@ -133,6 +135,8 @@ def _go_on(
         print_answer(server, job)
     if wait and job["state"] != "succeeded":
         raise typer.Exit(1)
+    if wait and (job["validity"] or {}).get("verdict") == "wrong":
+        raise typer.Exit(WRONG)
 
 
 @with_server
@@ -219,6 +223,12 @@ def _follow_sweep(
         print_searches(made)
     if wait and not _all_well(made):
         raise typer.Exit(1)
+    if wait and any((job["validity"] or {}).get("verdict") == "wrong" for job in _jobs_of(server, made)):
+        raise typer.Exit(WRONG)
+
+
+def _jobs_of(server: Flopwatch, sweep: dict[str, Any]) -> list[dict[str, Any]]:
+    return server.list_jobs(sweep=sweep["id"], limit=sum(sweep["counts"].values()))
 
 
 def _all_well(sweep: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from app.states import FIRST_IN_QUEUE
 from app.text.cases import case_text
 from app.text.numbers import number
 from app.text.times import age, duration, moment, ran
-from app.text.validity import doubts, notes, verdict
+from app.text.validity import doubts, noisy_host, notes, verdict
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
 
@@ -70,7 +70,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     _print_facts(facts)
-    for line in (*doubts(job["validity"] or {}), *notes(job["validity"] or {})):
+    for line in notes(job["validity"] or {}):
         echo(f"    {line}")
     if job["error"] is not None:
         echo(problem_text(job["error"]))
@@ -104,6 +104,8 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
                 "labels": job["labels"],
             }
         )
+    if noise := noisy_host(job["validity"] for job in jobs):
+        echo(noise)
     head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():
@@ -120,12 +122,15 @@ def _jobs_wait(ids: Sequence[str]) -> str:
 def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     """Print a job's table as `flopwatch table` does, the reasons why cells have no numbers, its units and their tables.
 
-    For a job that did not succeed, the table has its earlier measurements, marked, and why the other cells are empty.
+    The table's footnotes say why cells are not valid; without a table, the failed checks do. For a job that did not
+    succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
     if server.has_measurements(job):
         echo()
         echo_table(server.table_text(job=job))
         print_missing(server.missing(job))
+    else:
+        print_missing(doubts(job["validity"] or {}))
     _print_units(server.units(job))
     _print_tables(job["id"], server.list_tables(job))
 

@@ -17,9 +17,18 @@ Finding = Literal["better", "worse", "changed", "no_difference", "differs", "wit
 """Of a tested metric: better, worse, changed (one without a direction), no_difference or inconclusive. Of another, by
 its interval: differs, within_margin or inconclusive."""
 Conclusion = Literal[
-    "better", "worse", "changed", "mixed", "no_difference", "inconclusive", "invalid", "missing", "not_comparable"
+    "better",
+    "worse",
+    "changed",
+    "mixed",
+    "no_difference",
+    "inconclusive",
+    "invalid",
+    "wrong",
+    "missing",
+    "not_comparable",
 ]
-GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
+GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable", "wrong"]
 
 SIDES = ("baseline", "candidate")
 ASKED_FOR = (1, 3, 5)
@@ -27,6 +36,8 @@ ASKED_FOR = (1, 3, 5)
 RELEVANT_PERCENT = 5.0
 """If no difference is found but there may be one larger than this, the answer is "inconclusive"."""
 DEFAULT_REPLICATES = 8
+MOST_PROCESSES = 100
+"""If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
 MANY_TESTS = 200
 
 NOTHING = Estimate(None, None, None, None, None)
@@ -69,6 +80,11 @@ class Row:
     def is_missing(self) -> bool:
         """True if the baseline has a value and the candidate none."""
         return self.cells[0].value is not None and self.cells[1].value is None
+
+    @property
+    def is_wrong(self) -> bool:
+        """True if the candidate's result is not that of the reference."""
+        return self.cells[1].outcome == "wrong"
 
     @property
     def is_up(self) -> bool:
@@ -194,9 +210,12 @@ class Row:
         """
         if 100 * self.drift > limit_percent:
             return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
-        needed = self.replicates_for(limit_percent)
-        if needed is None:
+        if self.estimate is None or self.estimate.spread is None:
             return ""
+        needed = self.replicates_for(limit_percent)
+        if needed is None or needed > MOST_PROCESSES:
+            differ = percent(math.expm1(self.estimate.spread))
+            return f"; this host is too noisy to find {limit_percent:g} %: its processes differ by {differ}"
         if needed > min(len(self.baseline), len(self.candidate)):
             return f"; {needed} processes each would find {limit_percent:g} %"
         return "; more processes would narrow the interval"
@@ -363,7 +382,8 @@ def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusio
         return "not_comparable", f"not comparable: {'; '.join(obstacles)}"
     with_values = [row for row in rows if row.finding is not None]
     if not with_values:
-        return "missing", _nothing_in_common(rows)
+        conclusion: Conclusion = "wrong" if any(row.is_wrong for row in rows) else "missing"
+        return conclusion, f"{conclusion}: {_nothing_in_common(rows)}"
     without = len(rows) - len(with_values)
     others = f"; no value on a side in {without} of {len(rows)} cases" if without else ""
     if invalid := [row for row in with_values if row.invalid_sides]:
@@ -384,13 +404,13 @@ def _of_other_work(invalid: Sequence[Row]) -> str:
 
 def _nothing_in_common(rows: Sequence[Row]) -> str:
     if not rows:
-        return "missing: the sides have no case and metric in common"
+        return "the sides have no case and metric in common"
     row = rows[0]
     without = {side: cell for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None}
     which = "either side" if len(without) == len(SIDES) else f"the side of the {next(iter(without))}"
     outcomes = dict.fromkeys(cell.outcome for cell in without.values() if cell.outcome not in (None, "ok"))
     why = f" ({', '.join(map(str, outcomes))})" if outcomes else ""
-    return f"missing: {row.metric} has no value on {which}{why}"
+    return f"{row.metric} has no value on {which}{why}"
 
 
 def _where(row: Row, rows: Sequence[Row]) -> str:
@@ -447,7 +467,7 @@ def _gate(
     if obstacles:
         return answer("not_comparable", sentence)
     judged = [(row, _gate_outcome(row, fail_above_percent / 100)) for row in rows]
-    for outcome in ("slower", "invalid", "missing", "inconclusive"):
+    for outcome in ("wrong", "slower", "invalid", "missing", "inconclusive"):
         matching = [row for row, its in judged if its == outcome]
         if matching:
             return answer(outcome, _gate_sentence(outcome, matching, rows, fail_above_percent))
@@ -461,6 +481,8 @@ def _gate(
 
 def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
     """Judge one row; None if the baseline has nothing to compare with."""
+    if row.is_wrong:
+        return "wrong"
     if row.is_missing:
         return "missing"
     if row.finding is None:
@@ -484,6 +506,8 @@ def _gate_sentence(
     if outcome == "missing":
         outcome_of = row.cells[1].outcome
         return f"missing: the candidate has no {where}{f' ({outcome_of})' if outcome_of else ''}{more}"
+    if outcome == "wrong":
+        return f"wrong: the candidate's result is not that of the reference: {where}{more}"
     if outcome == "invalid":
         return f"invalid: {where}: {_of_other_work(matching)}{more}"
     if outcome == "slower":

@@ -6,13 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-DAGGER, PARTIAL = "†", "*"
+DAGGER, PARTIAL, NOISY = "†", "*", "‡"
+MAX_NOISE = 0.05
+"""Largest half of a median's interval, as a share of the median, that is not called noisy; what comparisons look for.
+"""
 MAX_GROUPS = 9
 """Largest number of reasons with a sign of their own; all other rows that are not valid share one sign."""
 MAX_DETAIL = 160
 """Most characters of a check's detail in a footnote. JSON and CSV have all of it."""
 MAX_NAMED = 5
 """Most jobs that a footnote names."""
+
+NOT_MEASURED = "measured"
+"""The check that fails if a cell has no times, for which the cell shows its outcome (`wrong`, `crashed`)."""
 
 Doubt = tuple[str, str]
 """A check that was not passed, and its detail."""
@@ -65,15 +71,21 @@ class Footnotes:
     """Assigns signs to rows while a table is made, and then writes the notes that explain them."""
 
     groups: dict[tuple[str, tuple[str, ...]], _Group] = field(default_factory=dict)
+    noise: list[float] = field(default_factory=list)
+    """The noise of each row that is valid, but noisy."""
     stopped: dict[str, set[int]] = field(default_factory=dict)
     """The jobs that ended early, by the code of their end."""
 
     def count(self, verdict: str | None, doubts: Sequence[Doubt]) -> None:
-        """Count a row that is not valid; rows that are valid or have no verdict are ignored."""
-        if verdict in (None, "valid"):
+        """Count a row that is not valid; others are ignored, and rows that were not measured: their cells say so."""
+        if _needs_no_sign(verdict, doubts):
             return
         group = self.groups.setdefault(_key(str(verdict), doubts), _Group(str(verdict), _each_once(doubts)))
         group.rows += 1
+
+    def count_noisy(self, noise: float) -> None:
+        """Count a valid row whose noisiest median is known to this share of it only."""
+        self.noise.append(noise)
 
     def count_partial(self, job: int | None, code: str) -> None:
         """Count a row that was measured before its job ended without success."""
@@ -82,7 +94,7 @@ class Footnotes:
     def mark(self, verdict: str | None, doubts: Sequence[Doubt], *, partial: bool) -> str:
         """Return the signs of a row; every row must have been counted before."""
         signs = PARTIAL if partial else ""
-        if verdict in (None, "valid"):
+        if _needs_no_sign(verdict, doubts):
             return signs
         if len(self.groups) == 1:
             return DAGGER + signs
@@ -101,10 +113,20 @@ class Footnotes:
             rows = sum(group.rows for group in rest)
             verdicts = " or ".join(dict.fromkeys(group.verdict for group in rest))
             notes.append(f"{DAGGER} {verdicts} ({rows} cases): the verdicts of their jobs say why.")
+        if self.noise:
+            rows = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
+            notes.append(
+                f"{NOISY} noisy ({rows}): medians are known to ±{max(self.noise):.0%} or better, "
+                f"not to ±{MAX_NOISE:.0%}; only replicates or a comparison find small differences here."
+            )
         if self.stopped:
             codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())
             notes.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")
         return notes
+
+
+def _needs_no_sign(verdict: str | None, doubts: Sequence[Doubt]) -> bool:
+    return verdict in (None, "valid") or {name for name, _ in doubts} == {NOT_MEASURED}
 
 
 def _key(verdict: str, doubts: Iterable[Doubt]) -> tuple[str, tuple[str, ...]]:
@@ -119,7 +141,11 @@ def _each_once(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MAX_DETAIL else f"{text[: MAX_DETAIL - 1]}…"
+    """Cut a long text between two words."""
+    if len(text) <= MAX_DETAIL:
+        return text
+    cut = text[: MAX_DETAIL - 1]
+    return f"{(cut.rpartition(' ')[0] or cut).rstrip(',;:')} …"
 
 
 def _named(jobs: Iterable[int]) -> str:

@@ -120,6 +120,8 @@ class SpecBase(StrictModel):
     """Metrics that make the columns of this kind's default table, in this order: the few that people look at first."""
     table_notes: ClassVar[Mapping[str, Mapping[Scalar, str]]] = {}
     """Coordinates that say how times were taken, with the sentence that a table of cases with each value has below."""
+    first_plotted: ClassVar[str | None] = None
+    """The metric that a sweep's plots show first; None: a time, as for most kinds."""
     first_tables: ClassVar[tuple[str, ...]] = ()
     """Tables that a unit reports, the most important first; `kernels` includes `kernels-forward`. Others follow."""
     first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from app.specs._base import Resources, SpecBase, field_error
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec, without_accumulation, without_cuda_graph
+from app.specs._training import TrainingSpec, without_cuda_graph
 
 DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
@@ -50,14 +50,15 @@ class DdpSpec(TrainingSpec):
     mode: Literal["forward_backward", "train_step"] = "train_step"
     """`forward_backward` computes and shares gradients; `train_step` adds the optimizer. Other modes have no gradients
     to share."""
-    accumulation_steps: Literal[1] = 1
-    """Always 1: ranks share the gradients of every micro-batch."""
+    accumulation_steps: int = Field(default=1, ge=1, le=65_536)
+    """Micro-batches of `batch_size` sequences per step and rank, whose gradients are added up. Ranks share the sum,
+    after the last one; `fsdp` and `torch_fsdp` share those of each, since no rank has memory for whole gradients."""
     cuda_graph: Literal[False] = False
     """Always false: ranks do not capture their communication."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
     """Without effect: nothing is generated."""
     batch_size: int = Field(default=2, ge=1, le=65_536)
-    """Sequences per step and rank."""
+    """Sequences per micro-batch and rank; a step has one micro-batch unless `accumulation_steps` says otherwise."""
     measure_steps: int = Field(default=10, ge=1, le=100_000)
     """Steps measured with the strategy, as many over a group that moves nothing, and as many of one process alone, in
     up to six turns of each."""
@@ -91,6 +92,7 @@ class DdpSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("trace", "trace_max_mib", "step_timeout_s", "new_tokens")
     }
+    first_plotted: ClassVar[str | None] = "exposed_communication_ms"
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
         "step_ms",
@@ -105,9 +107,6 @@ class DdpSpec(TrainingSpec):
         "gradient_error",
     )
 
-    _one_micro_batch = without_accumulation(
-        "ranks share the gradients of every micro-batch: leave it out, or choose a larger batch_size"
-    )
     _no_graph = without_cuda_graph("ranks do not capture their communication in a graph: leave cuda_graph out")
 
     @model_validator(mode="after")

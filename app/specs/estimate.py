@@ -64,7 +64,8 @@ class EstimateSpec(SpecBase):
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of parameters, accumulated gradients and optimizer state."""
     communication_dtype: Literal["fp32", "bf16"] = "bf16"
-    """Data type of the weights and activations that devices send each other."""
+    """Data type of the weights and activations that devices send each other. With `fp32`, autocast keeps 16-bit copies
+    of all weights on the devices of fully sharded strategies, too."""
     attention: Literal["eager", "fused"] = "eager"
     """`eager` saves whole matrices of attention weights for the backward pass; `fused` saves, like FlashAttention, its
     output and the log-sum-exp of each query."""

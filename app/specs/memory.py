@@ -30,7 +30,7 @@ class MemorySpec(TrainingSpec):
     """Steps before recording starts; null: 2, after which the optimizer's state exists and the allocator's cache has
     its size. With 0, the first step is recorded."""
     measure_steps: int = Field(default=1, ge=1, le=10)
-    """Steps recorded. Peaks are sampled in each; categories, allocations and snapshots are those of the last."""
+    """Steps recorded. Table `timeline` shows all of them; all else is of the last."""
     history_entries: int = Field(default=100_000, ge=1_000, le=1_000_000)
     """Largest number of entries of the allocator's history; an allocation and its release take three. In a longer one
     the oldest entries are lost; a check says so."""

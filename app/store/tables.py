@@ -231,7 +231,7 @@ class Measurement(SQLModel, table=True):
     device_key: str
     """The devices that it ran on: "1x NVIDIA H200"."""
     validity: str | None = None
-    """Verdict on this case in this unit: valid | suspect | invalid"""
+    """Verdict on this case in this unit: valid | suspect | invalid | wrong"""
     phase: str | None = None
     metric: str
     unit: str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
+
+FEWEST_NOISY = 3
+"""Fewest noisy jobs that make a noisy host."""
 
 
 def verdict(validity: Mapping[str, Any]) -> str:
@@ -29,6 +32,15 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def noisy_host(validities: Iterable[Mapping[str, Any] | None]) -> str | None:
+    """Say that the host of these jobs is noisy, if most of at least three jobs are; else None."""
+    judged = [validity for validity in validities if validity]
+    noisy = sum(bool(validity.get("noisy")) for validity in judged)
+    if noisy < FEWEST_NOISY or 2 * noisy <= len(judged):
+        return None
+    return f"noisy: the times of {noisy} of {len(judged)} jobs vary by more than 5 %, or others used the processors"
+
+
 def notes(validity: Mapping[str, Any]) -> list[str]:
     """Return the notes, which inform about the measurements without questioning them: "note: check: detail"."""
     noted = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
@@ -40,5 +52,6 @@ def _is_note(check: Mapping[str, Any]) -> bool:
 
 
 def _line(check: Mapping[str, Any]) -> str:
-    words = [check.get("unit"), check.get("case"), check.get("name"), check.get("detail")]
+    # A unit that measures one case has its name.
+    words = dict.fromkeys(check.get(name) for name in ("unit", "case", "name", "detail"))
     return ": ".join(str(word) for word in words if word)

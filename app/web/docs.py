@@ -29,6 +29,8 @@ class _StaticFiles(StaticFiles):
         self, full_path: PathLike, stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
         response = super().file_response(full_path, stat_result, scope, status_code)
+        # The ETag is of the file; what is sent may be compressed.
+        response.headers["ETag"] = f"W/{response.headers['ETag']}"
         versioned = scope["query_string"].startswith(b"v=")
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if versioned else "no-cache"
         return response

@@ -173,7 +173,7 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
         samples=first_samples(services, job_id) if is_finished else None,
         panels=_panels(services, job) if is_finished else [],
         tables=[
-            (own["name"], own["rows"], first_rows(services, job_id, own["name"], SHOWN_OF_TABLES))
+            (own["name"], own["rows"], first_rows(services, job_id, own, SHOWN_OF_TABLES))
             for own in tables[:MAX_TABLES]
         ],
         shown_rows=SHOWN_OF_TABLES,
@@ -225,6 +225,7 @@ def _compare(request: Request, services: Services, query: ComparedQuery) -> Resp
         what=comparison.judgement.sentence,
         jobs=jobs,
         results=_results(sheet),
+        compared=shown,
         metric=metric,
         distributions=compare_page.distributions(services, [shown], metric) if metric else None,
         ratios=compare_page.ratios([shown]),

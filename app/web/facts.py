@@ -85,7 +85,7 @@ class Check:
     """One check on the measurements."""
 
     verdict: str
-    """passed | note | suspect | invalid"""
+    """passed | note | suspect | invalid | wrong"""
     name: str
     detail: str
     where: str
@@ -105,8 +105,8 @@ def checks(validity: Mapping[str, Any]) -> list[Check]:
                 ", ".join(where),
             )
         )
-    order = {"invalid": 0, "suspect": 1, "note": 2, "passed": 3}
-    return sorted(listed, key=lambda check: order.get(check.verdict, 1))[:MAX_CHECKS]
+    order = {"wrong": 0, "invalid": 1, "suspect": 2, "note": 3, "passed": 4}
+    return sorted(listed, key=lambda check: order.get(check.verdict, 2))[:MAX_CHECKS]
 
 
 @dataclass(frozen=True)

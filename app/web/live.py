@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from importlib.metadata import version as package_version
 from typing import Any
 
@@ -21,6 +22,11 @@ def page_tag(*parts: str | None) -> ETag:
     s."""
     text = json.dumps([*parts, package_version("flopwatch")])
     return ETag(hashlib.sha256(text.encode()).hexdigest()[:20], weak=True)
+
+
+def clock(*, finished: bool) -> str:
+    """Return a part for `page_tag`: ages and times so far go on every 10 s until everything has finished."""
+    return "" if finished else str(int(time.monotonic() // 10))
 
 
 def unchanged(tag: ETag, *, plots: bool = False) -> Response:

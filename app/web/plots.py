@@ -25,7 +25,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
 
-from app.metrics import readable
+from app.metrics import Direction, readable
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
@@ -36,8 +36,8 @@ from app.web import thinning
 
 Figure = dict[str, Any]
 
-PALETTE = tuple(f"var(--plot-{number})" for number in range(1, 9))
-"""Colours of series: the theme's own, distinguishable with any colour vision."""
+PALETTE = tuple(f"var(--plot-{number})" for number in range(1, 13))
+"""Colours of series: the theme's own; the first eight are distinguishable with any colour vision."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
 BAR_PATTERNS = ("", "/", "-", ".")
@@ -129,6 +129,8 @@ class Ratio:
     high: float | None
     finding: str
     """better | worse | changed | no_difference | …"""
+    better: Direction | None = None
+    """Whether less or more is better; None if neither is."""
 
 
 def points_of(sheet: Sheet, metric: str) -> list[Point]:
@@ -164,13 +166,37 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
 
 
 def varying(points: Iterable[Point]) -> dict[str, list[Scalar]]:
-    """Return the coordinates that have several values, each with its values in order."""
+    """Return the coordinates that have several values, each with its values in order.
+
+    A coordinate that some cases do not use, and whose value follows from another one, is left out: `bucket_size_mb`
+    where one strategy of several has buckets, all of one size.
+    """
     places = [point.place for point in points]
     seen = {
         name: _distinct([place[name] for place in places if name in place])
         for name in dict.fromkeys(chain.from_iterable(places))
     }
-    return {name: _ordered(values) for name, values in seen.items() if len(values) > 1}
+    several = {name: values for name, values in seen.items() if len(values) > 1}
+    following = [
+        name
+        for name, values in several.items()
+        if any(value is None for value in values) and any(_follows(places, name, other) for other in several)
+    ]
+    return {name: _ordered(values) for name, values in several.items() if name not in following}
+
+
+def _follows(places: Sequence[Mapping[str, Scalar]], name: str, other: str) -> bool:
+    """Return True if the value of `other` decides that of `name`, and is always in use itself."""
+    if name == other:
+        return False
+    decided: dict[str, str] = {}
+    for place in places:
+        if place.get(other) is None:
+            return False
+        value = _key(place.get(name))
+        if decided.setdefault(_key(place.get(other)), value) != value:
+            return False
+    return True
 
 
 def values_along(points: Iterable[Point], name: str) -> list[Scalar]:
@@ -236,7 +262,7 @@ def chart(
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
     ]
     of_shown = [point for _, group in shown for point in group]
-    traces += _outcome_marks(of_shown, axes.x, numeric=numeric)
+    traces += [*_legend_of_doubt(of_shown, lines=numeric), *_outcome_marks(of_shown, axes.x, numeric=numeric)]
     values = [point.value for point in of_shown if point.value is not None]
     layout = {
         "xaxis": _x_axis(axes.x, places, log=log_x),
@@ -386,7 +412,7 @@ def ratios(compared: Sequence[Ratio]) -> Figure:
         )
     layout = {
         "height": 140 + 26 * len(compared),
-        "xaxis": {"title": {"text": "Candidate / baseline, 95 % interval"}},
+        "xaxis": _ratio_axis(compared),
         "yaxis": {
             "type": "category",
             "categoryorder": "array",
@@ -402,6 +428,36 @@ def ratios(compared: Sequence[Ratio]) -> Figure:
         "rows": [[ratio.label, ratio.ratio, ratio.low, ratio.high, ratio.finding] for ratio in compared],
     }
     return {"data": traces, "layout": layout, "table": table, "empty": EMPTY}
+
+
+RATIO_TICKS = (
+    (0.8, 0.9, 0.95, 0.98, 1, 1.02, 1.05, 1.1, 1.25),
+    (0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 5),
+    (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100),
+)
+"""Places of ticks, for ratios near 1 and further from it: a ratio and its inverse are equally far from 1."""
+
+
+def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
+    """Return a logarithmic axis, on which a half is as far from 1 as a double, with the better side named."""
+    ends = [
+        end for ratio in compared for end in (ratio.ratio, ratio.low, ratio.high, 1.0) if end is not None and end > 0
+    ]
+    low, high = min(ends) / 1.02, max(ends) * 1.02
+    ticks = next((each for each in RATIO_TICKS if each[0] <= low and high <= each[-1]), RATIO_TICKS[-1])
+    directions = frozenset(ratio.better for ratio in compared)
+    sides: dict[frozenset[Direction | None], str] = {
+        frozenset({"less"}): "; left of 1 is better",
+        frozenset({"more"}): "; right of 1 is better",
+    }
+    title = f"Candidate / baseline, 95 % interval{sides.get(directions, '')}"
+    return {
+        "title": {"text": title},
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": list(ticks),
+        "ticktext": [number(tick) for tick in ticks],
+    }
 
 
 _LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
@@ -507,7 +563,7 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         trace["showlegend"] = False
     if any(point.spread for point in measured):
         spreads = [point.spread or 0.0 for point in measured]
-        trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4}
+        trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4, "color": "var(--text)"}
     if not lines:
         shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
         pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}
@@ -522,6 +578,20 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         "line": {"color": color, "width": 2, "dash": DASHES[dash % len(DASHES)]},
         "marker": {"color": color, "size": 8, "symbol": [f"{symbol}-open" if doubt else symbol for doubt in doubtful]},
     }
+
+
+def _legend_of_doubt(points: Sequence[Point], *, lines: bool) -> list[dict[str, Any]]:
+    """Return the legend's entry for open markers or hatched bars: the verdicts that they stand for."""
+    verdicts = [
+        verdict for verdict in VERDICTS[1:] if any(p.validity == verdict and p.value is not None for p in points)
+    ]
+    if not verdicts:
+        return []
+    entry: dict[str, Any] = {"name": " or ".join(verdicts), "x": [None], "y": [None], "hoverinfo": "skip"}
+    if lines:
+        marker = {"symbol": "circle-open", "size": 8, "color": "var(--quiet)"}
+        return [{**entry, "type": "scatter", "mode": "markers", "marker": marker}]
+    return [{**entry, "type": "bar", "marker": {"color": "var(--quiet)", "pattern": {"shape": "x"}}}]
 
 
 def _outcome_marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, Any]]:

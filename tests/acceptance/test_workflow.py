@@ -76,8 +76,18 @@ def run(script: str, checkout: Path, environment: dict[str, str]) -> str:
 
 
 def small(script: str, port: int) -> str:
-    """The script with the run's facts, on the port of the tests' server, and with work for a test's time."""
-    return script.replace("${{ github.sha }}", SHA).replace(PORT, str(port)).replace(REAL_SIZE, SMALL_SIZE)
+    """The script on the port of the tests' server, and with work for a test's time."""
+    return script.replace(PORT, str(port)).replace(REAL_SIZE, SMALL_SIZE)
+
+
+def test_actions_are_pinned_and_no_push_is_dropped(workflow: dict[str, Any]) -> None:
+    (job,) = workflow["jobs"].values()
+    actions = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert actions
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
+    assert workflow["permissions"] == {"contents": "read"}
+    # In one group for all, GitHub would cancel a waiting push when the next run comes.
+    assert "github.event_name == 'push' && github.sha" in workflow["concurrency"]["group"]
 
 
 @pytest.mark.usefixtures("without_baseline")
@@ -88,7 +98,7 @@ def test_a_push_sets_the_baseline_of_pull_requests(workflow: dict[str, Any], sit
     assert job["env"]["FLOPWATCH_PORT"] == PORT
     (checkout / "data").mkdir()
     settings = job["env"] | {"FLOPWATCH_DATA_DIR": str(checkout / "data"), "FLOPWATCH_PORT": str(port)}
-    environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT), "GITHUB_SHA": SHA}
     environment.pop("FLOPWATCH_URL", None)
 
     printed = ""

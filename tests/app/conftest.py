@@ -149,7 +149,9 @@ def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
             measurements = (
                 [] if state == "failed" else [builders.measured("forward_ms", 1.25, model="tiny", context_length=8)]
             )
-            site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
+            is_wrong = (claim.name or "").startswith("is wrong")
+            validity = {"verdict": "wrong", "counts": {"wrong": 1}, "checks": []} if is_wrong else None
+            site.worker.finish(claim, state, measurements=measurements, validity=validity, log="a line of output\n")
 
     thread = threading.Thread(target=work)
     yield thread.start

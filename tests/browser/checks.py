@@ -18,7 +18,9 @@ def assert_accessible(page: Page) -> None:
     """No serious or critical violation of the rules of axe-core (WCAG 2.2 A and AA, and best practices)."""
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(AXE.read_text())
-    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    found = page.evaluate(
+        "() => axe.run(document, {resultTypes: ['violations'], rules: {'target-size': {enabled: true}}})"
+    )
     violations = [
         "\n  ".join([f"{violation['id']}: {violation['help']}", *(node["html"][:300] for node in violation["nodes"])])
         for violation in found["violations"]

@@ -44,10 +44,18 @@ def shown(site: Site, page: Page, kind: str, **fields: Any) -> int:
     return job_id
 
 
+def opened(page: Page, name: str) -> Locator:
+    """A panel, opened if it is closed: only the first one of a page is open."""
+    panel = page.locator(f"#panel-{name}")
+    if panel.evaluate("one => one.matches('details:not([open])')"):
+        panel.locator("summary").first.click()
+    panel.scroll_into_view_if_needed()
+    return panel
+
+
 def drawn(page: Page, name: str) -> Locator:
     """A panel whose plot has been drawn."""
-    panel = page.locator(f"#panel-{name}")
-    panel.scroll_into_view_if_needed()
+    panel = opened(page, name)
     expect(panel.locator("figure")).to_have_attribute("data-drawn", "yes")
     return panel
 
@@ -63,8 +71,7 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
     roofline.get_by_text("Numbers of this plot").click()
     expect(roofline.locator("td", has_text="aten::mm 4×8 · 8×16, fp32").first).to_be_visible()
 
-    kernels = page.locator("#panel-kernels")
-    kernels.scroll_into_view_if_needed()
+    kernels = opened(page, "kernels")
     expect(rows(kernels).first).to_be_visible()
     kernels.locator("#explorer-class").select_option(label="matmul")
     expect(kernels.get_by_role("status")).to_contain_text("that match")
@@ -76,8 +83,7 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
     expect(kernels.get_by_role("region", name="Table kernels-optimizer")).to_be_visible()
     expect(page).to_have_title(re.compile(rf"^Job {job_id}: "))
 
-    flames = page.locator("#panel-flame-graph")
-    flames.scroll_into_view_if_needed()
+    flames = opened(page, "flame-graph")
     frames = flames.locator("g.flame")
     expect(frames.filter(has_text="forward").first).to_be_visible()
     flames.get_by_label("Highlight").fill("backward")
@@ -96,6 +102,7 @@ def hand_the_trace_over(page: Page, watch: Watch, trace: bytes) -> None:
     page.context.route("https://ui.perfetto.dev/**", lambda route: route.fulfill(**answer))
     watch.expect("postMessage")  # Chromium logs each message that comes before the tab has its address
     assert watch.foreign_requests == []
+    opened(page, "trace")
     with page.expect_popup() as popup:
         page.get_by_role("button", name="Open in Perfetto").click()
     expect(popup.value).to_have_title(f"trace.json.gz: {len(trace)} bytes")
@@ -114,13 +121,12 @@ def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) 
     expect(hover).to_contain_text(re.compile(r"(forward|backward|optimizer): [+−]"))
     expect(hover).to_contain_text(".py:")
     drawn(page, "peaks")
-    allocations = page.locator("#panel-allocations")
-    allocations.scroll_into_view_if_needed()
+    allocations = opened(page, "allocations")
     allocations.locator("#explorer-at_peak_of").select_option(label="backward")
     expect(rows(allocations).filter(has_not_text="backward")).to_have_count(0)
     rows(allocations).locator("details.stack summary").first.click()
     expect(rows(allocations).locator("details.stack li").first).to_be_visible()
-    snapshots = page.locator("#panel-snapshots")
+    snapshots = opened(page, "snapshots")
     with page.expect_download() as download:
         snapshots.get_by_role("link", name="snapshot-backward.pickle").click()
     assert download.value.suggested_filename == "snapshot-backward.pickle"
@@ -134,8 +140,6 @@ def test_a_data_parallel_job_with_its_timeline(site: Site, page: Page) -> None:
     timeline.get_by_text("Numbers of this plot").click()
     expect(rows(timeline)).to_have_count(6)
     drawn(page, "exposed")
-    second = page.locator("#panel-timeline-2")
-    expect(second.locator("figure")).not_to_be_visible()
-    second.locator("summary").first.click()
+    expect(page.locator("#panel-timeline-2 figure")).not_to_be_visible()
     drawn(page, "timeline-2")
     assert_readable(page)

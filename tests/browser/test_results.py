@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
 from tests.app.conftest import CAPABILITIES, KINDS, Site, serving
-from tests.browser.checks import WIDTHS, assert_fits, assert_readable, at_both_widths
+from tests.browser.checks import WIDTHS, assert_fits, assert_readable
 from tests.browser.conftest import PATIENCE_MS, Watch, watched_page
 from tests.builders import measured
 
@@ -109,7 +109,6 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     finish(site)
     expect(page.locator("#live")).to_contain_text("6 succeeded")
 
-    page.reload()
     lines = drawn(page, "Step (ms) along context length")
     expect(lines.locator(".legendtext")).to_have_text(["fp32", "bf16", "oom"])
     assert lines.locator(".errorbars, .errorbar").count() > 0
@@ -127,6 +126,8 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     page.get_by_role("button", name="Show").first.click()
     expect(table.locator("tbody tr")).to_have_count(len(LENGTHS))
 
+    assert page.locator("#table").count() == 0, "one table"
+    page.get_by_role("button", name="Table and pivot").or_(page.get_by_role("link", name="Table and pivot")).click()
     panel = page.locator("#table")
     panel.locator("#table-pivot").select_option("context_length")
     expect(panel.locator("thead")).to_contain_text(str(LENGTHS[-1]))
@@ -137,9 +138,9 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     latex = downloading.value.path().read_text()
     assert r"\toprule" in latex
     assert "Context length" in latex
+    page.goto(f"/ui/sweeps/{sweep}")
     table.locator("tbody a").first.click()
     expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
-    assert sweep
 
 
 def test_cells_of_a_heat_map_have_numbers_where_these_fit(site: PlayedSite, page: Page) -> None:
@@ -172,13 +173,15 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     for job in jobs[:2]:
         page.locator(f"input[name=job][value='{job}']").check()
     expect(page.locator("#picked output")).to_have_text(f"2 picked; to compare, {jobs[0]} is the baseline")
+    expect(page.get_by_role("button", name="Cancel jobs")).to_be_disabled()  # they have ended
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.locator(".sentence")).to_have_count(1)
     expect(page.locator("main")).to_contain_text("precision=fp32 → bf16")
     page.goto("/ui/compare")
-    expect(page.locator("main")).to_contain_text("The first is the baseline")
-    page.get_by_label("Jobs, the baseline first").fill(" ".join(map(str, jobs)))
-    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("main")).to_contain_text("the oldest is the baseline")
+    page.get_by_label("Baseline, a job").fill(str(jobs[0]))
+    page.get_by_label("Candidate, another job").fill(" ".join(map(str, jobs[1:])))
+    page.get_by_role("button", name="Compare their results").click()
     expect(page.locator(".sentence").nth(0)).to_contain_text("2.00× faster")
     expect(page.locator(".sentence").nth(1)).to_contain_text("slower")
     figure = drawn(page, "one dot for each process")
@@ -213,6 +216,8 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
     table = page.get_by_role("region", name="Metrics compared")
     expect(table.locator(".finding-inconclusive").first).to_be_visible()
     assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
+    page.goto(f"/compare/export?baseline={jobs[0]}&candidate={jobs[1]}")
+    assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
 
 
 def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
@@ -230,8 +235,7 @@ def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_
             page.goto((tmp_path / "export.html").as_uri())
             for caption in captions:
                 expect(drawn(page, caption).locator(".main-svg").first).to_be_visible()
-            for _scheme in at_both_widths(page):
-                assert_fits(page)
+            assert_readable(page)
         page.get_by_text("Numbers of this plot").first.click()
         expect(page.locator(".plot-data td").first).to_have_text("process 1")
 

@@ -53,6 +53,10 @@ def test_traffic_of_a_step() -> None:
     assert full.per_rank(4) == 1.5 * 150
     some = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80)
     assert some == Traffic(all_reduce=20, all_gather=160, reduce_scatter=80)
+    three = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80, micro_batches=3)
+    assert three == Traffic(all_reduce=20, all_gather=480, reduce_scatter=240)
+    once = step_traffic("flat", gradient_bytes=100, parameter_bytes=100, sharded_optimizer=True, micro_batches=3)
+    assert once == Traffic(all_reduce=100, all_gather=100)
 
 
 def test_wrong_uses_are_refused() -> None:

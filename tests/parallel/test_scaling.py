@@ -21,6 +21,7 @@ XXL: dict[str, float] = {
     "K": 0,
     "A": 2 * 1024 * BLOCKS * (D + F),
     "f": 0.5,
+    "s": 0,
     "R": 80 * 10**9,
     "M": 95 * 10**9,
     "X": 16,
@@ -110,6 +111,8 @@ class TestMemory:
                 **{name: rng.randint(1, 10**12) for name in ("P", "G", "O")},
                 "A": rng.randint(1, 10**11),
                 "f": rng.random(),
+                "s": 0,
+                "K": 0,
                 "M": rng.randint(10**11, 10**12),
             }
             shards = int(scaling.FEWEST_SHARDS.value(symbols))
@@ -118,8 +121,15 @@ class TestMemory:
                 assert scaling.SHARDED_ACTIVATIONS.value({**symbols, "X": shards - 1}) >= symbols["M"]
 
     def test_a_device_at_the_limit_is_not_under_it(self) -> None:
-        even = {"P": 40, "G": 40, "O": 80, "A": 0, "f": 0.5, "M": 16}
+        even = {"P": 40, "G": 40, "O": 80, "A": 0, "f": 0.5, "s": 1, "K": 0, "M": 16}
         assert scaling.FEWEST_SHARDS.value(even) == 11
+
+    @pytest.mark.parametrize("name", ["fully_sharded", "sharded_activations", "mesh"])
+    def test_weights_that_travel_in_32_bits_are_copied_on_every_device(self, name: str) -> None:
+        copies, ranks = 10**9, 4 if name == "mesh" else 1
+        more = value(STRATEGIES[name], K=copies, s=1) - value(STRATEGIES[name], K=copies, s=0)
+        assert more == copies / ranks
+        assert value(scaling.FEWEST_SHARDS, K=10**10, s=1) > value(scaling.FEWEST_SHARDS, K=10**10, s=0)
 
     def test_whole_activations_may_leave_no_shards(self) -> None:
         assert scaling.why_no_shards(XXL) is None

@@ -151,6 +151,7 @@ def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:
         "W": mesh.link_bytes_per_s,
         "C": mesh.flops_per_s,
         "f": spec.sharded_activation_fraction,
+        "s": int(spec.communication_dtype == "fp32"),
         "R": int(Fraction(repr(spec.device_gb)) * 10**9),
         "M": int(Fraction(repr(spec.shard_limit_gb)) * 10**9),
     }
@@ -361,6 +362,7 @@ MEANINGS: Mapping[str, tuple[str, str | None]] = {
     "W": ("bandwidth of a link", "bytes/s"),
     "C": ("rate of a device", "FLOP/s"),
     "f": ("share of the activations that is sharded", None),
+    "s": ("1 if sharded weights travel in fp32, so that autocast keeps 16-bit copies of them", None),
     "R": ("memory of a device that replicas are counted in", "bytes"),
     "M": ("limit for the fewest shards", "bytes"),
 }

@@ -199,7 +199,7 @@ def record_steps(
     where: StepPosition,
     report: Reporter,
 ) -> None:
-    """Warm up, record the steps, and save the snapshots of the last one's phases.
+    """Warm up, record the steps, each in a history of its own, and save the snapshots of the last one's phases.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase. The recording continues.
@@ -213,10 +213,11 @@ def record_steps(
     marks, stream = PhaseMarks(recording, owners), ResidualStream()
     # The profiler of a CPU would keep each of the compiler's millions of calls.
     recording.begin(owners(), stacks=not spec.compile)
+    recorded: list[list[RecordedStretch]] = []
     with translate_oom_in_step(where):
         for number in range(total):
-            if number == warmup and warmup:
-                recording.end()
+            if number and number >= warmup:
+                recorded.append(recording.end())
                 gc.collect()
                 recording.begin(owners())
             if 0 < number == warmup - 1:
@@ -228,9 +229,7 @@ def record_steps(
             with nullcontext() if spec.compile else stream.of(training.model):
                 run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
-    recorded = recording.end()
-    each = len(recorded) // spec.measure_steps
-    session.steps = [recorded[start : start + each] for start in range(0, len(recorded), each)]
+    session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)
         if phase.stretch.phase == "forward" and not spec.compile and stream.storages:
@@ -265,13 +264,12 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     """Return the values of each metric, and the checks of the recording."""
     values = Values(metrics(session.spec.mode))
     if session.initialisation is not None:
-        add_phase(values, INITIALISATION, [session.initialisation])
+        add_phase(values, session.initialisation, INITIALISATION)
     if session.lacked is not None:
         values.set_missing("oom", session.reason)
         return values, [check_history([session.lacked])]
-    for index, recorded in enumerate(session.steps[-1]):
-        if recorded in session.phases():
-            add_phase(values, recorded.stretch.phase, [step[index] for step in session.steps])
+    for recorded in session.phases():
+        add_phase(values, recorded, recorded.stretch.phase)
     add_whole(values, session)
     add_residual_stream(values, session)
     everything = [recorded for step in session.steps for recorded in step]
@@ -306,57 +304,51 @@ def peak_seen(recorded: RecordedStretch) -> bool:
     return not stretch.lost or (counters is not None and stretch.peak.total >= counters.requested_peak)
 
 
-def add_phase(values: Values, phase: str, recorded: Sequence[RecordedStretch]) -> None:
-    """Set the metrics of a phase, with a sample for each step."""
-    counted = [step.counters for step in recorded if step.counters is not None]
-    if len(counted) < len(recorded):
-        peaks = [step.stretch.peak.total / MIB for step in recorded]
-        values.set("peak_memory_mib", phase, peaks)
-        values.set("end_memory_mib", phase, [step.stretch.end.total / MIB for step in recorded])
+def add_phase(values: Values, recorded: RecordedStretch, phase: str) -> None:
+    """Set the metrics of a phase."""
+    counters = recorded.counters
+    if counters is None:
+        values.set("peak_memory_mib", phase, [recorded.stretch.peak.total / MIB])
+        values.set("end_memory_mib", phase, [recorded.stretch.end.total / MIB])
         for name in ("memory_reserved_mib", "end_reserved_mib", "fragmentation_mib"):
             values.set(name, phase, None, NO_CACHE)
         return
-    values.set("peak_memory_mib", phase, [step.allocated_peak / MIB for step in counted])
-    values.set("end_memory_mib", phase, [step.allocated_end / MIB for step in counted])
-    values.set("memory_reserved_mib", phase, [step.reserved_peak / MIB for step in counted])
-    values.set("end_reserved_mib", phase, [step.reserved_end / MIB for step in counted])
+    values.set("peak_memory_mib", phase, [counters.allocated_peak / MIB])
+    values.set("end_memory_mib", phase, [counters.allocated_end / MIB])
+    values.set("memory_reserved_mib", phase, [counters.reserved_peak / MIB])
+    values.set("end_reserved_mib", phase, [counters.reserved_end / MIB])
     values.set("fragmentation_mib", phase, *fragmentation_mib(recorded))
 
 
-def fragmentation_mib(recorded: Sequence[RecordedStretch]) -> tuple[list[float] | None, str]:
-    """Return the memory that the allocator held at each peak beyond the allocated memory; or None and the reason."""
-    fragmentation = []
-    for step in recorded:
-        if step.counters is None or step.stretch.reserved_at_peak is None:
-            return None, NO_CACHE
-        if not peak_seen(step):
-            return None, PEAK_LOST
-        fragmentation.append(max(0, step.stretch.reserved_at_peak - step.counters.allocated_peak) / MIB)
-    return fragmentation, ""
+def fragmentation_mib(recorded: RecordedStretch) -> tuple[list[float] | None, str]:
+    """Return the memory that the allocator held at the peak beyond the allocated memory; or None and the reason."""
+    if recorded.counters is None or recorded.stretch.reserved_at_peak is None:
+        return None, NO_CACHE
+    if not peak_seen(recorded):
+        return None, PEAK_LOST
+    return [max(0, recorded.stretch.reserved_at_peak - recorded.counters.allocated_peak) / MIB], ""
 
 
 def add_whole(values: Values, session: Session) -> None:
-    """Set the metrics of the whole step, at the highest of its phases' peaks."""
+    """Set the metrics of the last step, whose snapshots are kept, at the highest of its phases' peaks."""
     from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
 
-    phases = PHASES[session.spec.mode]
-    steps = [[phase for phase in step if phase.stretch.phase in phases] for step in session.steps]
-    each = [max(step, key=height) for step in steps]
-    values.set("peak_memory_mib", None, [height(phase) / MIB for phase in each])
-    held = [[phase.counters.reserved_peak / MIB for phase in step if phase.counters is not None] for step in steps]
-    values.set("memory_reserved_mib", None, [max(peaks) for peaks in held] if all(held) else None, NO_CACHE)
-    values.set("fragmentation_mib", None, *fragmentation_mib(each))
-    last = each[-1]
-    peak = last.stretch.peak if peak_seen(last) else None
+    phases = session.phases()
+    highest = max(phases, key=height)
+    values.set("peak_memory_mib", None, [height(highest) / MIB])
+    held = [phase.counters.reserved_peak / MIB for phase in phases if phase.counters is not None]
+    values.set("memory_reserved_mib", None, [max(held)] if held else None, NO_CACHE)
+    values.set("fragmentation_mib", None, *fragmentation_mib(highest))
+    peak = highest.stretch.peak if peak_seen(highest) else None
     for category, name in CATEGORY_METRICS.items():
         used = None if peak is None else [peak.usage[CATEGORIES.index(category)] / MIB]
         values.set(name, None, used, PEAK_LOST)
     share_unknown = None if peak is None else [100 * peak.usage[UNKNOWN] / max(1, peak.total)]
     values.set("unknown_percent", None, share_unknown, PEAK_LOST)
-    if last.counters is None:
+    if highest.counters is None:
         values.set("rounding_mib", None, None, "known on GPUs only: a CPU's allocator is asked for what it gives")
     else:
-        rest = None if peak is None else [(last.counters.allocated_peak - peak.total) / MIB]
+        rest = None if peak is None else [(highest.counters.allocated_peak - peak.total) / MIB]
         values.set("rounding_mib", None, rest, PEAK_LOST)
     final = session.steps[-1][-1]
     values.set("history_entries", None, [final.history])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Severity = Literal["note", "suspect", "invalid"]
-SEVERITIES: tuple[Severity, ...] = ("invalid", "suspect", "note")
+Severity = Literal["note", "suspect", "invalid", "wrong"]
+SEVERITIES: tuple[Severity, ...] = ("wrong", "invalid", "suspect", "note")
 """All severities, from worst to mildest."""
 
 

@@ -1,4 +1,7 @@
-"""Names steps, phases, layers and norms for profilers: `step_1`, `forward`, `layers.0`, `norm` (see kernels.ranges)."""
+"""Names steps, phases, layers and norms for profilers: `step_1`, `forward`, `layers.0`, `norm` (see kernels.ranges).
+
+A step is also called `ProfilerStep#1`, as torch's own profiler calls it: other programs know steps by that name.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
-from kernels.ranges import named, record_ranges
+from kernels.ranges import has_recorder, named, record_ranges
 
 NORM = "norm"
 """Name of a norm module's work: its kernels have the names of ordinary elementwise ones."""
@@ -25,21 +29,20 @@ class Ranges:
 
     def step_begins(self) -> None:
         self._steps += self.counting
-        self._enter(f"step_{self._steps}" if self.counting else "warmup")
+        self._open.append(stack := ExitStack())
+        if self.counting and has_recorder():
+            stack.enter_context(torch.profiler.record_function(f"ProfilerStep#{self._steps}"))
+        stack.enter_context(named(f"step_{self._steps}" if self.counting else "warmup"))
 
     def phase_begins(self, name: str) -> None:
-        self._enter(name)
+        self._open.append(stack := ExitStack())
+        stack.enter_context(named(name))
 
     def phase_ends(self, name: str) -> None:
         self._open.pop().close()
 
     def step_ends(self) -> None:
         self._open.pop().close()
-
-    def _enter(self, name: str) -> None:
-        stack = ExitStack()
-        stack.enter_context(named(name))
-        self._open.append(stack)
 
 
 @contextmanager

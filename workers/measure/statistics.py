@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+Z95 = statistics.NormalDist().inv_cdf(0.975)
+FEWEST_FOR_MODES = 10
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,51 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def coefficient_of_variation(samples: Sequence[float]) -> float | None:
-    """Return standard deviation over mean; None for fewer than two samples or a mean of 0."""
-    if len(samples) < 2:
+def error_of_median(samples: Sequence[float]) -> float | None:
+    """Return half the width of the median's 95 % interval over the median; None for fewer than two samples.
+
+    The interval goes from the k-th smallest to the k-th largest sample, with the normal approximation of k (Conover,
+    Practical Nonparametric Statistics, section 3.2); of fewer than six samples, over all of them.
+    """
+    n = len(samples)
+    ordered = sorted(samples)
+    if n < 2 or not (middle := quantile(ordered, 0.5)):
         return None
-    mean = math.fsum(samples) / len(samples)
-    return statistics.stdev(samples, mean) / abs(mean) if mean else None
+    k = max(1, math.floor((n + 1 - Z95 * math.sqrt(n)) / 2))
+    return (ordered[n - k] - ordered[k - 1]) / 2 / abs(middle)
 
 
-def drift(samples: Sequence[float]) -> float | None:
-    """Return the median of the last third over that of the first third, less 1; None for fewer than 9 samples."""
+def modes(samples: Sequence[float], *, share: float) -> tuple[float, float] | None:
+    """Return the means of two groups of samples, if the samples fall into two; None if not, or of fewer than 10.
+
+    The groups are those of the split that leaves the least variance within them (Fisher, On grouping for maximum
+    homogeneity, 1958), each with at least a fifth of the samples; between them is at least `share` of the variance.
+    """
+    n = len(samples)
+    if n < FEWEST_FOR_MODES:
+        return None
+    ordered = sorted(samples)
+    sums = list(itertools.accumulate(ordered))
+    mean = sums[-1] / n
+    total = math.fsum((sample - mean) ** 2 for sample in ordered)
+    least = math.ceil(n / 5)
+    splits = [(sums[k - 1] / k, (sums[-1] - sums[k - 1]) / (n - k), k) for k in range(least, n - least + 1)]
+    low, high, k = max(splits, key=lambda split: split[2] * (n - split[2]) * (split[1] - split[0]) ** 2)
+    between = k * (n - k) / n * (high - low) ** 2
+    return (low, high) if total > 0 and between >= share * total else None
+
+
+def drift(samples: Sequence[float]) -> tuple[float, float] | None:
+    """Return the median of the last third over that of the first third, less 1, and its standard error, if the samples
+    of a third are independent; None for fewer than 9 samples.
+    """
     third = len(samples) // 3
     if third < 3:
         return None
-    first, last = statistics.median(samples[:third]), statistics.median(samples[-third:])
-    return last / first - 1 if first else None
+    thirds = samples[:third], samples[-third:]
+    first, last = map(statistics.median, thirds)
+    if not first:
+        return None
+    # The variance of a median over that of a mean is π / 2 (Serfling, section 2.3.3).
+    error = math.sqrt(math.pi / 2 * sum(statistics.variance(one) for one in thirds) / third)
+    return last / first - 1, error / abs(first)

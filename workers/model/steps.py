@@ -110,13 +110,13 @@ class BackwardStep(ForwardStep):
     def accumulate(self) -> None:
         """Run the passes of all micro-batches but the last."""
         for index in range(self.micro_batches - 1):
-            self._forward(index)
+            self.forward_micro_batch(index)
             self.backward()
 
     def forward(self) -> None:
-        self._forward(self.micro_batches - 1)
+        self.forward_micro_batch(self.micro_batches - 1)
 
-    def _forward(self, micro_batch: int) -> None:
+    def forward_micro_batch(self, micro_batch: int) -> None:
         size = len(self.inputs) // self.micro_batches
         rows = slice(micro_batch * size, (micro_batch + 1) * size)
         self.loss = self._loss(self.inputs[rows], self.targets[rows])

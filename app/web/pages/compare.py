@@ -17,6 +17,7 @@ from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, FieldError, InvalidRequest
+from app.metrics import better
 from app.specs import KINDS
 from app.table_options import FORMATS
 from app.text.cases import case_text
@@ -157,7 +158,9 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
     """
     is_judged = comparison.profiles is None
     sheet = results.sheet_of(comparison, SHOWN_OF_PROFILES)
-    rows = [{**row.values(), "case": case_text(row.place)} for row in comparison.rows] if is_judged else []
+    names = short_names(list(dict.fromkeys(case_text(row.place) for row in comparison.rows)))
+    rows = [{**row.values(), "case": names[case_text(row.place)]} for row in comparison.rows] if is_judged else []
+    shared = [word for word in next(iter(names), "").split(", ") if all(word in case.split(", ") for case in names)]
     return {
         "sides": sides,
         "comparison": comparison,
@@ -167,6 +170,7 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
         "metrics": list(dict.fromkeys(row.judged.metric for row in comparison.distributions())) if is_judged else [],
         "rows": rows[:SHOWN_ROWS],
         "number": len(rows),
+        "shared": ", ".join(shared),
         "table": "" if is_judged else table(sheet),
         "common": not is_judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
     }
@@ -251,5 +255,7 @@ def ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
                 comparison["sides"][1] if len(comparisons) > 1 else "",
             ]
             label = ", ".join(word for word in words if word)
-            drawn.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
+            direction = better(row["metric"], row.get("unit"))
+            ends = (row["ratio_low"], row["ratio_high"])
+            drawn.append(plots.Ratio(label, row["ratio"], *ends, row["finding"], direction))
     return embedded(plots.ratios(drawn[:DRAWN_CASES])) if drawn else None

@@ -11,12 +11,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 from pydantic import Field
-from pydantic_core import to_json
-from starlette.concurrency import run_in_threadpool
 
 from app import results
-from app.api.bodies import NO_TIMEOUT, JobBody, parse
-from app.api.jobs import submit_job
+from app.api.bodies import NO_TIMEOUT
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.specs import KINDS
@@ -25,7 +22,8 @@ from app.store.queue.transitions import RETRIED_STATES
 from app.store.reading.queries import FACTS, STATISTICS
 from app.text.cases import case_text, in_use
 from app.web import facts
-from app.web.live import page_tag, tagged, unchanged
+from app.web.live import clock, page_tag, tagged, unchanged
+from app.web.pages.jobs import headline_of
 from app.web.samples import over_steps
 from app.web.templates import embedded, render, table
 from flopwatch.spelling import command, curl
@@ -39,6 +37,9 @@ SHOWN_CASES = 200
 SHOWN_MEASUREMENTS = 200
 SHOWN_ROWS = 20
 SHOWN_TABLES = 20
+# Columns by which the largest rows of a table come first: people look for those, not for zeros.
+SIZES = ("total_ms", "peak_mib", "size_mib")
+MAX_SORTED = 5000
 SHOWN_UNITS = 100
 SHOWN_CHECKS = 6
 SHOWN_FILES = 200
@@ -51,12 +52,13 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     version = services.reading.job_page_version(job_id)
     job, _version = services.reading.job(job_id)
     place = services.reading.places([job_id]).get(job_id) if job["state"] == "queued" else None
-    tag = page_tag(version, job["waiting"], str(place))
+    tag = page_tag(version, job["waiting"], str(place), clock(finished=job["state"] in FINISHED_STATES))
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
     log, last_event = services.reading.log_so_far(job_id)
     progress = services.reading.progress(job_id) if job["state"] == "running" else []
     spec = job["spec"] if job["broken"] is None else {}
+    metrics = set(KINDS[job["kind"]].table_columns) if job["kind"] in KINDS else set()
     again = resubmission(job, services.settings.default_timeout_s)
     return tagged(
         tag,
@@ -68,6 +70,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         finished=job["state"] in FINISHED_STATES,
         retried=job["state"] in RETRIED_STATES,
         compared=job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
+        headline=headline_of(job["kind"], services.reading.first_values([job_id], metrics).get(job_id, ())),
         place=place,
         pace=facts.pace(progress),
         steps=facts.steps(progress),
@@ -107,7 +110,7 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
         "sampled": sampled_cases(measurements["rows"], columns),
         "units": units[:SHOWN_UNITS] if len(units) > 1 else [],
         "all_units": len(units),
-        "tables": [(own, first_rows(services, job_id, own["name"], SHOWN_ROWS)) for own in tables[:SHOWN_TABLES]],
+        "tables": [(own, first_rows(services, job_id, own, SHOWN_ROWS)) for own in tables[:SHOWN_TABLES]],
         "all_tables": len(tables),
         "shown_rows": SHOWN_ROWS,
         "artifacts": artifacts[:SHOWN_FILES],
@@ -128,9 +131,16 @@ def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
     }
 
 
-def first_rows(services: Services, job_id: int, name: str, limit: int) -> Markup:
-    """Return the first `limit` rows of a table that units reported."""
-    sheet = results.result_table(services.database, job_id, name, results.Excerpt(limit=limit))
+def first_rows(services: Services, job_id: int, own: Mapping[str, Any], limit: int) -> Markup:
+    """Return `limit` rows of a table that units reported: the largest by its first column of `SIZES`, or the first.
+
+    Args:
+        own: One of `results.list_tables`.
+    """
+    columns = [column["name"] for column in own["columns"]]
+    size = next((name for name in SIZES if name in columns), None)
+    sort = None if size is None or own["rows"] > MAX_SORTED else f"-{size}"
+    sheet = results.result_table(services.database, job_id, own["name"], results.Excerpt(limit=limit, sort=sort))
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
@@ -155,15 +165,6 @@ async def cancel(services: CurrentServices, job_id: JobId) -> Response:
 async def retry(services: CurrentServices, job_id: JobId) -> Response:
     await services.writes.run(lambda: services.queue.retry(job_id))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
-
-
-@router.post("/jobs/{job_id}/rerun", dependencies=[NO_QUERY])
-async def rerun(services: CurrentServices, job_id: JobId) -> Response:
-    """Submit a new job with the same spec and options, and show it."""
-    job, _version = await run_in_threadpool(services.reading.job, job_id)
-    raw = to_json({**resubmission(job, services.settings.default_timeout_s), "spec": job["spec"]})
-    submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)
-    return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
 
 
 class CaseQuery(StrictQuery):

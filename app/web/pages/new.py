@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
+from pydantic import Field as PydanticField
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
@@ -61,6 +62,21 @@ def new(request: Request, services: CurrentServices, query: Annotated[NewQuery, 
         values = described["presets"][query.preset]
     fields = forms.with_values(forms.fields_of(described["schema"], described["example"]), values)
     return _form(request, described, fields, forms.option_texts(options), preset=query.preset, cloned=query.job)
+
+
+class SidesQuery(StrictQuery):
+    job: list[Id] = PydanticField(min_length=2, max_length=2)
+    """The job whose spec is the baseline, and the one whose spec is the candidate."""
+
+
+@router.get("/new/compare")
+def compare(request: Request, services: CurrentServices, query: Annotated[SidesQuery, Query()]) -> Response:
+    """Show the form of a comparison, filled with the specs of two jobs."""
+    specs = [services.reading.job(job_id)[0]["spec"] for job_id in query.job]
+    values = dict(zip(("baseline", "candidate"), specs, strict=True))
+    described = _described(services, "compare")
+    fields = forms.with_values(forms.fields_of(described["schema"], described["example"]), values)
+    return _form(request, described, fields, forms.option_texts({}), preset=None, cloned=None)
 
 
 def _described(services: Services, kind: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
 from app.metrics import headline, readable
-from app.specs import Scalar
+from app.specs import KINDS, Scalar
 from app.store.reading import members
 from app.text.cases import case_text, in_use
 from app.text.values import value_text
@@ -92,7 +92,7 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
     query = PlotsQuery.model_validate_json(query_json)
     sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
     units = members.metrics(services.database, query.sweep, query.job)
-    metric = query.metric or headline(list(units))
+    metric = query.metric or first_metric(sweep, list(units))
     if metric is None:
         return NO_PLOTS
     if metric not in units:
@@ -101,6 +101,13 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
     points = read_points(services, sweep, query, metric)
     titles = {name: readable(name, unit) for name, unit in units.items()}
     return {**NO_PLOTS, "metrics": titles, "metric": metric, **figures(points, metric, units[metric], query)}
+
+
+def first_metric(sweep: Mapping[str, Any] | None, measured: Sequence[str]) -> str | None:
+    """Return the metric that is drawn before anybody chooses one: of a search for what fits, the memory."""
+    kind = KINDS.get(str(sweep["base"].get("kind"))) if sweep is not None else None
+    wanted = ["peak_memory_mib"] if sweep is not None and sweep["fit"] else [kind.first_plotted] if kind else []
+    return next((name for name in wanted if name in measured), headline(measured))
 
 
 NO_PLOTS: dict[str, Any] = {

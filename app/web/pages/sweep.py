@@ -25,7 +25,7 @@ from app.store.reading import members
 from app.text.cases import case_text
 from app.text.times import duration, parsed_time
 from app.text.values import value_text
-from app.web.live import page_tag, tagged, unchanged
+from app.web.live import clock, page_tag, tagged, unchanged
 from app.web.pages.sweeps import varies
 from app.web.parameters import NONE_IF_EMPTY
 
@@ -76,10 +76,12 @@ def _index(text: str) -> tuple[str, int]:
 def sweep(
     request: Request, services: CurrentServices, sweep_id: SweepId, query: Annotated[SweepQuery, Query()]
 ) -> Response:
-    tag = page_tag(services.reading.sweep_page_version(sweep_id), str(request.query_params))
+    version = services.reading.sweep_page_version(sweep_id)
+    sweep = services.reading.sweep(sweep_id)
+    finished = not sweep["counts"]["queued"] and not sweep["counts"]["running"]
+    tag = page_tag(version, str(request.query_params), clock(finished=finished))
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
-    sweep = services.reading.sweep(sweep_id)
     progress = members.progress(services.database, sweep, datetime.now(UTC))
     choice = query.choice()
     jobs, number = members.page(
@@ -93,7 +95,7 @@ def sweep(
         plots=True,
         sweep=sweep,
         progress=progress,
-        finished=not sweep["counts"]["queued"] and not sweep["counts"]["running"],
+        finished=finished,
         resumable=is_resumable(sweep),
         took=elapsed(progress),
         varies=varies(sweep),

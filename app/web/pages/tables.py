@@ -59,6 +59,8 @@ def tables(request: Request, services: CurrentServices, _form: Annotated[FormQue
     panel = parameters.pop("panel", None) is not None
     query = read_query(parameters)
     chosen = any(parameters.get(name) for name in JOB_PARAMETERS)
+    # Before the table is read: what ends in between must be in the next one.
+    counts = [services.reading.sweep(sweep)["counts"] for sweep in query.sweep] if panel else []
     content = read_table(services, query) if chosen else {}
     layout = [(name, value) for name, value in pairs(parameters) if name not in PAGE_PARAMETERS]
     return render(
@@ -76,6 +78,7 @@ def tables(request: Request, services: CurrentServices, _form: Annotated[FormQue
         curl=f"curl '{str(request.base_url).rstrip('/')}/tables?{urlencode([*layout, ('format', 'markdown')])}'",
         command=command(layout),
         panel=panel,
+        unfinished=any(of_states["queued"] or of_states["running"] for of_states in counts),
         this="/ui/tables?" + urlencode(layout),
         page_address=lambda after: "/ui/tables?" + urlencode([*layout, *([("after", after)] if after else [])]),
         **{**NO_TABLE, **content},

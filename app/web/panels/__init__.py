@@ -56,7 +56,7 @@ def panels_of(results: JobResults) -> list[Panel]:
             "job %s of kind %s has tables that its panels do not know", results.job["id"], kind, exc_info=True
         )
         own = []
-    return [*traces(results), *own]
+    return [*own, *traces(results)]
 
 
 def traces(results: JobResults) -> list[Panel]:

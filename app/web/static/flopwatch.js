@@ -5,8 +5,8 @@
 //   <button data-confirm="Cancel job 17?">     asks before its form is sent
 //   <button data-copy="#id">                   copies the text of that element
 //   <select data-plot-choice="#id">            options are the addresses of plots; the figure draws the chosen one
-//   <form data-picked="job">                   enables its buttons that act on picked rows, counts those, and names the
-//                                              oldest, with which the others are compared
+//   <form data-picked="job">                   enables its buttons if enough rows are picked that match data-of, counts
+//                                              the picked rows, and names the oldest, with which the others are compared
 
 import { drawPlots, clearPlot } from "./plots.js";
 import "./panels.js";
@@ -79,7 +79,10 @@ function countPicked() {
     const oldest = Math.min(...Array.from(chosen, (box) => Number(box.value)));
     const order = picked > 1 ? `; to compare, ${oldest} is the baseline` : "";
     for (const output of form.querySelectorAll("output")) output.textContent = picked ? `${picked} picked${order}` : "";
-    for (const button of form.querySelectorAll("button[data-least]")) button.disabled = picked < button.dataset.least;
+    for (const button of form.querySelectorAll("button[data-least]")) {
+      const of = Array.from(chosen).filter((box) => box.matches(button.dataset.of ?? "*")).length;
+      button.disabled = of < button.dataset.least;
+    }
   }
 }
 

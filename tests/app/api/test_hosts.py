@@ -127,7 +127,7 @@ def test_a_request_without_a_host(site: Any) -> None:
 @pytest.mark.parametrize("host", ["10.0.0.7:8000", "gpu-box", ""])
 def test_probes_need_no_host(site: Any, host: str) -> None:
     answer = site.http.get("/healthz", headers={"Host": host})
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
 
 
 def test_loopback() -> None:

@@ -180,7 +180,14 @@ def test_unknown_routes(site: Any, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("PUT", "/jobs", "DELETE, GET, POST"), ("PATCH", "/jobs/1", "DELETE, GET"), ("GET", "/jobs/1/cancel", "POST")],
+    [
+        ("PUT", "/jobs", "DELETE, GET, HEAD, POST"),
+        ("PATCH", "/jobs/1", "DELETE, GET, HEAD"),
+        ("GET", "/jobs/1/cancel", "POST"),
+        ("OPTIONS", "/jobs/cancel", "POST"),
+        ("POST", "/jobs/1/tables/a/b", "GET, HEAD"),
+        ("POST", "/static/style.css", "GET, HEAD"),
+    ],
 )
 def test_wrong_methods(site: Any, method: str, path: str, allowed: str) -> None:
     response = site.http.request(method, path)

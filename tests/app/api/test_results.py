@@ -50,6 +50,17 @@ def downloadable(site: Any, content: bytes, tmp_path: Path) -> str:
     return url
 
 
+def test_a_download_is_sent_again_only_if_it_is_newer(site: Any, downloadable: str) -> None:
+    modified = site.http.get(downloadable).headers["last-modified"]
+    for headers, status in (
+        ({"If-Modified-Since": modified}, 304),
+        ({"If-Modified-Since": "Thu, 01 Jan 2015 00:00:00 GMT"}, 200),
+        ({"If-Modified-Since": "yesterday"}, 200),
+        ({"If-Modified-Since": modified, "If-None-Match": '"another"'}, 200),
+    ):
+        assert site.http.get(downloadable, headers=headers).status_code == status, headers
+
+
 def test_download(site: Any, downloadable: str, content: bytes) -> None:
     response = site.http.get(downloadable)
     assert response.status_code == 200

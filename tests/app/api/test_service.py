@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from pydantic import TypeAdapter
 from app.api import schemas
 from app.main import create_app
 from app.settings import Settings
+from app.specs import KINDS
 from tools.waiting import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
 def test_health(site: Any) -> None:
-    assert site.http.get("/healthz").json() == {"status": "ok"}
+    assert site.http.get("/healthz").json() == {"status": "ok", "version": version("flopwatch")}
     assert site.http.get("/readyz").json() == {"status": "ready"}
 
 
@@ -105,7 +107,10 @@ def test_openapi_declares_the_headers_that_routes_read(site: Any) -> None:
         ("post", "/sweeps"): {"Idempotency-Key"},
         ("get", "/jobs/{job_id}"): {"If-None-Match"},
         ("get", "/jobs/{job_id}/events"): {"Last-Event-ID"},
-        ("get", "/jobs/{job_id}/artifacts/{name}"): {"Range", "If-None-Match"},
+        ("get", "/jobs/{job_id}/artifacts/{name}"): {"Range", "If-None-Match", "If-Modified-Since"},
+        ("get", "/jobs/{job_id}/tables/{name}"): {"Accept"},
+        ("get", "/tables"): {"Accept"},
+        ("get", "/compare"): {"Accept"},
         ("get", "/files/{sha256}"): {"If-None-Match"},
     }
 
@@ -153,6 +158,25 @@ class TestOpenapiForGenerators:
             for path, operations in schema["paths"].items()
             for method, operation in operations.items()
         }
+
+    def test_specs_name_their_kind(self, schema: dict[str, Any]) -> None:
+        for kind in KINDS.values():
+            assert "kind" in schema["components"]["schemas"][kind.__name__]["required"]
+
+    def test_patterns_that_the_routes_hold(self, schema: dict[str, Any]) -> None:
+        parameters = {
+            (route, one["name"]): one["schema"]
+            for route, operation in self.operations(schema).items()
+            for one in operation.get("parameters", ())
+        }
+        cursor = parameters["GET /jobs", "after"]["anyOf"][0]["pattern"]
+        assert re.search(cursor, "17")
+        assert not re.search(cursor, "x")
+        label = parameters["GET /jobs", "label"]["items"]["pattern"]
+        assert re.search(label, "team:a=b")
+        assert not re.search(label, "team")
+        assert not re.search(parameters["GET /jobs/{job_id}", "job_id"]["pattern"], "0")
+        assert re.search(parameters["PUT /baselines/{name}", "name"]["pattern"], "main")
 
     def test_operation_ids_are_names(self, schema: dict[str, Any]) -> None:
         ids = {route: operation["operationId"] for route, operation in self.operations(schema).items()}

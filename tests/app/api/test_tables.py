@@ -133,3 +133,27 @@ def test_a_table_that_is_too_large_is_refused(
     detail = get(site, f"/tables?label=table:tables&{options}", 422).json()["detail"]
     assert "more than 3 measurements: choose fewer jobs (kind, sweep, job" in detail
     assert "page by page at /jobs/{id}/measurements" in detail
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("text/csv", "text/csv"),
+        ("application/json, text/markdown;q=0.9", "application/json"),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", "text/html"),
+        ("text/csv;q=0.5, text/markdown;q=0.9", "text/markdown"),
+        ("*/*", "application/json"),
+        ("image/png", "application/json"),
+        ("text/csv;q=nonsense", "application/json"),
+    ],
+)
+def test_accept_chooses_the_format(site: Any, measured_jobs: list[int], accept: str, media_type: str) -> None:
+    for path in (
+        f"/tables?job={measured_jobs[0]}",
+        f"/compare?baseline={measured_jobs[0]}&candidate={measured_jobs[1]}",
+    ):
+        response = site.http.get(path, headers={"Accept": accept})
+        assert response.headers["content-type"].partition(";")[0] == media_type
+        assert response.headers["vary"] == "Accept"
+        named = site.http.get(f"{path}&format=latex", headers={"Accept": accept})
+        assert named.headers["content-type"].startswith("application/x-latex"), "the query counts more"

@@ -44,7 +44,6 @@ WRITES = {
     "PUT /queue/paused": {"kinds": []},
     "POST /ui/jobs/{job_id}/cancel": b"",
     "POST /ui/jobs/{job_id}/retry": b"",
-    "POST /ui/jobs/{job_id}/rerun": b"",
     "POST /ui/jobs/cancel": b"job=1",
     "POST /ui/sweeps/{sweep_id}/cancel": b"",
     "POST /ui/sweeps/{sweep_id}/resume": b"",

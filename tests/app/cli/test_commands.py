@@ -16,7 +16,7 @@ import pytest
 
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
-from app.store.records import Offer, StoredArtifact, UnitRecord
+from app.store.records import StoredArtifact, UnitRecord
 from flopwatch import address
 from flopwatch.connection import parse_stream
 from tools.waiting import wait_until
@@ -127,33 +127,36 @@ def test_a_failed_job_has_a_table(site: Any, flopwatch: Any) -> None:
     assert shown.endswith("\n\ncontext_length=16: oom: out of memory\n")
 
 
+DRIFT = {"name": "drift", "ok": False, "detail": "9 %"}
+
+
 def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> None:
     job_id = submitted(flopwatch, "--priority", "50")
     columns = {"kernel": "string", "total_ms": "number"}
     site.worker.finish(
         site.worker.claim_job(job_id),
-        measurements=[MEASURED("forward_ms", 1.25, model="tiny", validity="suspect")],
+        measurements=[MEASURED("forward_ms", 1.25, model="tiny", unit_index=1, validity="suspect")],
         tables=[
             reported("kernels forward", [["a", 2.0], ["b", None], ["c", 5.5]], **columns),
             reported("kernels forward", [["d", 3.0]], unit_index=1, **columns),
         ],
         units=[
             UnitRecord(0, "replicate 0", "succeeded", validity={"verdict": "valid", "checks": []}),
-            UnitRecord(1, "replicate 1", "succeeded", validity={"verdict": "suspect", "checks": []}),
+            UnitRecord(1, "replicate 1", "succeeded", validity={"verdict": "suspect", "checks": [DRIFT]}),
         ],
         validity={
             "verdict": "suspect",
             "counts": {"valid": 1, "suspect": 1},
             "checks": [
                 {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"},
-                {"name": "drift", "ok": False, "detail": "9 %", "unit": "replicate 1"},
+                {**DRIFT, "unit": "replicate 1"},
             ],
         },
     )
     shown = ended(flopwatch("show", str(job_id)))
-    assert (
-        "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n    note: host_bound: by far\n" in shown
-    )
+    assert "validity: suspect (1 valid, 1 suspect)\n    note: host_bound: by far\n" in shown
+    assert "- † suspect: drift: 9 %." in shown
+    assert shown.count("9 %") == 1, "the reason stands once"
     assert re.search(r"^0 +replicate 0 +succeeded +valid$", shown, re.MULTILINE), shown
     assert re.search(r"^1 +replicate 1 +succeeded +suspect$", shown, re.MULTILINE), shown
     assert re.search(r"^kernels forward +4$", shown, re.MULTILINE), shown
@@ -222,71 +225,6 @@ def test_compare(site: Any, flopwatch: Any, reported: Any) -> None:
     ended(flopwatch("compare"), 2)
 
 
-def finished_soon(site: Any, **results: Any) -> threading.Thread:
-    """Play a worker of all kinds that finishes the next job with these results."""
-    claims: list[Any] = []
-
-    def work() -> None:
-        offer = Offer(frozenset(KINDS), frozenset(), total_gpus=0, free_gpus=0, idle=True)
-
-        def claimed() -> bool:
-            claims.append(site.services.queue.claim(site.worker.id, offer))
-            return claims[-1] is not None
-
-        wait_until(claimed, "a job")
-        site.worker.finish(claims[-1], **results)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
-def test_waiting_for_a_profile_prints_the_slowest_kernels(site: Any, flopwatch: Any, reported: Any) -> None:
-    columns = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
-    forward = [["gemm", "matmul", 2.0, 4.0], *([f"k{index}", "other", 0.1 + index / 100, 1.0] for index in range(12))]
-    backward = [["gemm", "matmul", 3.0, 8.0], ["softmax", "softmax", 4.0, 1.0]]
-    tables = [reported("kernels-forward", forward, **columns), reported("kernels-backward", backward, **columns)]
-    worker = finished_soon(site, measurements=[MEASURED("step_ms", 1.0, model="tiny")], tables=tables)
-    out = ended(flopwatch("submit", "profile", "model.size=tiny", "--wait"))
-    worker.join()
-    lines = out.splitlines()
-    head = next(index for index, line in enumerate(lines) if line.startswith("kernel "))
-    assert lines[head - 1].startswith("10 of 14 kernels, by their time in the whole step")
-    assert [line.split()[0] for line in lines[head + 1 : head + 11]] == [
-        "gemm", "softmax", *(f"k{index}" for index in range(11, 3, -1)),
-    ]  # fmt: skip
-    whole_ms = 9 + sum(0.1 + index / 100 for index in range(12))
-    assert lines[head + 1].split()[1:] == ["matmul", "5", f"{500 / whole_ms:.1f}", "%", "12"]
-    command = re.search(r"`(flopwatch table [^`]*)`", lines[head + 11])
-    assert command is not None
-    assert "k0" in ended(flopwatch(*command[1].split()[1:]))
-
-
-def test_waiting_for_a_comparison_prints_the_sentence_and_what_differs(site: Any, flopwatch: Any) -> None:
-    factors = {"step_ms": 1.0, "forward_ms": 1.2, "backward_ms": 1.0, "optimizer_ms": 1.5, "first_step_ms": 1.1}
-    factors |= {"prefill_ms": 1.3, "decode_ms_per_token": 1.4, "peak_memory_mib": 1.6}
-    units, measurements = [], []
-    for unit in range(16):
-        side = ("baseline", "candidate")[unit % 2]
-        units.append(UnitRecord(unit, f"{side} {unit // 2}", "succeeded", side=side))
-        for metric, factor in factors.items():
-            value = (factor if unit % 2 else 1.0) * (1 + 0.001 * (unit // 2))
-            measurements.append(MEASURED(metric, value, unit_index=unit, model="tiny", side=side))
-    worker = finished_soon(site, units=units, measurements=measurements)
-    tiny = [f"{side}.{field}" for side in ("baseline", "candidate") for field in ("kind=benchmark", "model.size=tiny")]
-    out = ended(flopwatch("submit", "compare", *tiny, "candidate.precision=bf16", "--wait"))
-    worker.join()
-    lines = out.splitlines()
-    head = next(index for index, line in enumerate(lines) if " metric " in line)
-    assert lines[head - 2].startswith("step_ms: ")
-    assert [next(word for word in line.split() if word in factors) for line in lines[head + 1 : head + 6]] == [
-        "step_ms", "peak_memory_mib", "optimizer_ms", "decode_ms_per_token", "prefill_ms",
-    ]  # fmt: skip
-    command = re.search(r"`(flopwatch compare \d+)` prints all 8 rows", lines[head + 7])
-    assert command is not None
-    assert "backward_ms" in ended(flopwatch(*command[1].split()[1:]))
-
-
 def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait", "--name", "fails")
     assert done.returncode == 1
@@ -294,6 +232,16 @@ def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait", "--json", "--name", "fails")
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["code"] == "failed"
+
+
+def test_wait_for_a_wrong_result(flopwatch: Any, obedient: Any) -> None:
+    """The job succeeded, and exited with 0 as one whose times varied."""
+    done = flopwatch("submit", *TINY, "--wait", "--name", "is wrong")
+    assert (done.returncode, "validity: wrong" in done.stdout) == (8, True)
+    shown = json.loads(flopwatch("submit", *TINY, "--wait", "--json", "--name", "is wrong").stdout)
+    assert (shown["state"], shown["validity"]["verdict"]) == ("succeeded", "wrong")
+    ended(flopwatch("sweep", *TINY, "seed=1,2", "--wait", "--name", "is wrong"), 8)
+    ended(flopwatch("submit", *TINY, "--name", "is wrong"))
 
 
 def test_wait_for_a_cancelled_job(site: Any, flopwatch: Any, start: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.results import findings
-from app.results.findings import Judgement, Row, conclude, judge
+from app.results.findings import MOST_PROCESSES, Judgement, Row, conclude, judge, percent
 from app.results.sheet import Cell
 
 STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
@@ -78,13 +79,25 @@ def test_no_difference_says_how_large_one_could_be() -> None:
 
 
 def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
-    (metric_row,), whole = judged(row(NOISY, NOISY[::-1]))
+    mild = [value**0.35 for value in NOISY]
+    (metric_row,), whole = judged(row(mild, mild[::-1]))
     assert (metric_row.finding, whole.conclusion) == ("inconclusive", "inconclusive")
     needed = metric_row.replicates_for(5)
     assert needed is not None
-    assert needed > 50
+    assert 50 < needed <= MOST_PROCESSES
     assert "no difference found, but there may be one of up to " in whole.sentence
     assert whole.sentence.endswith(f"; 8 processes each; {needed} processes each would find 5 %")
+
+
+@pytest.mark.parametrize("apart", [1, 100], ids=["too many processes", "more than can be computed"])
+def test_a_host_may_be_too_noisy(apart: float) -> None:
+    """It said that 14469 processes each would find 5 %."""
+    wild = [math.exp(apart * value) for value in NOISY]
+    (metric_row,), whole = judged(row(wild, [*wild[4:], *wild[:4]]))
+    assert metric_row.estimate is not None
+    assert metric_row.estimate.spread is not None
+    differ = percent(math.expm1(metric_row.estimate.spread))
+    assert whole.sentence.endswith(f"; this host is too noisy to find 5 %: its processes differ by {differ}")
 
 
 class TestTheIntervalExcludesOneButTheTestDoesNotAgree:
@@ -102,7 +115,7 @@ class TestTheIntervalExcludesOneButTheTestDoesNotAgree:
         assert found.finding == "inconclusive"
         assert found.sentence() == (
             f"inconclusive: the interval excludes 1, but p is {found.p_adjusted:.3g} after the correction for all "
-            f"cases; 8 processes each; {found.replicates_for(5)} processes each would find 5 %"
+            "cases; 8 processes each; this host is too noisy to find 5 %: its processes differ by 8.8 %"
         )
         (alone,), whole = judged(row(self.ONE, self.APART))
         assert alone.finding == "worse", whole.sentence

@@ -30,6 +30,17 @@ def test_rows_of_one_reason_share_a_note() -> None:
     assert footnotes.notes() == ["† suspect (3 cases): variation, host_load, such as variation: 26.4%."]
 
 
+def test_a_row_without_times_needs_no_sign() -> None:
+    """Its cells say `wrong` or `crashed`, and the list below the table why."""
+    footnotes = Footnotes()
+    for verdict in ("wrong", "suspect"):
+        footnotes.count(verdict, [("measured", "wrong: the output")])
+        assert footnotes.mark(verdict, [("measured", "wrong: the output")], partial=False) == ""
+    assert footnotes.notes() == []
+    footnotes.count("wrong", [("measured", "wrong: the output"), LOADED])
+    assert footnotes.notes() == ["† wrong: measured: wrong: the output; host_load: 11.9%."]
+
+
 def test_several_reasons_are_numbered() -> None:
     footnotes = Footnotes()
     footnotes.count("suspect", [VARIES])
@@ -55,6 +66,14 @@ def test_a_long_detail_is_cut() -> None:
     footnotes = Footnotes()
     footnotes.count("suspect", [("variation", "x" * 1000)])
     assert len(footnotes.notes()[0]) < MAX_DETAIL + 40
+
+
+def test_a_long_detail_is_cut_between_words() -> None:
+    footnotes = Footnotes()
+    footnotes.count("suspect", [("variation", "limit 10%; " * 50)])
+    (note,) = footnotes.notes()
+    assert note.endswith(("limit …", "10% …"))
+    assert set(note.removesuffix(" …").split()[3:]) == {"limit", "10%;", "10%"}
 
 
 def test_partial_rows_say_how_their_jobs_ended() -> None:
@@ -89,3 +108,11 @@ def test_doubts_of_one_case() -> None:
     assert doubts_of(None, "1") == []
     assert doubts_text([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
     assert doubts_text([]) is None
+
+
+def test_noisy_rows_share_one_sentence() -> None:
+    footnotes = Footnotes()
+    for noise in (0.06, 0.14):
+        footnotes.count_noisy(noise)
+    (note,) = footnotes.notes()
+    assert note.startswith("‡ noisy (2 rows): medians are known to ±14% or better, not to ±5%")

@@ -83,7 +83,7 @@ def test_without_a_backward_pass_nothing_is_accumulated(mode: str) -> None:
         BenchmarkSpec(mode=mode, accumulation_steps=2)
 
 
-@pytest.mark.parametrize("kind", ["memory", "profile", "ddp"])
+@pytest.mark.parametrize("kind", ["memory", "profile"])
 def test_other_kinds_take_one_micro_batch(kind: str) -> None:
     KINDS[kind].model_validate({"accumulation_steps": 1})
     with pytest.raises(ValidationError, match="leave it out") as caught:

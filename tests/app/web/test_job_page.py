@@ -141,14 +141,28 @@ def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> 
 def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
     job = fresh_site.submit(name="n", labels={"a": "b"}, priority=3, timeout_s="none", spec={"context_length": 64})
     fresh_site.worker.finish(fresh_site.worker.claim_job(job["id"]), "failed")
-    answer = fresh_site.http.post(f"/ui/jobs/{job['id']}/rerun", headers=OWN)
-    again = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
-    same = ("name", "labels", "priority", "timeout_s", "spec", "max_attempts")
-    assert {name: again[name] for name in same} == {name: job[name] for name in same}
-    assert again["id"] != job["id"]
     text = page(fresh_site, f"/ui/jobs/{job['id']}").text
+    assert "Retry" in text
+    assert "New job from this" in text
+    assert not re.search("Rerun|Run again|Clone|Cancel", text)
     assert "flopwatch submit benchmark model.size=tiny context_length=64 --name n --label a=b --priority=3" in text
     assert f"/ui/new?job={job['id']}" in page(fresh_site, f"/ui/jobs/{job['id']}").references
+
+
+def test_the_answer_stands_before_tables_and_environment(fresh_site: Any, measured: Any, reported: Any) -> None:
+    job = fresh_site.submit(labels={"a": "b"})["id"]
+    rows = [[f"none_{number}", 0.0] for number in range(30)] + [["all", 7.0]]
+    table = reported("categories-forward", rows, category="string", peak_mib="number")
+    fresh_site.worker.finish(
+        fresh_site.worker.claim_job(job), measurements=[measured("step_ms", 4.5)], tables=[table], log="end"
+    )
+    text = fresh_site.http.get(f"/ui/jobs/{job}").text
+    places = [text.index(part) for part in ("<b>4.5", 'id="panels"', "<h2>Results", 'id="spec"', 'id="tables"')]
+    assert places == sorted(places)
+    assert text.index('class="label"') > text.index('id="times"'), "labels stand apart from the name"
+    assert re.search(r"<tbody>\s*<tr>\s*<td[^>]*>all<", text), "no zeros first"
+    panels = fresh_site.http.get(f"/ui/jobs/{job}/panels").text
+    assert panels.count("<section") <= 1
 
 
 def test_a_clone_has_every_option_of_the_job(fresh_site: Any) -> None:

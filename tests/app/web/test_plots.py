@@ -310,3 +310,55 @@ def test_a_series_without_a_name_is_not_in_the_legend() -> None:
     series, marks = plots.chart(points, plots.axes_of(points), "tflops", "TFLOP/s")["data"]
     assert (series["name"], series["showlegend"]) == ("", False)
     assert (marks["name"], marks.get("showlegend", True)) == ("unsupported", True)
+
+
+def strategies(**sizes: int | None) -> list[Point]:
+    return [
+        Point({"strategy": name, "bucket_size_mb": size, "batch_size": batch}, 1.0)
+        for name, size in sizes.items()
+        for batch in (1, 2)
+    ]
+
+
+def test_a_field_that_follows_from_another_is_no_axis() -> None:
+    assert list(plots.varying(strategies(bucketed=25, fsdp=None, flat=None))) == ["strategy", "batch_size"]
+    two = [*strategies(bucketed=25, fsdp=None), *strategies(bucketed=50)]
+    assert list(plots.varying(two)) == ["strategy", "bucket_size_mb", "batch_size"], "it varies by itself"
+    both = [Point({"compile": flag, "compile_scope": scope}, 1.0) for flag, scope in ((True, "blocks"), (False, None))]
+    assert list(plots.varying(both)) == ["compile"]
+
+
+@pytest.mark.parametrize("numeric", [True, False])
+def test_the_legend_names_the_verdicts_of_open_and_hatched_marks(numeric: bool) -> None:
+    places = (1, 2, 3) if numeric else ("a", "b", "c")
+    points = [
+        Point({"x": place}, 1.0, validity=v) for place, v in zip(places, ("valid", "suspect", "invalid"), strict=True)
+    ]
+    traces = drawn(plots.chart(points, Axes("x"), "step_ms", "ms"))
+    assert "suspect or invalid" in traces
+    entry = traces["suspect or invalid"]["marker"]
+    assert entry.get("symbol") == "circle-open" or entry["pattern"] == {"shape": "x"}
+    assert "suspect" not in "".join(drawn(plots.chart(points[:1], Axes("x"), "step_ms", "ms")))
+
+
+def test_error_bars_have_the_colour_of_text() -> None:
+    (trace,) = plots.chart([Point({"x": "a"}, 1.0, spread=0.1)], Axes("x"), "step_ms", "ms")["data"]
+    assert trace["error_y"]["color"] == "var(--text)"
+
+
+def test_ratios_have_a_logarithmic_axis_with_the_better_side_named() -> None:
+    times = [plots.Ratio("a", 0.5, 0.4, 0.6, "better", "less"), plots.Ratio("b", 2.0, None, None, "worse", "less")]
+    axis = plots.ratios(times)["layout"]["xaxis"]
+    assert axis["type"] == "log"
+    assert axis["title"]["text"].endswith("left of 1 is better")
+    assert {0.5, 1, 2} <= set(axis["tickvals"])
+    near = plots.ratios([plots.Ratio("a", 1.01, 0.99, 1.03, "no_difference", "less")])["layout"]["xaxis"]
+    assert {0.98, 1, 1.02} <= set(near["tickvals"])
+    mixed = plots.ratios([*times, plots.Ratio("c", 1.1, 1.0, 1.2, "better", "more")])["layout"]["xaxis"]
+    assert mixed["title"]["text"].endswith("interval")
+
+
+def test_twelve_series_have_colours_of_their_own() -> None:
+    points = [Point({"x": x, "by": f"s{index:02}"}, 1.0) for index in range(12) for x in (1, 2)]
+    colours = [trace["line"]["color"] for trace in plots.chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
+    assert len(set(colours)) == 12

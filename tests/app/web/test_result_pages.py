@@ -15,11 +15,13 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store.reading import members
+from app.store.records import Offer
 from app.text.values import value_text
 from app.web.pages import plots as plots_page
 from app.web.pages.compare import short_names
 from app.web.pages.sweeps import listed
 from app.web.pages.tables import command
+from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -142,6 +144,26 @@ def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
     assert resume not in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
 
 
+def test_the_cases_of_a_running_sweep_appear_without_a_reload(fresh_site: Any, measured: Any) -> None:
+    base = {"kind": "attention", "implementations": ["eager"]}
+    body = {"base": base, "grid": {"num_heads": [1, 2]}, "priority": 77}
+    sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
+    path = f"/ui/tables?sweep={sweep}&panel=true"
+    assert path.replace("&", "&amp;") in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+    before = fresh_site.http.get(path).text
+    assert "Those of jobs that end appear here" in before
+    assert f'hx-get="{path.replace("&", "&amp;")}" hx-trigger="every' in before
+    fresh_site.worker.register(frozenset({"attention"}))
+    for ended in range(2):
+        claim = fresh_site.services.queue.claim(
+            fresh_site.worker.id, Offer(frozenset({"attention"}), CAPABILITIES, 0, 0, idle=True)
+        )
+        fresh_site.worker.finish(claim, measurements=[measured("forward_ms", 1.0, num_heads=ended + 1)])
+        text = fresh_site.http.get(path).text
+        assert "<tbody" in text
+        assert ("every 3s" in text) == (ended == 0)
+
+
 def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
     body = {"base": TINY, "fit": {"axis": "context_length", "upto": 512, "step": 256}, "priority": 9, "grid": {}}
     answer = filled.http.post("/sweeps", json=body)
@@ -162,14 +184,14 @@ class TestPlots:
     def test_lines_and_a_heat_map_with_the_outcomes(self, filled: Any) -> None:
         text = filled.http.get("/ui/plots?sweep=1").text
         lines, heat = figures(text)
-        assert [trace["name"] for trace in lines["data"]] == ["fp32", "bf16", "failed", "oom"]
+        assert [trace["name"] for trace in lines["data"]] == ["fp32", "bf16", "suspect", "failed", "oom"]
         assert lines["layout"]["yaxis"]["title"]["text"] == "Step (ms)"
         assert heat["data"][0]["x"] == ["64", "128", "256"]
         assert lines["data"][0]["customdata"][0][1] == "/ui/jobs/1"
 
     def test_choices(self, filled: Any) -> None:
         lines, *heat = figures(filled.http.get("/ui/plots?sweep=1&metric=forward_ms&only=precision:bf16").text)
-        assert [trace["x"] for trace in lines["data"]] == [[64, 128, 256]]
+        assert [trace["x"] for trace in lines["data"] if trace["name"] != "suspect"] == [[64, 128, 256]]
         assert heat == [], "one coordinate is left"
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision").text)
         assert bars["data"][0]["type"] == "bar"
@@ -332,7 +354,7 @@ class TestCompare:
         assert "one dot for each sample" in text
 
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
-        assert "The first is the baseline, of checked ones the oldest" in page(filled, "/ui/compare").text
+        assert "Of checked ones the oldest is the baseline" in page(filled, "/ui/compare").text
 
     def test_one_job_is_the_baseline(self, filled: Any) -> None:
         assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
@@ -359,10 +381,30 @@ class TestCompare:
             jobs.append(claim.job_id)
         text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
         # Of four processes a side that do not overlap p is 2/70. Only the headline is tested.
-        assert re.findall(r'data-head="p, corrected">([^<]*)<', text) == ["0.0286", ""]
+        assert re.findall(r">p = ([^<]*)<", text) == ["0.0286"]
         assert "finding-worse" in text
         assert "finding-differs" in text
         assert "only where the interval excludes 1 and p, corrected for all cases, is at most 0.05" in text
+
+    def test_rows_name_what_differs_between_cases(self, fresh_site: Any, measured: Any) -> None:
+        jobs = []
+        for _side in range(2):
+            job = fresh_site.submit(priority=88)["id"]
+            rows = [measured("step_ms", 1.0, model="tiny", length=length) for length in (8, 16)]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
+            jobs.append(job)
+        text = fresh_site.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        assert re.findall(r'<td class="case">(length=\d+)</td>', text) == ["length=8", "length=16"]
+        assert re.findall(r"<caption>(.*?) Values", text) == ["tiny. 2 rows."]
+
+    def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
+        text = filled.http.get("/ui/compare").text
+        assert 'formaction="/ui/new/compare"' in text
+        assert 'action="/ui/new/compare"' in filled.http.get("/ui/new?kind=compare").text
+        form = page(filled, "/ui/new/compare?job=1&job=4").text
+        assert "candidate.precision=bf16" in form or '"precision": "bf16"' in form
+        page(filled, "/ui/new/compare?job=1", 422)
+        page(filled, "/ui/new/compare?job=1&job=99999", 404)
 
     def test_jobs_without_a_common_case(self, filled: Any) -> None:
         assert "no case in common" in page(filled, "/ui/compare?job=1&job=7").text

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.workers.jobs.trace_readers import install
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +22,9 @@ def _precision_stays() -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(scope="session")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of `trace_readers`."""
+    return install(tmp_path_factory.mktemp("readers"))

@@ -268,6 +268,7 @@ def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
             assert "relative error" in row["reason"]
     blamed = "the gradient of input 1" if name == "wrong_gradient" else "the output"
     assert blamed in cell["forward_ms", "forward"]["reason"]
+    assert report.verdict_on(implementation=name)["verdict"] == "wrong"
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
 
 

@@ -35,17 +35,23 @@ def run(tmp_path: Path):
 
 
 class Watch:
-    """A stopwatch that finds 2 ms in each call but the last one, which takes `last`."""
+    """A stopwatch that finds 2 ms in each call but every second one, which takes `other`."""
 
     def __init__(self) -> None:
-        self.last = 2.0
+        self.other = 2.0
         self.steady: bool | None = True
         self.asked: list[tuple[int | None, int]] = []
 
     def time(self, work: Any, *, warmup: int | None, calls: int) -> Timing:
         self.asked.append((warmup, calls))
         work()
-        return Timing(array("d", (calls - 1) * [2.0] + [self.last]), None, 5, self.steady, host_bound=False)
+        return Timing(
+            array("d", [self.other if call % 2 else 2.0 for call in range(calls)]),
+            None,
+            5,
+            self.steady,
+            host_bound=False,
+        )
 
 
 @pytest.fixture
@@ -134,33 +140,33 @@ def test_a_toy_run_is_no_ceiling(
 
 
 @pytest.mark.parametrize(
-    ("last", "steady", "failed"),
-    [(10.0, True, "variation: coefficient of variation"), (2.0, False, "steady: times still")],
+    ("other", "steady", "failed"),
+    [(10.0, True, "variation: "), (2.0, False, "steady: times still")],
 )
 def test_a_disturbed_run_is_no_ceiling(
     run,
     tmp_path: Path,
     watch: Watch,
     capsys: pytest.CaptureFixture,
-    last: float,
+    other: float,
     steady: bool,
     failed: str,
 ) -> None:
-    watch.last, watch.steady = last, steady
+    watch.other, watch.steady = other, steady
     report = run(dtypes=["fp32"], **OWN_SIZES)
     assert report.verdict_on(operation="copy")["verdict"] == "suspect"
     assert report.verdict_on(operation="matrix product")["verdict"] == "suspect"
     assert Ceilings(tmp_path / "ceilings").read(torch.device("cpu")) is None
     log = capsys.readouterr().err
     assert f"fp32: not recorded as this device's ceiling: something disturbed it: {failed}" in log
-    watch.last, watch.steady = 2.0, None
+    watch.other, watch.steady = 2.0, None
     run(dtypes=["fp32"], **OWN_SIZES)
     assert Ceilings(tmp_path / "ceilings").read(torch.device("cpu")) is not None
     assert capsys.readouterr().err == ""
 
 
 def test_what_rates_mean(run, watch: Watch) -> None:
-    watch.last = 50.0
+    watch.other = 50.0
     report = run(dtypes=["fp32"], device="cpu")
     copy, product = report.cell(operation="copy"), report.cell(operation="matrix product")
     assert copy["copy_gb_per_s", None]["mean"] == pytest.approx(2 * 2**20 / 2e-3 / 1e9), "by the median time"

@@ -183,7 +183,7 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
         ({"stack": {"d_ff": 6}, **STACK}, ("tensor_", "mesh_", "summed_", "overlapped_"), "stack.d_ff (6) cannot be"),
         ({**STACK, "mesh": {"tensor": 32}}, ("summed_", "overlapped_"), "take a mesh.tensor below 20.84"),
         ({**STACK, "mesh": {"fsdp": 1}}, ("summed_", "overlapped_"), "every batch hides communication"),
-        ({**STACK, "context_length": 16_384}, ("fewest_",), "reach the limit however many shards there are"),
+        ({**STACK, "context_length": 16_384}, ("fewest_",), "reaches the limit however many shards there are"),
     ],
     ids=str,
 )

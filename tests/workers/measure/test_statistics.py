@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+import math
 import random
-import statistics as standard
 
 import numpy as np
 import pytest
 
-from workers.measure.statistics import coefficient_of_variation, drift, summarize
+from workers.measure.statistics import drift, error_of_median, modes, summarize
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 101])
@@ -33,9 +33,27 @@ def test_what_is_no_sample_is_refused(samples: list[float]) -> None:
         summarize(samples)
 
 
-def test_variation_and_drift() -> None:
-    samples = [1.0, 2.0, 3.0]
-    assert coefficient_of_variation(samples) == pytest.approx(standard.stdev(samples) / 2)
-    assert coefficient_of_variation([1.0]) is None
+def test_the_error_of_a_median_is_half_its_interval() -> None:
+    ten = [float(number) for number in range(1, 11)]  # from the 2nd to the 9th, about 5.5
+    assert error_of_median(ten) == pytest.approx(3.5 / 5.5)
+    assert error_of_median([1.0, 2.0, 3.0]) == pytest.approx(0.5), "of few samples, all of them"
+    assert error_of_median([*ten[:9], 1e6]) == error_of_median(ten), "one interrupted step says nothing"
+    assert error_of_median([1.0]) is None
+    assert error_of_median([0.0, 0.0]) is None
+
+
+def test_two_groups_of_samples() -> None:
+    assert modes([10.0, 14.0, 10.2, 14.2] * 3, share=0.92) == pytest.approx((10.1, 14.1))
+    assert modes([10.0] * 19 + [30.0], share=0.92) is None, "one interrupted step is no group"
+    assert modes([10.0, 14.0] * 4, share=0.92) is None, "too few to judge"
+    assert modes([10.0] * 20, share=0.92) is None
+    assert modes([float(number) for number in range(20)], share=0.92) is None
+
+
+def test_a_drift_comes_with_its_error() -> None:
     assert drift([1.0] * 8) is None
-    assert drift([1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 1.2, 1.2, 1.2]) == pytest.approx(0.2)
+    assert drift([0.0] * 9) is None
+    change, error = drift([1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 1.2, 1.2, 1.2]) or (0, 0)
+    assert (change, error) == (pytest.approx(0.2), 0)
+    _, error = drift([1.0, 2.0, 3.0, 5.0, 5.0, 5.0, 2.0, 2.0, 2.0]) or (0, 0)
+    assert error == pytest.approx(math.sqrt(math.pi / 2 / 3) / 2)

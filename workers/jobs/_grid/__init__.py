@@ -277,11 +277,12 @@ def frozen_objects() -> Iterator[None]:
 
 
 def check_measured(values: Values) -> Check:
-    """Check that the cell was measured; a fault makes it suspect."""
+    """Check that the cell was measured; a fault makes it suspect, a wrong result wrong."""
     from workers.measure.check import Check
 
     outcome = values.outcome
-    return Check("measured", outcome not in FAULTS, outcome if values.reason is None else f"{outcome}: {values.reason}")
+    detail = outcome if values.reason is None else f"{outcome}: {values.reason}"
+    return Check("measured", outcome not in FAULTS, detail, "wrong" if outcome == "wrong" else "suspect")
 
 
 def nothing_measured(outcomes: Mapping[str, int]) -> Check:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import parallel
@@ -14,11 +15,13 @@ from workers.jobs.ddp import strategies
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.memory import local_bytes, state_bytes
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
+from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.host_memory import host_memory
 from workers.measure.memory import MIB, OutOfMemory, is_out_of_memory, short_message
+from workers.model.batches import JoinedBatches
 from workers.model.steps import TrainStep
 
-PARITY_STEPS = 3
+TRAINED_STEPS = 2
 KEPT_SHARE = 0.85
 """The share of a GPU's memory up to which compared tensors stay there; the rest is for fragmentation."""
 
@@ -30,20 +33,24 @@ class ParityCheck:
         self._context = context
         self._keeper = torch.device("cpu")
         """The device on which rank 0 keeps gradients and parameters until it compares them."""
+        # Every rank must take part in making a group.
+        self._own_group = dist.new_group([0]) if context.spec.casts else None
+        """The group of rank 0 alone, over which its single process casts parameters; None if nothing is cast."""
         self.too_large: str | None = None
         """The reason why a single process surely does not fit into rank 0's memory; None if it may. Other ranks have
         other texts."""
 
     def run(self) -> dict[str, Any] | None:
-        """Train some steps with the strategy and, on rank 0, in a single process on the whole batch; compare the
-        results.
+        """Train two steps with the strategy and, on rank 0, in a single process on the whole batch; compare the
+        parameters. Then compare the gradients of a third step, which the single process computes from the strategy's
+        parameters, so that only the communication differs.
 
         The single process runs the ranks' batches one after the other and adds up their gradients, as the batch's mean
-        loss does. Ranks run the same kernels, so only the communication differs.
+        loss does. Where the strategy casts parameters, the single process has the same wrapper to itself.
 
         Returns:
             On rank 0 {"gradient_error", "parameter_error", "why_not"}, JSON-ready: the largest relative error of any
-            gradient of the last step, and of any parameter's change since the beginning; and the names of these.
+            gradient of the third step, and of any parameter's change since the beginning; and the names of these.
         """
         self._context.report_progress("checking parity")
         shared = self._trained_by_strategy()
@@ -65,22 +72,23 @@ class ParityCheck:
             self._context.device,
             strategies.rank_batches(self._context.spec, self._context.rank.index, self._context.device),
         )
-        gradients: dict[str, Tensor] = {}
-        for number in range(PARITY_STEPS):
+        for number in range(TRAINED_STEPS):
             trained.step.prepare()
-            for name, work in trained.step.phases.items():
-                if name == "optimizer" and number == PARITY_STEPS - 1:
-                    gradients = self._kept(full_gradients(trained))
+            for work in trained.step.phases.values():
                 work()
             self._context.rank.step_done()
             if number == 0 and self._context.on_gpu:
                 # From the second step on, the optimizer's state always exists.
                 torch.cuda.reset_peak_memory_stats()
-            if number == 1 and (reason := self._why_not_compared(trained)):
-                return reason
-        if trained.optimizer is None:
-            gradients = self._kept(full_gradients(trained))
-        return {"gradients": gradients, "parameters": self._kept(full_parameters(trained))}
+        if reason := self._why_not_compared(trained):
+            return reason
+        parameters = self._kept(full_parameters(trained))
+        trained.step.prepare()
+        for name, work in trained.step.phases.items():
+            if name != "optimizer":
+                work()
+        self._context.rank.step_done()
+        return {"gradients": self._kept(full_gradients(trained)), "parameters": parameters}
 
     def _why_not_compared(self, trained: Trained) -> str | None:
         """Return why the comparison does not fit into rank 0's memory, which is known after two steps; the same on all
@@ -153,7 +161,9 @@ class ParityCheck:
     def _compared_to_one_process(self, shared: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
         """Train on rank 0 alone. The other ranks follow step by step, so that they do not count as hanging."""
         found: dict[str, Any] = {"gradient_error": None, "parameter_error": None, "why_not": None}
-        work = one_process(self._context, self._keeper, shared, found) if self._context.rank.index == 0 else None
+        work = None
+        if self._context.rank.index == 0:
+            work = one_process(self._context, self._keeper, self._own_group, shared, found)
         unfinished = True
         while unfinished:
             if work is not None:
@@ -170,37 +180,48 @@ class ParityCheck:
 
 
 def one_process(
-    context: RankContext, keeper: torch.device, shared: dict[str, dict[str, Tensor]], found: dict[str, Any]
+    context: RankContext,
+    keeper: torch.device,
+    group: dist.ProcessGroup | None,
+    shared: dict[str, dict[str, Tensor]],
+    found: dict[str, Any],
 ) -> Iterator[bool]:
-    """Train a single process on the batches of all ranks, and set the errors; yields after each batch."""
-    spec, world_size = context.spec, context.rank.world_size
-    batches = [strategies.rank_batches(spec, index, context.device) for index in range(world_size)]
-    trained = strategies.build(spec, NO_COMMUNICATION, context.device, batches[0])
-    step = trained.step
-    start = {name: parameter.detach().to(keeper, copy=True) for name, parameter in trained.model.named_parameters()}
-    for number in range(PARITY_STEPS):
-        for index in range(world_size):
-            if index == 0:
-                step.prepare()
-            else:
-                step.inputs, step.targets = batches[index].next()
-            step.forward()
-            step.loss = step.loss / world_size
+    """Train a single process on the batches of all ranks, and set the errors; yields after each micro-batch.
+
+    Args:
+        context: The rank.
+        keeper: The device of compared tensors.
+        group: This rank alone, where the strategy casts parameters; None: the process has no wrapper.
+        shared: "parameters" of the strategy after `TRAINED_STEPS`, and "gradients" of the next step.
+        found: Takes the errors.
+    """
+    spec, ranks = context.spec, context.rank.world_size
+    batches = JoinedBatches([strategies.rank_batches(spec, index, context.device) for index in range(ranks)])
+    strategy = NO_COMMUNICATION if group is None else spec.strategy
+    trained = strategies.build(spec, strategy, context.device, batches, group, ranks=ranks)
+    step, finish = trained.step, trained.step.phases.get(SYNCHRONIZATION)
+    start = {name: one.detach().to(keeper, copy=True) for name, one in full_parameters(trained).items()}
+    for number in range(TRAINED_STEPS + 1):
+        step.prepare()
+        for index in range(step.micro_batches):
+            step.forward_micro_batch(index)
             step.backward()
+            if finish is not None:
+                finish()
             yield True
-        if number == PARITY_STEPS - 1:
-            gradients = full_gradients(trained)
-            errors = {name: relative_error(shared["gradients"].get(name), one) for name, one in gradients.items()}
-            found["gradient_error"], found["gradient"] = largest_error(errors)
-            del gradients
-        if isinstance(step, TrainStep):
+        if number < TRAINED_STEPS and isinstance(step, TrainStep):
             step.optimize()
-    if trained.optimizer is not None:
-        errors = {
-            name: relative_error(shared["parameters"].get(name), one, start[name])
-            for name, one in full_parameters(trained).items()
-        }
-        found["parameter_error"], found["parameter"] = largest_error(errors)
+        if number == TRAINED_STEPS - 1:
+            if trained.optimizer is not None:
+                errors = {
+                    name: relative_error(shared["parameters"].get(name), one, start[name])
+                    for name, one in full_parameters(trained).items()
+                }
+                found["parameter_error"], found["parameter"] = largest_error(errors)
+            set_parameters(trained, shared["parameters"])
+    gradients = full_gradients(trained)
+    errors = {name: relative_error(shared["gradients"].get(name), one) for name, one in gradients.items()}
+    found["gradient_error"], found["gradient"] = largest_error(errors)
 
 
 def largest_error(errors: Mapping[str, float]) -> tuple[float, str]:
@@ -250,6 +271,15 @@ def full_parameters(trained: Trained) -> dict[str, Tensor]:
     if isinstance(trained.wrapped, parallel.FullyShardedDataParallel):
         return trained.wrapped.full_state_dict()
     return {name: whole(parameter.detach()) for name, parameter in trained.model.named_parameters()}
+
+
+@torch.no_grad()
+def set_parameters(trained: Trained, values: Mapping[str, Tensor]) -> None:
+    """Give a single process's model these parameters; those that are missing stay."""
+    for name, parameter in trained.model.named_parameters():
+        if name in values:
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.copy_(values[name])
 
 
 def whole(tensor: Tensor) -> Tensor:

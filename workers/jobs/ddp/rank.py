@@ -154,7 +154,7 @@ class RankRun:
             strategy,
             self.context.device,
             strategies.rank_batches(self.context.spec, self.context.rank.index, self.context.device),
-            self.silent,
+            self.silent if strategy == strategies.SILENT else None,
         )
         if self.context.on_gpu and self.memory.after_init_mib is None:
             self.memory.after_init_mib = torch.cuda.memory_allocated() / MIB

@@ -19,11 +19,11 @@ from workers.jobs import _training
 from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.memory import MIB, translate_oom
 from workers.measure.warmup import min_calls
-from workers.model.batches import RandomBatches
+from workers.model.batches import Batches, RandomBatches
 from workers.model.compiled import BLOCKS
 from workers.model.optimizer import OPTIMIZERS
 from workers.model.precision import PRECISIONS, set_parameter_dtype
-from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, TrainStep
+from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, TrainStep
 
 NO_COMMUNICATION = "none"
 """The strategy of one process alone."""
@@ -64,17 +64,20 @@ def build(
     spec: DdpSpec,
     strategy: str,
     device: torch.device,
-    batches: RandomBatches,
-    silent: dist.ProcessGroup | None = None,
+    batches: Batches,
+    group: dist.ProcessGroup | None = None,
+    *,
+    ranks: int = 1,
 ) -> Trained:
     """Build the model, wrap it as the strategy does, and make its step.
 
     Args:
         spec: The job's spec.
-        strategy: The spec's; NO_COMMUNICATION; or SILENT for the spec's over the group `silent`.
+        strategy: The spec's; NO_COMMUNICATION; or SILENT for the spec's over a silent group.
         device: The rank's device.
         batches: Makes the inputs and targets.
-        silent: A silent group.
+        group: The ranks that communicate; None: all of them.
+        ranks: Number of ranks whose sequences each batch has; the step runs them one after the other.
 
     Raises:
         OutOfMemory: it does not fit.
@@ -91,9 +94,11 @@ def build(
             if parameter.requires_grad
         ]
         call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
-        name, group = (spec.strategy, silent) if strategy == SILENT else (strategy, None)
+        name = spec.strategy if strategy == SILENT else strategy
         wrapped, finish = wrap(spec, name, call, group)
-        return Trained(strategy, model, wrapped, make_step(spec, name, wrapped, batches, finish, group), sizes)
+        micro_batches = ranks * spec.accumulation_steps
+        step = make_step(spec, name, wrapped, batches, finish, group, micro_batches=micro_batches)
+        return Trained(strategy, model, wrapped, step, sizes)
 
 
 def wrap(
@@ -164,22 +169,31 @@ def make_step(
     spec: DdpSpec,
     strategy: str,
     wrapped: nn.Module,
-    batches: RandomBatches,
+    batches: Batches,
     finish: Callable[[], None] | None,
     group: dist.ProcessGroup | None = None,
+    *,
+    micro_batches: int = 1,
 ) -> BackwardStep:
     """Make the repeated step: that of other training kinds, with the communication between its phases."""
     casts = spec.casts and strategy in FULLY_SHARDED
     precision = PRECISIONS["fp32" if casts else spec.precision]
-    fused = spec.fused_linear_cross_entropy
     step: BackwardStep
+    options: dict[str, Any] = {
+        "model_has_loss": spec.fused_linear_cross_entropy,
+        "micro_batches": micro_batches,
+    }
     if spec.mode == "train_step":
         total = min_calls(spec.warmup_steps) + spec.measure_steps
         optimizer = make_optimizer(spec, strategy, wrapped, group)
         clip = spec.gradient_clip_norm
-        step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, model_has_loss=fused)
+        step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, **options)
     else:
-        step = BackwardStep(wrapped, batches, precision, wrapped, model_has_loss=fused)
+        step = BackwardStep(wrapped, batches, precision, wrapped, **options)
+    if micro_batches > 1 and isinstance(
+        wrapped, parallel.data_parallel.DataParallel | nn.parallel.DistributedDataParallel
+    ):
+        step.phases[ACCUMULATION] = wrapped.no_sync()(step.accumulate)
     if finish is not None:
         last = step.phases.pop("optimizer", None)
         step.phases[SYNCHRONIZATION] = finish
@@ -210,7 +224,8 @@ def make_optimizer(
 def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatches:
     """Return the batches of a rank; each rank has its own."""
     seed = (spec.seed + rank) % 2**63
-    return RandomBatches(spec.model.vocab_size, spec.batch_size, spec.context_length, device, seed)
+    sequences = spec.accumulation_steps * spec.batch_size
+    return RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, seed)
 
 
 def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
@@ -237,6 +252,7 @@ def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
         sharded_bytes=sharded,
         gathered_once_bytes=once,
         sharded_optimizer=spec.sharded_optimizer and spec.mode == "train_step",
+        micro_batches=spec.accumulation_steps,
     )
     return [
         [operation, size, round(size * traffic_factor(operation, spec.world_size))]

@@ -15,6 +15,8 @@ from typing import Any
 
 from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
 from workers.measure.allocations.ledger import Allocation, Entry, rewind
+from workers.measure.allocations.stacks import from_the_step_on
+from workers.measure.paths import without_folders
 
 PROTOCOL = 4
 """The newest pickle protocol that the viewer reads."""
@@ -157,7 +159,7 @@ def from_history(trace: Sequence[Entry], alive: Mapping[int, Allocation]) -> Sna
             inside.append(living[position])
             position += 1
         segments.append(_segment(begin, end, inside))
-    return {"segments": segments, "device_traces": [list(trace)]}
+    return {"segments": segments, "device_traces": [list(trace)], "allocator_settings": {}}
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -199,6 +201,7 @@ def _segment(begin: int, end: int, living: Iterable[Allocation]) -> dict[str, An
         "requested_size": allocated,
         "stream": 0,
         "segment_type": "large",
+        "segment_pool_id": (0, 0),  # of the common pool
         "frames": [],
         "blocks": blocks,
     }
@@ -209,7 +212,10 @@ def _unused(address: int, size: int) -> dict[str, Any]:
 
 
 def write(snapshot: Snapshot, path: Path) -> int:
-    """Write a snapshot for the viewer, equal stacks and texts once. Returns the file's size in bytes."""
+    """Write a snapshot for the viewer, equal stacks and texts once. Returns the file's size in bytes.
+
+    Stacks begin with the step, and file names lack the host's folders.
+    """
     path.write_bytes(pickle.dumps(Interned().of(snapshot), protocol=PROTOCOL))
     return path.stat().st_size
 
@@ -222,7 +228,8 @@ class Interned:
         self._by_identity: dict[int, tuple[Any, Any]] = {}
 
     def of(self, snapshot: Snapshot) -> Snapshot:
-        """Return an equal snapshot of plain data, whose equal stacks, frames and texts are the same objects."""
+        """Return the snapshot as plain data with shortened stacks. Equal stacks, frames and texts are the same
+        objects."""
         return {self._text(key): self._value(value) for key, value in snapshot.items()}
 
     def _value(self, value: Any) -> Any:
@@ -232,8 +239,10 @@ class Interned:
             return {
                 self._text(key): self._stack(one) if key == "frames" else self._value(one) for key, one in value.items()
             }
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             return [self._value(one) for one in value]
+        if isinstance(value, tuple):  # ids of pools, which programs use as keys
+            return tuple(self._value(one) for one in value)
         return value
 
     def _text(self, text: str) -> str:
@@ -241,7 +250,7 @@ class Interned:
         return known
 
     def _stack(self, frames: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        shared = [self._frame(frame) for frame in frames]
+        shared = list(from_the_step_on([self._frame(frame) for frame in frames]))
         key = tuple(map(id, shared))
         known: list[dict[str, Any]] = self._known.setdefault(key, shared)
         return known
@@ -250,8 +259,9 @@ class Interned:
         # Torch gives equal frames as one object. The second value keeps it alive, so that its `id` is not used again.
         known = self._by_identity.get(id(frame))
         if known is None:
-            key = (frame["filename"], frame["line"], frame["name"])
-            shared = self._known.setdefault(key, self._value(dict(frame)))
+            named = {**frame, "filename": without_folders(frame["filename"])}
+            key = (named["filename"], named["line"], named["name"])
+            shared = self._known.setdefault(key, self._value(named))
             known = self._by_identity[id(frame)] = (shared, frame)
         interned: dict[str, Any] = known[0]
         return interned

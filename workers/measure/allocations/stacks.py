@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 
+from workers.measure.paths import without_folders
+
 TORCH = f"{Path(torch.__file__).parent}/"
 LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 PACKAGES = "site-packages/"
 SHOWN_PARTS = 3
 """Parts of a file's path that are shown."""
 SHOWN_FRAMES = 5
+DRIVERS = ("workers/jobs/memory.py", "workers/measure/timing.py")
+"""Files whose functions run the steps and make the model."""
 
 Frame = Mapping[str, Any]
 
@@ -30,9 +34,19 @@ def _inside(filename: str) -> bool:
     return filename.startswith(LIBRARY) and PACKAGES not in filename
 
 
+def from_the_step_on(frames: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return a stack, the innermost frame first, without the frames around the step, which are the worker's.
+
+    Args:
+        frames: With file names without the host's folders.
+    """
+    around = next((index for index, frame in enumerate(frames) if frame["filename"] in DRIVERS), len(frames))
+    return frames[: max(1, around)]
+
+
 def place(frame: Frame) -> str:
     """Return a frame as text: "model/transformer.py:68 forward"."""
-    path = "/".join(Path(frame["filename"]).parts[-SHOWN_PARTS:])
+    path = "/".join(Path(without_folders(frame["filename"])).parts[-SHOWN_PARTS:])
     return f"{path}:{frame['line']} {frame['name']}"
 
 

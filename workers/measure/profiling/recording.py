@@ -17,6 +17,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity
 
+from workers.measure.paths import without_folders
 from workers.measure.profiling.products import FACTORS, Product, product_of
 
 HostKind = Literal["operator", "backward", "range", "launch", "python"]
@@ -187,5 +188,5 @@ def tree_events(roots: Iterable[Any]) -> Iterator[HostEvent]:
             kind = "range" if annotated else "backward" if scope == RecordScope.BACKWARD_FUNCTION else "operator"
         else:
             continue
-        name = ADDRESS.sub("", event.name)
+        name = without_folders(ADDRESS.sub("", event.name))
         yield HostEvent(name, kind, event.start_tid, event.start_time_ns, event.end_time_ns, event.correlation_id)

@@ -2,7 +2,8 @@
 
 The profiler writes one JSON object, whose `traceEvents` may take gigabytes. A trace that is too large is cut in time:
 events that begin after the cut are dropped, the last steps first. Events without a time (names of threads) are kept.
-The file is read piece by piece, because the process that cuts it still holds the model.
+The file is read piece by piece, because the process that cuts it still holds the model. Neither the host's name nor
+its folders remain.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import io
 import json
 import math
 import re
-import shutil
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from workers.measure.paths import bytes_without_folders
 
 LEVEL = 3
 """Compression level: nearly as good as level 9 for traces, in a tenth of the time."""
@@ -28,6 +30,8 @@ READ_BYTES = 1 << 20
 """Most bytes to read at once, unless one event is larger."""
 ALWAYS = -math.inf
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_HOST = re.compile(rb'("host_name"\s*:\s*)"[^"]*"')
+_FILE = re.compile(rb'("traceName"\s*:\s*")[^"]*/')
 _OVERLAP = 1000
 """Most bytes of the text that `_EVENTS` matches, which two pieces may share."""
 _BETWEEN = re.compile(r"[\s,]*")
@@ -77,7 +81,7 @@ def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept
         ValueError: `raw` is no trace.
     """
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=LEVEL) as file:
-        shutil.copyfileobj(source, file, READ_BYTES)
+        _copy(source, file.write)
     size, share = target.stat().st_size, 1.0
     if size <= max_bytes:
         return Kept(len(steps), 100.0)
@@ -102,15 +106,24 @@ def _write_part(source: BinaryIO, events: _Events, until_us: float, target: Path
     """Write the text up to the first event, the events that begin until a time, and the text after the last event."""
     with gzip.open(target, "wb", compresslevel=LEVEL) as packed, io.BufferedWriter(packed, READ_BYTES) as file:
         source.seek(0)
-        file.write(source.read(events.start))
+        file.write(_without_host(source.read(events.start)))
         separator = b""
         for first, last, time_us in zip(events.first, events.last, events.time_us, strict=True):
             if time_us <= until_us:
                 source.seek(first)
-                file.write(separator + source.read(last - first))
+                file.write(separator + _without_host(source.read(last - first)))
                 separator = b","
         source.seek(events.last[-1] if events.last else events.start)
-        shutil.copyfileobj(source, file, READ_BYTES)
+        _copy(source, file.write)
+
+
+def _copy(source: BinaryIO, write: Callable[[bytes], int]) -> None:
+    while lines := source.readlines(READ_BYTES):
+        write(_without_host(b"".join(lines)))
+
+
+def _without_host(text: bytes) -> bytes:
+    return bytes_without_folders(_FILE.sub(rb"\1", _HOST.sub(rb'\1""', text)))
 
 
 def _index_events(source: BinaryIO, steps: frozenset[str]) -> _Events:

@@ -80,6 +80,9 @@ class TestRunner(GridRunner[Context]):
     def measure(self, spec: Any, cell: Cell, context: Context, trial: Trial) -> None:
         assert len(context.devices) == 2
         trial.tell("half way")
+        if cell.event == "mistaken":
+            trial.values.overrule("wrong", "the ring is a square")
+            return
         if cell.event == "noisy":
             trial.checks.append(Check("variation", False, "coefficient of variation 50%"))
         if cell.event != "torn":
@@ -139,6 +142,15 @@ def test_progress_names_a_cells_number_or_reason(tmp_path: Path) -> None:
         (1, 2, "cell that is fine, of two sentences", "ok", "ring_ms 1.5"),
         (2, 2, "cell that is failed, of two sentences", "failed", "failed: ValueError: the ring is a pineapple"),
     ]
+
+
+def test_a_wrong_result_is_more_than_suspect(tmp_path: Path) -> None:
+    """It had the verdict of times that vary."""
+    report = run(tmp_path, "mistaken", "noisy")
+    assert report.verdict_on(event="mistaken")["verdict"] == "wrong"
+    check = report.check("measured", event="mistaken")
+    assert (check["severity"], check["detail"]) == ("wrong", "wrong: the ring is a square")
+    assert report.verdict_on(event="noisy")["verdict"] == "suspect"
 
 
 def test_several_devices_are_in_the_environment_and_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,16 +62,16 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
         half = torch.nn.ModuleList(list(wrapped.modules())[: len(list(wrapped.modules())) // 2 : -1])
         return make_optimizer(spec, strategy, half, group)
 
-    def build_too_much(spec: Any, strategy: str, *others: Any) -> Any:
+    def build_too_much(spec: Any, strategy: str, *others: Any, **options: Any) -> Any:
         if strategy == strategies.NO_COMMUNICATION:
             raise OutOfMemory("out of memory in making the model: too much")
-        return build(spec, strategy, *others)
+        return build(spec, strategy, *others, **options)
 
-    def build_too_much_once(spec: Any, strategy: str, *others: Any) -> Any:
+    def build_too_much_once(spec: Any, strategy: str, *others: Any, **options: Any) -> Any:
         if strategy == strategies.NO_COMMUNICATION and not parity:
             parity.append(None)
             raise OutOfMemory("out of memory in making the model: too much")
-        return build(spec, strategy, *others)
+        return build(spec, strategy, *others, **options)
 
     def run_out(step: Any) -> None:
         if type(step.module).__name__ == "TransformerLM":  # no wrapper is around it

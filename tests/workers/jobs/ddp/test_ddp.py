@@ -22,6 +22,7 @@ from app.specs.ddp import DdpSpec
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.workers.jobs.ddp.ranks import SLOWER_MS, run_all
+from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
@@ -47,6 +48,10 @@ SPECS: dict[str, dict[str, Any]] = {
     "bucketed, where they lie": {"strategy": "bucketed", "gradients_as_views": False},
     "fsdp, checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
     "fsdp, compiled": {**LARGEST, "model": MODEL, "context_length": 8, "attention": "eager", "backend": "gloo"},
+    "bucketed, accumulating": {"strategy": "bucketed", "accumulation_steps": 3, "sharded_optimizer": True},
+    "torch_ddp, accumulating": {"strategy": "torch_ddp", "accumulation_steps": 3},
+    "fsdp, accumulating": {"strategy": "fsdp", "accumulation_steps": 3},
+    "torch_fsdp, cast": {"strategy": "torch_fsdp", "precision": "bf16", "accumulation_steps": 2},
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
@@ -132,11 +137,11 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
     if spec.strategy == "none":
         assert found["gradient_error"]["reason"] == "strategy none does not communicate"
         return
-    # Two ranks add two numbers, in any order: but for casts, every bit is the same.
-    limit = 0.1 if spec.casts else 1e-6
+    # Two ranks add two numbers, in any order: every bit is the same, but where they add sums in 8 bits.
+    limit = 0.01 if spec.casts else 1e-6
     assert found["gradient_error"]["median"] <= limit
     if spec.mode == "train_step":
-        assert found["parameter_error"]["median"] <= 3 * limit
+        assert found["parameter_error"]["median"] <= 10 * limit
     else:
         assert "changes no parameters" in found["parameter_error"]["reason"]
 
@@ -273,8 +278,18 @@ def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, op
 def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any, tmp_path: Path) -> None:
     ((name, path),) = run("bucketed").files.items()
     assert name == "trace.json.gz"
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    assert {"step_1", "step_2", "gloo:all_reduce", "layers.1"} <= {event.get("name") for event in events}
+    loaded = json.loads(gzip.decompress(path.read_bytes()))
+    names = {event.get("name") for event in loaded["traceEvents"]}
+    assert {"step_1", "step_2", "ProfilerStep#2", "gloo:all_reduce", "layers.1"} <= names
+    about = loaded["distributedInfo"]
+    assert (about["rank"], about["world_size"], about["backend"]) == (0, 2, "gloo")
+    assert loaded["host_name"] == ""
+
+
+def test_other_programs_see_rank_and_steps(run: Any, readers: Path) -> None:
+    trace = run("bucketed").files["trace.json.gz"]
+    assert ranks_and_steps(readers, trace) == ([0], [1, 2])
+    assert steps_of_plugin(readers, trace) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -422,14 +437,17 @@ def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     ("fields", "gradient", "parameter"),
     [
         ({}, 1e-3, 1e-2),
-        ({"precision": "bf16"}, 2e-2, 0.2),
-        ({"precision": "bf16", "parameter_dtype": "bf16"}, 5e-2, 0.5),
-        ({"precision": "bf16", "strategy": "fsdp", "cast_before_communication": True}, 0.3, 1.0),
+        ({"precision": "bf16"}, 1e-2, 0.2),
+        ({"precision": "bf16", "parameter_dtype": "bf16"}, 1.4e-2, 0.5),
+        ({"precision": "bf16", "strategy": "fsdp"}, 1.4e-2, 0.5),
     ],
 )
 def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter: float) -> None:
     spec = parsed(**fields)
     assert tolerance(spec, "gradient_error") == pytest.approx(gradient)
+    assert tolerance(spec, "gradient_error") < 1 / DdpSpec.model_fields["world_size"].metadata[1].le, (
+        "one rank is missed"
+    )
     assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
 
 

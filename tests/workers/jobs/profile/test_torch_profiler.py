@@ -7,6 +7,7 @@ import functools
 import gzip
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from kernels.registry import ATTENTION
+from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs import _training, ceiling
 from workers.jobs._values import Values
@@ -302,6 +304,24 @@ def test_only_the_chosen_phases_are_listed(run: Any) -> None:
     report = run(phases=["backward"])
     assert {name for name in report.tables if "-" in name} == {"kernels-backward", "operators-backward"}
     assert shares(report, "forward")["matmul"] > 0
+
+
+def test_files_name_neither_the_host_nor_its_folders(run: Any) -> None:
+    files = run(mode="forward", device="cpu", stacks=True).files
+    texts = {name: path.read_text() for name, path in files.items() if not name.endswith(".gz")}
+    with gzip.open(files["trace.json.gz"], "rt") as file:
+        texts["trace"] = file.read()
+    loaded = json.loads(texts["trace"])
+    assert (loaded["traceName"], loaded["host_name"]) == ("trace.json", "")
+    for name, text in texts.items():
+        for folder in (str(Path(torch_profiler.__file__).parents[3]), sys.prefix, str(files["trace.json.gz"].parent)):
+            assert folder not in text, name
+
+
+def test_other_programs_see_the_steps(run: Any, readers: Path) -> None:
+    trace = run(profile_steps=3, device="cpu").files["trace.json.gz"]
+    assert ranks_and_steps(readers, trace) == ([0], [1, 2, 3])
+    assert steps_of_plugin(readers, trace) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("device", DEVICES)

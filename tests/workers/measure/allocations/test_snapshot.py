@@ -22,7 +22,7 @@ MODEL, KEPT, BRIEF, WORKSPACE = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 
 
 
 def frame(name: str) -> dict[str, Any]:
-    return {"filename": f"/somewhere/{name}.py", "line": 3, "name": name}
+    return {"filename": f"{name}.py", "line": 3, "name": name}
 
 
 def entry(action: str, address: int, size: int, time_us: int = 0, **more: Any) -> dict[str, Any]:
@@ -57,6 +57,7 @@ def as_cuda_gives_it() -> dict[str, Any]:
             "active_size": size,
             "stream": 0,
             "segment_type": "small",
+            "segment_pool_id": (0, 0),
             "frames": [],
             "blocks": list(blocks),
         }
@@ -88,6 +89,7 @@ def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
     assert original == before, "the snapshot given is left as it is"
     snapshot = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
     assert snapshot["allocator_settings"] == original["allocator_settings"]
+    assert {one["segment_pool_id"] for one in snapshot["segments"]} == {(0, 0)}
     colours = [(one["action"], one["category"]) for one in snapshot["device_traces"][0]]
     assert colours == [
         ("alloc", "parameter"),
@@ -192,6 +194,20 @@ def test_equal_stacks_are_written_once(tmp_path: Path) -> None:
     assert shared[0]["frames"][0] is not deep[0]
 
 
+@pytest.mark.parametrize("root", ["", "/opt/env/lib/python3.12/site-packages/"])
+def test_stacks_begin_with_the_step(tmp_path: Path, root: str) -> None:
+    """The worker's own frames, and where its files are, help nobody."""
+    files = ("/home/me/net.py", "workers/model/steps.py", "workers/measure/timing.py", "workers/jobs/memory.py")
+    around = ("workers/processes/child.py", "<frozen runpy>")
+    frames = [{**frame("f"), "filename": root + name if name[0] == "w" else name} for name in (*files, *around)]
+    trace = [{**entry("alloc", KEPT, 1), "frames": frames}, {**entry("alloc", BRIEF, 1), "frames": frames[3:]}]
+    write({"segments": [], "device_traces": [trace]}, tmp_path / "snapshot.pickle")
+    written = [
+        [one["filename"] for one in each["frames"]] for each in read(tmp_path / "snapshot.pickle")["device_traces"][0]
+    ]
+    assert written == [["net.py", "workers/model/steps.py"], ["workers/jobs/memory.py"]]
+
+
 def test_an_allocations_line_is_the_first_outside_torch() -> None:
     import torch
 
@@ -199,11 +215,11 @@ def test_an_allocations_line_is_the_first_outside_torch() -> None:
     trimmed = {"filename": "torch/nn/modules/linear.py", "line": 2, "name": "forward"}
     compiled = {"filename": "", "line": 0, "name": "cpp_kernel"}
     library = {"filename": contextmanager_file(), "line": 3, "name": "inner"}
-    ours = {"filename": "/a/b/model/transformer.py", "line": 59, "name": "forward"}
+    ours = {"filename": "/a/site-packages/mine/model/transformer.py", "line": 59, "name": "forward"}
     caller = {"filename": "/a/b/model/steps.py", "line": 7, "name": "step"}
     frames = [compiled, inside, trimmed, library, ours, library, caller]
-    assert site(frames) == "b/model/transformer.py:59 forward"
-    assert short_stack(frames) == "b/model/transformer.py:59 forward < b/model/steps.py:7 step"
+    assert site(frames) == "mine/model/transformer.py:59 forward"
+    assert short_stack(frames) == "mine/model/transformer.py:59 forward < steps.py:7 step"
     assert site([inside]) is None
     assert short_stack([]) is None
 

@@ -50,6 +50,24 @@ def test_a_trace_that_fits_is_whole(raw: Path, tmp_path: Path) -> None:
         assert file.read() == raw.read_bytes()
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5], ids=["whole", "cut"])
+def test_neither_the_hosts_name_nor_its_folders_remain(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    loaded = json.loads(raw.read_text())
+    loaded = {"host_name": "gpu-7", "traceEvents": loaded["traceEvents"], "traceName": f"{tmp_path}/x"}
+    loaded["traceEvents"][1]["args"] = {"kernel_file": "/home/me/cache/kernel.py"}
+    raw.write_text(json.dumps(loaded, indent=1))
+    target = tmp_path / "trace.json.gz"
+    monkeypatch.syspath_prepend(tmp_path.parent)
+    trace.write(raw, target, 1 << 20, STEPS)
+    trace.write(raw, target, int(share * target.stat().st_size), STEPS)
+    with gzip.open(target, "rt") as file:
+        written = json.load(file)
+    assert (written["host_name"], written["traceName"]) == ("", "x")
+    assert written["traceEvents"][1]["args"] == {"kernel_file": "kernel.py"}
+
+
 @pytest.mark.parametrize(("share", "steps"), [(0.8, 2), (0.45, 1)])
 def test_a_trace_that_is_too_large_loses_whole_steps(raw: Path, tmp_path: Path, share: float, steps: int) -> None:
     target = tmp_path / "trace.json.gz"

@@ -1,0 +1,56 @@
+"""Compressed answers: what is, and what must not be."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from app.store.records import StoredArtifact
+
+GZIP = {"Accept-Encoding": "gzip"}
+
+
+def raw(site: Any, path: str, **headers: str) -> tuple[Any, bytes]:
+    """Return an answer and its body as it was sent."""
+    with site.http.stream("GET", path, headers={**GZIP, **headers}) as answer:
+        return answer, b"".join(answer.iter_raw())
+
+
+def test_pages_tables_and_scripts_are_compressed(site: Any) -> None:
+    script = "/static/vendor/plotly/plotly-cartesian.min.js?v=1"
+    for path, most in (("/ui/new", 0.25), ("/openapi.json", 0.25), (script, 0.4)):
+        answer, body = raw(site, path)
+        assert answer.headers["content-encoding"] == "gzip", path
+        assert "accept-encoding" in answer.headers["vary"].lower()
+        plain = site.http.get(path, headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert len(body) < most * len(plain.content), path
+        assert site.http.get(path, headers=GZIP).content == plain.content
+    tag = site.http.get(script, headers=GZIP).headers["etag"]
+    assert tag.startswith("W/"), "the bytes differ"
+    assert site.http.get(script, headers={**GZIP, "If-None-Match": tag}).status_code == 304
+    assert site.http.head("/ui/new", headers=GZIP).status_code == 200
+
+
+def test_files_with_ranges_are_sent_as_they_are_stored(site: Any) -> None:
+    text = b"0123456789" * 1000
+    sha256 = hashlib.sha256(text).hexdigest()
+    job_id = site.submit(priority=50)["id"]
+    source = Path(site.services.settings.data_dir) / "source"
+    source.write_bytes(text)
+    site.services.files.take(source)
+    artifact = StoredArtifact(0, "trace.json", "trace", "application/json", len(text), sha256)
+    site.worker.finish(site.worker.claim_job(job_id), artifacts=[artifact])
+    for wanted, status, content in (("", 200, text), ("bytes=3-5", 206, b"345")):
+        answer, body = raw(site, f"/jobs/{job_id}/artifacts/trace.json", **({"Range": wanted} if wanted else {}))
+        assert (answer.status_code, body) == (status, content)
+        assert "content-encoding" not in answer.headers
+
+
+def test_events_are_sent_at_once(site: Any) -> None:
+    job_id = site.submit(priority=50)["id"]
+    with site.http.stream("GET", f"/jobs/{job_id}/events", headers={**GZIP, "Accept": "text/event-stream"}) as answer:
+        assert "content-encoding" not in answer.headers
+        first = next(answer.iter_raw())
+        assert b"event: state" in first
