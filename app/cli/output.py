@@ -144,7 +144,7 @@ def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
 
 
 def _print_kernels(server: Flopwatch, job_id: int) -> bool:
-    """Print the kernels, on a CPU operators, that take the most time of the whole step. False: there are none."""
+    """Print the kernels, on a CPU the operators, that take the most time of the whole step; False if there are none."""
     names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
     rows = [row for name in names for row in server.job_table_rows(job_id, name)]
     if not any(row.get("total_ms") for row in rows):
@@ -205,8 +205,8 @@ def _rank(headline: str | None) -> Callable[[Mapping[str, Any]], tuple[bool, boo
     return rank
 
 
-def _change_of_kernel(row: Mapping[str, Any]) -> tuple[bool, float]:
-    return row["table"] != "total", -abs(row["change_ms"] or 0.0)
+def _change_of_kernel(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+    return row["table"] != "total", row["table"] == "classes", -abs(row["change_ms"] or 0.0)
 
 
 def grid_text(sweep: Mapping[str, Any]) -> str:

@@ -114,9 +114,9 @@ class Footnotes:
             verdicts = " or ".join(dict.fromkeys(group.verdict for group in rest))
             notes.append(f"{DAGGER} {verdicts} ({rows} cases): the verdicts of their jobs say why.")
         if self.noise:
-            rows = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
+            noisy = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
             notes.append(
-                f"{NOISY} noisy ({rows}): medians are known to ±{max(self.noise):.0%} or better, "
+                f"{NOISY} noisy ({noisy}): medians are known to ±{max(self.noise):.0%} or better, "
                 f"not to ±{MAX_NOISE:.0%}; only replicates or a comparison find small differences here."
             )
         if self.stopped:
