@@ -88,11 +88,15 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
 def _describe_kind(error: ErrorDetails) -> str:
     # A spec inside another spec must be of a kind that contains no specs.
     inside = any(KINDS[part].holds_specs for part in error["loc"] if isinstance(part, str) and part in KINDS)
-    known = ", ".join(sorted(kind for kind, spec in KINDS.items() if not (inside and spec.holds_specs)))
+    kinds = sorted(kind for kind, spec in KINDS.items() if not (inside and spec.holds_specs))
+    known = ", ".join(kinds)
     if error["type"] == "union_tag_not_found":
         return f"kind is missing; known kinds: {known}"
-    what = "Unknown kind" if error["ctx"]["tag"] not in KINDS else "A spec inside another one cannot be of kind"
-    return f"{what} {shown(error['ctx']['tag'])}; known kinds{' here' if inside else ''}: {known}"
+    tag = error["ctx"]["tag"]
+    what = "Unknown kind" if tag not in KINDS else "A spec inside another one cannot be of kind"
+    near = difflib.get_close_matches(str(tag), kinds, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{what} {shown(tag)}{hint}{';' if not near else ''} known kinds{' here' if inside else ''}: {known}"
 
 
 def _describe_unknown(name: str, known: Sequence[str]) -> str:

@@ -23,6 +23,14 @@ def split_pair(argument: str) -> tuple[str, str]:
     return key, value
 
 
+def _field(argument: str) -> tuple[str, str]:
+    """Split a field of a spec; a Python file in place of an implementation's name has an option of its own."""
+    key, text = split_pair(argument)
+    if key.rpartition(".")[2] in ("attention", "implementations") and re.search(r"\.py(:\w*)?\]?$", text):
+        raise typer.BadParameter(f"{key} takes names; a file of your own goes in by --implementation FILE.py:FUNCTION.")
+    return key, text
+
+
 def parse_values(text: str) -> list[Any]:
     """Parse a list of values: "128,256", "tiny,small" or "[1, 2],[3]"."""
     try:
@@ -111,7 +119,7 @@ def parse_spec(
     """
     fields = _Fields(kind, preset)
     for argument in arguments:
-        key, text = split_pair(argument)
+        key, text = _field(argument)
         fields.set(key, _as_list(text) if key in lists else parse_value(text))
     return fields.spec
 
@@ -151,7 +159,7 @@ def parse_sweep(
     fields = _Fields(kind, preset)
     grid: dict[str, list[Any]] = {}
     for argument in arguments:
-        key, text = split_pair(argument)
+        key, text = _field(argument)
         values = _entries(text) if key in lists else parse_values(text)
         if len(values) == 1:
             fields.set(key, values[0])
@@ -187,7 +195,7 @@ def parse_point(argument: str, lists: Collection[str] = ()) -> dict[str, Any]:
 
 def parse_changes(arguments: Iterable[str], lists: Collection[str] = ()) -> dict[str, Any]:
     """Parse changes of a spec, by their dotted paths; one value of a list field is a list."""
-    pairs = map(split_pair, arguments)
+    pairs = map(_field, arguments)
     return _once((key, _as_list(text) if key in lists else parse_value(text)) for key, text in pairs)
 
 

@@ -170,3 +170,17 @@ def test_a_list_field_can_be_null(text: str) -> None:
     assert arguments.parse_spec("profile", [f"phases={text}"], lists={"phases"})["phases"] is None
     base, grid = arguments.parse_sweep("profile", [f"phases={text},forward", "br=null"], lists={"phases", "br"})
     assert (base["br"], grid["phases"]) == (None, [None, ["forward"]])
+
+
+@pytest.mark.parametrize(
+    "argument", ["attention=mine.py", "implementations=[mine.py:fast]", "candidate.attention=a.py:f"]
+)
+def test_a_file_in_place_of_a_name_is_told_its_option(argument: str) -> None:
+    for parse in (
+        lambda: arguments.parse_spec("benchmark", [argument]),
+        lambda: arguments.parse_sweep("benchmark", [argument, "seed=1,2"]),
+        lambda: arguments.parse_changes([argument]),
+    ):
+        with pytest.raises(typer.BadParameter, match="goes in by --implementation"):
+            parse()
+    assert arguments.parse_spec("benchmark", ["attention=triton"])["attention"] == "triton"
