@@ -578,6 +578,10 @@ class Flopwatch(Connection):
         """
         return _frame(self.all_rows(_job_table_path(job, name), {"sort": sort, "unit": unit}, limit))
 
+    def job_table_rows(self, job: Thing, name: str) -> list[Answer]:
+        """Return all rows of such a table by their columns, without pandas."""
+        return list(self.all_rows(_job_table_path(job, name), {})["rows"])
+
     def job_table_text(
         self,
         job: Thing,

@@ -110,7 +110,7 @@ def _go_on(
 ) -> None:
     """Print the result of a submission and, if asked, wait for the job; exits with 1 unless it succeeded, or with
     WRONG."""
-    from app.cli.output import print_job, print_json, print_results, progress_display
+    from app.cli.output import print_answer, print_job, print_json, progress_display
     from app.cli.specs import without_effect
 
     wait = wait or at_most is not None
@@ -132,7 +132,7 @@ def _go_on(
         print_json(job)
     elif wait:
         print_job(job)
-        print_results(server, job)
+        print_answer(server, job)
     if wait and job["state"] != "succeeded":
         raise typer.Exit(1)
     if wait and (job["validity"] or {}).get("verdict") == "wrong":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.cli.terminal import cell, echo, echo_json, echo_table
@@ -14,12 +15,16 @@ from app.states import FIRST_IN_QUEUE
 from app.text.cases import case_text
 from app.text.numbers import number
 from app.text.times import age, duration, moment, ran
-from app.text.validity import doubts, notes, verdict
+from app.text.validity import doubts, noisy_host, notes, verdict
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
 
 MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait."""
+MOST_KERNELS = 10
+"""Number of kernels that are printed when a profile has ended."""
+MOST_COMPARED = 5
+"""Number of rows that are printed when a comparison has ended."""
 
 
 def print_json(value: Any) -> None:
@@ -99,6 +104,8 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
                 "labels": job["labels"],
             }
         )
+    if noise := noisy_host(job["validity"] for job in jobs):
+        echo(noise)
     head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():
@@ -126,6 +133,80 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
         print_missing(doubts(job["validity"] or {}))
     _print_units(server.units(job))
     _print_tables(job["id"], server.list_tables(job))
+
+
+def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
+    """Print what a job has just answered. Of profiles and comparisons that succeeded, print the rows that matter and
+    the command for the rest; of other jobs, all results."""
+    answer = {"profile": _print_kernels, "compare": _print_comparison}.get(job["kind"])
+    if answer is None or job["state"] != "succeeded" or not answer(server, job["id"]):
+        print_results(server, job)
+
+
+def _print_kernels(server: Flopwatch, job_id: int) -> bool:
+    """Print the kernels, on a CPU the operators, that take the most time of the whole step; False if there are none."""
+    names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
+    rows = [row for name in names for row in server.job_table_rows(job_id, name)]
+    if not any(row.get("total_ms") for row in rows):
+        return False
+    units = len({row["unit_index"] for row in rows})
+    kernels: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        sums = kernels.setdefault((row["name"], row["class"]), [0.0, 0.0])
+        sums[0] += (row["total_ms"] or 0.0) / units
+        sums[1] += (row["calls"] or 0.0) / units
+    whole_ms = sum(total_ms for total_ms, _ in kernels.values())
+    slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1][0])[:MOST_KERNELS]
+    echo()
+    echo(f"{len(slowest)} of {len(kernels)} kernels, by their time in the whole step (a CPU's kernels are operators):")
+    print_columns(
+        ("kernel", "class", "ms per step", "share", "calls"),
+        [
+            (name, class_name, total_ms, f"{100 * total_ms / whole_ms:.1f} %", calls)
+            for (name, class_name), (total_ms, calls) in slowest
+        ],
+    )
+    command = shlex.join(["flopwatch", "table", "--job", str(job_id), "--name", names[0]])
+    echo(f"`{command}` prints all of one phase; `flopwatch show {job_id}` names the other tables")
+    return True
+
+
+def _print_comparison(server: Flopwatch, job_id: int) -> bool:
+    """Print a comparison's sentence, and the rows that matter: the tested metric, then what differs most."""
+    compared = server.get("/compare", job=job_id)
+    names = [column["name"] for column in compared["columns"]]
+    of_profiles = "metric" not in names
+    rows = sorted(compared["rows"], key=_change_of_kernel if of_profiles else _rank(compared["headline"]))
+    if not of_profiles:
+        rows = [row for row in rows if row["metric"] == compared["headline"] or row["finding"] in DIFFERENT]
+    place = names[: names.index("baseline_ms" if of_profiles else "metric")]
+    echo()
+    echo(f"{compared['sentence']}.")
+    if rows:
+        shown = ("baseline_ms", "candidate_ms", "change_ms") if of_profiles else COMPARED_COLUMNS
+        echo()
+        print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
+    echo(f"\n`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
+    return True
+
+
+DIFFERENT = ("better", "worse", "changed", "differs")
+COMPARED_COLUMNS = ("metric", "unit", "baseline", "candidate", "ratio", "ratio_low", "ratio_high", "finding")
+
+
+def _rank(headline: str | None) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:
+    """Return a sort key of a comparison's rows: the headline metric first, then what differs most."""
+
+    def rank(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        ratio = row["ratio"]
+        factor = abs(math.log(ratio)) if ratio is not None and ratio > 0 else 0.0
+        return row["metric"] != headline, row["finding"] not in DIFFERENT, -factor
+
+    return rank
+
+
+def _change_of_kernel(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+    return row["table"] != "total", row["table"] == "classes", -abs(row["change_ms"] or 0.0)
 
 
 def grid_text(sweep: Mapping[str, Any]) -> str:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-DAGGER, PARTIAL = "†", "*"
+DAGGER, PARTIAL, NOISY = "†", "*", "‡"
+MAX_NOISE = 0.05
+"""Largest half of a median's interval, as a share of the median, that is not called noisy; what comparisons look for.
+"""
 MAX_GROUPS = 9
 """Largest number of reasons with a sign of their own; all other rows that are not valid share one sign."""
 MAX_DETAIL = 160
@@ -68,6 +71,8 @@ class Footnotes:
     """Assigns signs to rows while a table is made, and then writes the notes that explain them."""
 
     groups: dict[tuple[str, tuple[str, ...]], _Group] = field(default_factory=dict)
+    noise: list[float] = field(default_factory=list)
+    """The noise of each row that is valid, but noisy."""
     stopped: dict[str, set[int]] = field(default_factory=dict)
     """The jobs that ended early, by the code of their end."""
 
@@ -77,6 +82,10 @@ class Footnotes:
             return
         group = self.groups.setdefault(_key(str(verdict), doubts), _Group(str(verdict), _each_once(doubts)))
         group.rows += 1
+
+    def count_noisy(self, noise: float) -> None:
+        """Count a valid row whose noisiest median is known to this share of it only."""
+        self.noise.append(noise)
 
     def count_partial(self, job: int | None, code: str) -> None:
         """Count a row that was measured before its job ended without success."""
@@ -104,6 +113,12 @@ class Footnotes:
             rows = sum(group.rows for group in rest)
             verdicts = " or ".join(dict.fromkeys(group.verdict for group in rest))
             notes.append(f"{DAGGER} {verdicts} ({rows} cases): the verdicts of their jobs say why.")
+        if self.noise:
+            noisy = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
+            notes.append(
+                f"{NOISY} noisy ({noisy}): medians are known to ±{max(self.noise):.0%} or better, "
+                f"not to ±{MAX_NOISE:.0%}; only replicates or a comparison find small differences here."
+            )
         if self.stopped:
             codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())
             notes.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")

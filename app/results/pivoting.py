@@ -18,9 +18,9 @@ from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name, headline, metric_names
 from app.results.arranging import Line, Related, ordered, page, pivot, relate, with_best_marked
 from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
-from app.results.footnotes import Doubt, Footnotes, doubts_of, doubts_text
+from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
 from app.results.reasons import Gap, reasons
-from app.results.sheet import Column, Sheet
+from app.results.sheet import Cell, Column, Sheet
 from app.specs import KINDS, Scalar, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
@@ -229,7 +229,22 @@ def _lines(
         lines.append((Line(_shown(case), cells, case.job, verdict, reason, partial=partial), doubts))
     for line, doubts in lines:
         line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
+        if line.validity == "valid" and (noise := _noise(line.cells.values())) > MAX_NOISE:
+            footnotes.count_noisy(noise)
+            line.mark += NOISY
     return [line for line, _ in lines], footnotes.notes()
+
+
+def _noise(cells: Iterable[Cell]) -> float:
+    """Return the largest half of a median's interval, as a share of the median."""
+    return max(
+        (
+            (cell.high - cell.low) / 2 / abs(cell.value)
+            for cell in cells
+            if cell.value and cell.low is not None and cell.high is not None
+        ),
+        default=0.0,
+    )
 
 
 def _shown(case: CaseOfJob) -> dict[str, Scalar]:

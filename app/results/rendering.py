@@ -275,6 +275,7 @@ _TEX = {
     "≥": r"$\geq$",
     "…": r"\ldots{}",
     "†": r"\textdagger{}",
+    "‡": r"\textdaggerdbl{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",

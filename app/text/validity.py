@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
+
+FEWEST_NOISY = 3
+"""Fewest noisy jobs that make a noisy host."""
 
 
 def verdict(validity: Mapping[str, Any]) -> str:
@@ -27,6 +30,15 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
     if len(failed) > MAX_DOUBTS:
         lines.append(f"and {len(failed) - MAX_DOUBTS} more")
     return lines
+
+
+def noisy_host(validities: Iterable[Mapping[str, Any] | None]) -> str | None:
+    """Say that the host of these jobs is noisy, if most of at least three jobs are; else None."""
+    judged = [validity for validity in validities if validity]
+    noisy = sum(bool(validity.get("noisy")) for validity in judged)
+    if noisy < FEWEST_NOISY or 2 * noisy <= len(judged):
+        return None
+    return f"noisy: the times of {noisy} of {len(judged)} jobs vary by more than 5 %, or others used the processors"
 
 
 def notes(validity: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from app.states import FIRST_IN_QUEUE
 from app.table_options import FORMATS
 from app.text.numbers import number
 from app.text.times import age, duration, moment, ran
-from app.text.validity import doubts, notes, verdict
+from app.text.validity import doubts, noisy_host, notes, verdict
 
 STATIC = Path(__file__).parent / "static"
 
@@ -48,6 +48,7 @@ def _templates() -> Jinja2Templates:
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
     templates.env.filters |= {
         "number": number,
+        "noisy_host": noisy_host,
         "verdict": verdict,
         "doubts": doubts,
         "notes": notes,

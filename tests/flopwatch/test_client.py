@@ -101,7 +101,7 @@ def test_most_methods_have_an_example() -> None:
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
-        ("README.md", ["forward_ms"]),
+        ("README.md", ["1.25"]),
         ("docs/getting-started.md", ["forward_ms"]),
         ("docs/python-client.md", ["forward_ms", "/spec/context_lenght Unknown field; did you mean context_length?"]),
     ],

@@ -12,6 +12,7 @@ from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices
 from app.states import LivingState
 from app.text.cases import case_text
+from app.text.validity import noisy_host
 from app.web.templates import Entry, render
 
 router = APIRouter()
@@ -20,6 +21,8 @@ NAVIGATION = Entry("Workers", "/ui/workers", order=60)
 LIVING: tuple[LivingState, ...] = ("active", "draining")
 SHOWN_GONE = 50
 """Largest number of stopped and lost workers that `gone` shows, the newest."""
+RECENT_JOBS = 50
+"""Number of the last jobs by which a host is called noisy."""
 SHOWN_GROUPS = 50
 """Largest number of groups of waiting jobs."""
 
@@ -34,6 +37,7 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
     workers = services.reading.workers(gone=SHOWN_GONE if query.gone else 0)
     counts = services.reading.worker_counts()
     running = {job["id"]: job for job in services.reading.jobs(state="running", limit=200)[0]}
+    recent = services.reading.jobs(state="succeeded", limit=RECENT_JOBS)[0]
     waiting = services.reading.waiting()
     return render(
         request,
@@ -43,6 +47,7 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
                 **worker,
                 "devices": devices_of(worker),
                 "read_at": (worker["readings"] or {}).get("read_at"),
+                "noise": noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]),
                 "jobs": [(job_id, running.get(job_id)) for job_id in worker["job_ids"]],
             }
             for worker in sorted(workers, key=lambda worker: (worker["state"] not in LIVING, worker["hostname"]))

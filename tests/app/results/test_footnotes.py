@@ -108,3 +108,11 @@ def test_doubts_of_one_case() -> None:
     assert doubts_of(None, "1") == []
     assert doubts_text([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
     assert doubts_text([]) is None
+
+
+def test_noisy_rows_share_one_sentence() -> None:
+    footnotes = Footnotes()
+    for noise in (0.06, 0.14):
+        footnotes.count_noisy(noise)
+    (note,) = footnotes.notes()
+    assert note.startswith("‡ noisy (2 rows): medians are known to ±14% or better, not to ±5%")

@@ -57,6 +57,15 @@ def test_metric_and_phase_name_a_column(metric: str, phase: str | None, name: st
 
 
 class TestRows:
+    def test_a_noisy_valid_row_has_a_light_sign(self, database: Database, measure: Measure) -> None:
+        for length, high in ((8, 2.9), (16, 2.51)):
+            numbers = {"median": 2.5, "median_low": 2.4, "median_high": high, "n": 10, "validity": "valid"}
+            measure(("step_ms", numbers), spec={"context_length": length})
+        text = render(table(database), "markdown")
+        assert text.count("‡") == 2
+        assert "- ‡ noisy (1 row): medians are known to ±10% or better" in text
+        assert r"\textsuperscript{\textdaggerdbl{}}" in render(table(database), "latex")
+
     def test_rows_and_columns_have_the_order_of_submission(self, database: Database, measure: Measure) -> None:
         lengths(measure, 512, 128, 256)
         sheet = table(database)
@@ -205,6 +214,7 @@ class TestCells:
         numbers = {"median": 2.5, "median_low": 2.4, "median_high": 2.75, "mean": 3.0, "std": 0.5, "n": 10}
         measure(("step_ms", numbers))
         assert table(database).column("step_ms") == [Cell(2.5, 0.25, 10, "ok", low=2.4, high=2.75)]
+        assert "‡" not in render(table(database), "markdown"), "no verdict, no sign"
         assert table(database, statistic="mean").column("step_ms") == [Cell(3.0, 0.5, 10, "ok")]
         assert "2.50 ± 0.25" in render(table(database), "markdown")
         (row,) = json_rows(table(database))

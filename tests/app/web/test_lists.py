@@ -113,3 +113,14 @@ def test_a_list_that_has_not_changed_is_not_sent_again(fresh_site: Any) -> None:
     assert fresh_site.http.get("/ui", headers={"If-None-Match": tag}).status_code == 304
     fresh_site.submit()
     assert fresh_site.http.get("/ui", headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_a_noisy_host_is_said_once_above_the_list(fresh_site: Any) -> None:
+    site = fresh_site
+    site.worker.register()
+    for noisy in (1, 1, 1, 0):
+        validity = {"verdict": "valid", "counts": {"valid": 1}, "checks": []} | ({"noisy": 1} if noisy else {})
+        site.worker.finish(site.worker.claim_job(site.submit()["id"]), validity=validity)
+    text = page(site, "/ui").text
+    assert text.count("Noisy: the times of 3 of 4 jobs vary by more than 5 %") == 1
+    assert page(site, "/ui/workers").text.count("Noisy: the times of 3 of 4 jobs") == 1

@@ -1,0 +1,79 @@
+"""What `submit --wait` prints of profiles and comparisons, from a server's answers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from app.cli.output import MOST_COMPARED, MOST_KERNELS, print_answer
+from flopwatch import Flopwatch
+
+
+class Answers:
+    """A server that has these tables and this comparison."""
+
+    def __init__(self, tables: dict[str, list[dict[str, Any]]] | None = None, compared: Any = None) -> None:
+        self.tables, self.compared = tables or {}, compared
+
+    def list_tables(self, job: Any) -> list[dict[str, Any]]:
+        return [{"name": name} for name in self.tables]
+
+    def job_table_rows(self, job: Any, name: str) -> list[dict[str, Any]]:
+        return self.tables[name]
+
+    def get(self, path: str, **query: Any) -> Any:
+        assert (path, query) == ("/compare", {"job": 7})
+        return self.compared
+
+
+def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Answers) -> list[str]:
+    print_answer(cast("Flopwatch", answers), {"id": 7, "kind": kind, "state": "succeeded"})
+    return capsys.readouterr().out.strip().splitlines()
+
+
+def kernel(name: str, total_ms: float, unit: int = 0) -> dict[str, Any]:
+    return {"name": name, "class": "matmul", "total_ms": total_ms, "calls": 2, "unit_index": unit}
+
+
+def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    forward = [kernel("gemm", 3.0), *(kernel(f"small_{index}", 0.01) for index in range(20))]
+    lines = printed(capsys, "profile", Answers({"kernels-forward": forward, "kernels-backward": [kernel("gemm", 6.0)]}))
+    assert lines[0].startswith(f"{MOST_KERNELS} of 21 kernels")
+    assert lines[2].split() == ["gemm", "matmul", "9", "97.8", "%", "4"]
+    assert len(lines) == 3 + MOST_KERNELS
+    assert "flopwatch table --job 7 --name kernels-forward" in lines[-1]
+
+
+def test_processes_are_averaged(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [kernel("gemm", 2.0), kernel("gemm", 4.0, unit=1)]
+    assert printed(capsys, "profile", Answers({"kernels-forward": rows}))[2].split()[2] == "3"
+
+
+def compared(metric: str, ratio: float, finding: str) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "metric": metric,
+        "unit": "ms",
+        "baseline": 1.0,
+        "candidate": ratio,
+        "ratio": ratio,
+        "ratio_low": ratio,
+        "ratio_high": ratio,
+        "finding": finding,
+    }
+
+
+def test_a_comparison_prints_its_sentence_and_the_rows_that_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        compared("forward_ms", 1.01, "within_margin"),
+        *(compared(f"metric_{index}_ms", 1.1 + 0.1 * index, "differs") for index in range(9)),
+        compared("step_ms", 1.2, "worse"),
+    ]
+    columns = [{"name": name} for name in rows[0]]
+    answer = {"columns": columns, "rows": rows, "headline": "step_ms", "sentence": "step_ms: candidate is 1.20× slower"}
+    lines = printed(capsys, "compare", Answers(compared=answer))
+    assert lines[0] == "step_ms: candidate is 1.20× slower."
+    shown = [line.split()[1] for line in lines[3 : 3 + MOST_COMPARED]]
+    assert shown == ["step_ms", "metric_8_ms", "metric_7_ms", "metric_6_ms", "metric_5_ms"]
+    assert lines[-1] == "`flopwatch compare 7` prints all 11 rows"
