@@ -5,8 +5,9 @@ Standard library only: the client, the command line and `flopwatch run` share it
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,15 @@ class OwnCode:
         except OSError as error:
             raise ValueError(f"{file}: {error.strerror}") from error
         try:
-            compile(content, file, "exec", dont_inherit=True)
+            module = ast.parse(content, file)
+            compile(module, file, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             reason = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ValueError(f"{file}{line}: this is not Python: {reason}") from error
+        defined = list(dict.fromkeys(_defined(module)))
+        if function not in defined and "*" not in defined:
+            raise ValueError(f"{file} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
         return cls(Path(file), content, function)
 
     @property
@@ -51,6 +56,21 @@ class OwnCode:
     def as_field(self) -> dict[str, str]:
         """Return the value by which a spec names it."""
         return {"sha256": self.sha256, "function": self.function}
+
+
+def _defined(scope: ast.AST) -> Iterator[str]:
+    """Yield the names that a module's own statements bind, also inside if, try, with and loops; "*" for a star
+    import, whose names only running it would tell."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            continue
+        if isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        if not isinstance(node, ast.Lambda):
+            yield from _defined(node)
 
 
 def put_into(
