@@ -110,7 +110,7 @@ def test_the_life_of_a_sweep(site: PlayedSite, page: Page) -> None:
     expect(page.locator("#live")).to_contain_text("6 succeeded")
 
     lines = drawn(page, "Step (ms) along context length")
-    expect(lines.locator(".legendtext")).to_have_text(["fp32", "bf16", "oom"])
+    expect(lines.locator(".legendtext")).to_have_text(["fp32", "bf16", "suspect", "oom"])
     assert lines.locator(".errorbars, .errorbar").count() > 0
     lines.locator("summary").click()
     expect(lines.locator(".plot-data tbody tr")).to_have_count(len(LENGTHS) * 2)

@@ -67,7 +67,7 @@ def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     rows = [line for line in output.splitlines() if line.startswith("|")]
     heads, _rule, *cases = [re.split(r"\s*\|\s*", row.strip("| ")) for row in rows]
     # A dagger marks what was measured while other tests had the processors.
-    assert [[re.sub(r" †\d*$", "", case[0]), case[1]] for case in cases] == [["tiny", "16"], ["tiny", "32"]]
+    assert [[re.sub(r" [†‡]\d*$", "", case[0]), case[1]] for case in cases] == [["tiny", "16"], ["tiny", "32"]]
     for name in ("forward_ms", "backward_ms", "optimizer_ms", "step_ms"):
         assert all(float(case[heads.index(name)].split()[0]) > 0 for case in cases), name
     last = output.rpartition("To keep yours:")[2]

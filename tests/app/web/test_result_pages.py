@@ -164,6 +164,24 @@ def test_the_cases_of_a_running_sweep_appear_without_a_reload(fresh_site: Any, m
         assert ("every 3s" in text) == (ended == 0)
 
 
+def test_ages_go_on_while_jobs_have_not_ended(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = fresh_site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1]}}).raise_for_status().json()["id"]
+    now = [1000.0]
+    monkeypatch.setattr("app.web.live.time.monotonic", lambda: now[0])
+
+    def status(path: str, tag: str) -> int:
+        return int(fresh_site.http.get(path, headers={"If-None-Match": tag}).status_code)
+
+    for ended in (False, True):
+        if ended:
+            fresh_site.worker.finish(fresh_site.worker.claim())
+        for path in (f"/ui/sweeps/{sweep}", "/ui/jobs/1"):
+            tag = fresh_site.http.get(path).headers["etag"]
+            assert status(path, tag) == 304
+            now[0] += 10
+            assert status(path, tag) == (304 if ended else 200), path
+
+
 def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
     body = {"base": TINY, "fit": {"axis": "context_length", "upto": 512, "step": 256}, "priority": 9, "grid": {}}
     answer = filled.http.post("/sweeps", json=body)
