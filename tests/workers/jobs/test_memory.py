@@ -286,7 +286,9 @@ def peak_of(snapshot: dict[str, Any]) -> int:
 def test_stacks_in_snapshots_begin_with_the_models_step(run, device: str) -> None:
     report = run(device=device)
     found = check_that_the_viewer_reads(report.files["snapshot-optimizer.pickle"])
-    stacks = [one["frames"] for one in found["device_traces"][0] if one["user_metadata"] in ("forward", "optimizer")]
+    stacks = [
+        one.get("frames", ()) for one in found["device_traces"][0] if one["user_metadata"] in ("forward", "optimizer")
+    ]
     outermost = {stack[-1]["filename"] for stack in stacks if len(stack) > 1}
     assert outermost == {"workers/model/steps.py"}
     files = {frame["filename"] for stack in stacks for frame in stack}
