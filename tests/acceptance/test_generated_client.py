@@ -46,7 +46,8 @@ def api(site: Site, generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    monkeypatch.syspath_prepend(str(tmp_path))
+    # At the end: the generated client needs attrs from there, and our own programs a newer typer than that one.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), str(generator)])
     yield lambda name: importlib.import_module(f"generated_flopwatch.{name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == "generated_flopwatch"]:
         del sys.modules[name]
