@@ -35,8 +35,8 @@ def panels(results: JobResults) -> list[Panel]:
             Panel(
                 "phases",
                 "Where a step's time goes (ms)",
-                "Median time of each phase, a bar for each fresh process. What the phases leave of the median step is "
-                f"its rest.{cut}",
+                "Median time of each phase, a bar for each fresh process. The rest is the median step minus its "
+                f"phases.{cut}",
                 partial(draw_phases, processes),
             )
         )
