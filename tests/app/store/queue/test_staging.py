@@ -226,6 +226,9 @@ def test_a_cancel_between_slices_makes_all_of_them_partial(
     assert stored(database) == ROWS + 3
 
 
+ENOUGH = 10
+
+
 @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "in one slice"])
 def test_renewals_get_a_turn_during_a_large_finish(
     shop: Any,
@@ -235,7 +238,7 @@ def test_renewals_get_a_turn_during_a_large_finish(
     monkeypatch: pytest.MonkeyPatch,
     sabotage: bool,
 ) -> None:
-    monkeypatch.setattr(staging, "MAX_ROWS", 10**6 if sabotage else 100)
+    monkeypatch.setattr(staging, "MAX_ROWS", 10**6 if sabotage else 25)
     claim, other = shop.running_job(), shop.running_job()
     finish = Finish("succeeded", measurements=[record()] * 1500)
     database = Database(settings.resolved_database_url)
@@ -247,5 +250,5 @@ def test_renewals_get_a_turn_during_a_large_finish(
         turns += thread.is_alive()
         thread.join(0.005)
     database.close()
-    # Without slices one renewal may come before the finish, and one wait for it.
-    assert (turns <= 2) if sabotage else (turns >= 5), turns
+    # Without slices some renewals may come before the finish takes the lock, and one waits for it.
+    assert (turns < ENOUGH) if sabotage else (turns >= ENOUGH), turns
