@@ -31,7 +31,7 @@ from app.api import (
     workers,
 )
 from app.api.baselines import BaselineBody
-from app.api.bodies import JobBody
+from app.api.bodies import JobBody, JobChanges
 from app.api.compression import Compression
 from app.api.gate import OPEN_PATHS, Gate
 from app.api.hosts import AllowedHosts
@@ -99,7 +99,7 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         _, bodies = models_json_schema(
-            [(body, "validation") for body in (JobBody, SweepBody, PausedBody, BaselineBody)],
+            [(body, "validation") for body in (JobBody, JobChanges, SweepBody, PausedBody, BaselineBody)],
             ref_template="#/components/schemas/{model}",
         )
         components = schema.setdefault("components", {})

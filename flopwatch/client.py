@@ -52,6 +52,7 @@ from flopwatch.connection import (
 from flopwatch.own_code import put_into
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
+    Description,
     JobFilter,
     TableOptions,
     Thing,
@@ -68,6 +69,7 @@ __all__ = [
     "Answer",
     "ClientError",
     "ComparisonText",
+    "Description",
     "DownloadFailed",
     "Event",
     "Flopwatch",
@@ -406,7 +408,7 @@ class Flopwatch(Connection):
 
         Args:
             limit: at most so many jobs.
-            filters: `state`, `kind`, `labels` and `sweep`.
+            filters: `state`, `kind`, `labels`, `sweep` and `submitted_by`.
         """
         return self.pages("/jobs", limit, **filter_query(filters))
 
@@ -839,6 +841,16 @@ class Flopwatch(Connection):
         return [target for _, target in targets]
 
     # Changing
+
+    def describe(self, job: Thing, **changes: Unpack[Description]) -> Answer:
+        """Change a job's `name`, `labels` and `note`, in any state. What is left out stays, and None removes.
+
+        Example:
+            >>> described = flopwatch.describe(job, labels={"tried": "fused loss"}, note="No gain.")
+            >>> described["note"], described["labels"]["tried"]
+            ('No gain.', 'fused loss')
+        """
+        return dict(self.send("PATCH", f"/jobs/{id_of(job)}", body=dict(changes)).json())
 
     def cancel(self, job: Thing) -> Answer:
         """Cancel a job: at once if it is queued, else as soon as its processes have ended.

@@ -6,6 +6,7 @@ client.py has the methods of the API, and draws the tree of errors.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
+from urllib.parse import quote
 from urllib.request import getproxies
 
 import httpx
@@ -143,7 +145,7 @@ class Connection:
             self._http = httpx.Client(
                 base_url=self.url,
                 timeout=_timeout(timeout_s),
-                headers={"Authorization": f"Bearer {token}"} if token else {},
+                headers={**({"Authorization": f"Bearer {token}"} if token else {}), **_user()},
                 # Loading certificates takes longer than most commands, and plain HTTP has none.
                 verify=not self.url.startswith("http://") or bool(getproxies()),
             )
@@ -337,6 +339,15 @@ def _token_in_environment() -> str | None:
     if token is not None and (not token or token != token.strip()):
         raise ClientError("FLOPWATCH_API_TOKEN: is empty, or begins or ends with a blank, which no server takes")
     return token
+
+
+def _user() -> dict[str, str]:
+    """Return the header that names this process's user; none in a container whose user has no name."""
+    try:
+        name = getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        return {}
+    return {defaults.USER: quote(name)} if name.isprintable() else {}
 
 
 def _server_url(data_dir: str | os.PathLike[str] | None) -> tuple[str, str]:

@@ -20,6 +20,15 @@ class JobFilter(TypedDict, total=False):
     kind: str | None
     labels: Mapping[str, str] | None
     sweep: Thing | None
+    submitted_by: str | None
+
+
+class Description(TypedDict, total=False):
+    """What people write about a job. What is left out stays, and None removes."""
+
+    name: str | None
+    labels: Mapping[str, str | None]
+    note: str | None
 
 
 class TableOptions(TypedDict, total=False):
@@ -77,6 +86,7 @@ def filter_query(filters: JobFilter) -> Answer:
         "kind": filters.get("kind"),
         "label": label_filter(filters.get("labels")),
         "sweep": None if sweep is None else id_of(sweep),
+        "submitted_by": filters.get("submitted_by"),
     }
 
 

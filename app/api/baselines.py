@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.bodies import Body, json_body, request_body
-from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, documented
+from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, declared, documented, user_of
 from app.api.schemas import Baseline, BaselineOfCases, Page, PutBaseline
 from app.api.services import CurrentServices
+from app.defaults import USER
 from app.errors import FieldError, InvalidRequest
 from app.specs._base import StrictModel
 
@@ -116,20 +117,23 @@ def show(services: CurrentServices, name: Name) -> Response:
     "/{name}",
     operation_id="put_baseline",
     responses={200: {"model": PutBaseline}, 201: {"model": PutBaseline}},
-    openapi_extra=request_body(BaselineBody),
+    openapi_extra=request_body(BaselineBody) | declared(USER),
     dependencies=[NO_QUERY],
     summary="Put a job or a sweep into a baseline",
 )
 async def put(
-    services: CurrentServices, name: NewName, body: Annotated[Body[BaselineBody], Depends(read_baseline_body)]
+    request: Request,
+    services: CurrentServices,
+    name: NewName,
+    body: Annotated[Body[BaselineBody], Depends(read_baseline_body)],
 ) -> Response:
     """Replaces the cases that the job or sweep has, and leaves the others; makes the baseline if there is none.
 
     409 unless the job has succeeded, with results that are not invalid, or the sweep is finished. `left_out` lists jobs
     without complete results or with invalid ones; `suspect` lists jobs with suspect results, which are in the baseline.
     """
-    job, sweep = body.model.job, body.model.sweep
-    kept = await services.writes.run_long(lambda: services.baselines.put(name, job=job, sweep=sweep))
+    job, sweep, user = body.model.job, body.model.sweep, user_of(request.headers)
+    kept = await services.writes.run_long(lambda: services.baselines.put(name, job=job, sweep=sweep, set_by=user))
     headers = {"Location": kept.baseline["links"]["self"]} if kept.is_new else None
     answer = {**kept.baseline, "left_out": kept.left_out, "suspect": kept.suspect}
     return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)

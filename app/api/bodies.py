@@ -18,12 +18,11 @@ from app.errors import BodyTooLarge, FieldError, InvalidRequest, UnsupportedMedi
 from app.settings import MAX_TIMEOUT_S
 from app.specs import JobSpec, SpecBase
 from app.specs._base import Location, StrictModel
-from app.store.records import NewJob
+from app.store.records import MAX_LABELS, NewJob
 
 # The server reads and discards this much of an oversized body, so that a client that is still sending sees the answer.
 DRAINED_BYTES = 16 << 20
 
-MAX_LABELS = 64
 JSON = "application/json"
 
 
@@ -36,6 +35,15 @@ def _one_line(text: str) -> str:
 Line = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_one_line)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=200), AfterValidator(_one_line)]
+
+
+def _lines(text: str) -> str:
+    if not all(line.replace("\t", " ").isprintable() for line in text.split("\n")):
+        raise PydanticCustomError("lines", "must be printable; it may have several lines")
+    return text
+
+
+Note = Annotated[str, StringConstraints(min_length=1, max_length=4000), AfterValidator(_lines)]
 
 
 def _is_none(timeout: Any) -> str:
@@ -89,6 +97,17 @@ class JobBody(JobOptions):
 
     def new_job(self, spec: SpecBase, default_timeout_s: float | None, point: dict[str, int] | None = None) -> NewJob:
         return replace(super().new_job(spec, default_timeout_s, point), unique_key=self.unique_key)
+
+
+class JobChanges(StrictModel):
+    """The body of `PATCH /jobs/{id}`: fields that are left out stay as they are, and null removes one."""
+
+    name: Line | None = None
+    """A name for people."""
+    labels: dict[LabelKey, LabelValue | None] = Field(default={}, max_length=2 * MAX_LABELS)
+    """Labels to set, or with null to remove; the others stay."""
+    note: Note | None = None
+    """A text for people: what was tried, what was learnt."""
 
 
 Model = TypeVar("Model", bound=BaseModel)

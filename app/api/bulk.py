@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.bodies import MAX_LABELS
 from app.api.parameters import Id, Json, Label, StrictQuery, Text
 from app.api.schemas import BulkCancelled, BulkDeleted
 from app.api.services import CurrentServices
 from app.errors import FieldError, InvalidRequest
 from app.states import JobState
 from app.store.reading.filters import JobFilter
+from app.store.records import MAX_LABELS
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -27,6 +27,7 @@ class _Chosen(StrictQuery):
     label: list[Label] = Field(default=[], max_length=MAX_LABELS)
     """key:value; repeat it for several."""
     sweep: Id | None = None
+    submitted_by: Text | None = None
 
 
 class CancelQuery(_Chosen):
@@ -68,8 +69,11 @@ async def delete(services: CurrentServices, query: Annotated[DeleteQuery, Query(
 
 
 def _filter(query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
-    chosen = JobFilter(state, query.kind, query.label, query.sweep)  # type: ignore[arg-type]  # pairs, once validated
+    labels: Any = query.label  # pairs, once validated
+    chosen = JobFilter(state, query.kind, labels, query.sweep, submitted_by=query.submitted_by)
     if not chosen.conditions:
-        detail = f"Give at least one of state, kind, label and sweep: without them this would {verb} every job."
+        detail = (
+            f"Give at least one of state, kind, label, sweep, submitted_by: without any, this would {verb} every job."
+        )
         raise InvalidRequest(detail, errors=(FieldError("", detail),))
     return chosen

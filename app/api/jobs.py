@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any
 from zlib import crc32
 
@@ -11,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.bodies import MAX_LABELS, Body, JobBody, json_body, request_body
+from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body
 from app.api.links import linked_job, linked_jobs
 from app.api.names import check_names, known_names
 from app.api.parameters import (
@@ -27,18 +28,22 @@ from app.api.parameters import (
     Text,
     declared,
     idempotency,
+    user_of,
     wait_seconds,
 )
 from app.api.schemas import Job, Page
 from app.api.services import CurrentServices, Services
+from app.defaults import USER
 from app.errors import STORE_UNAVAILABLE
 from app.states import FINISHED_STATES, JobState
 from app.store.keeping.deleting import delete_job
-from app.store.records import Idempotency, Submitted
+from app.store.keeping.describing import describe_job
+from app.store.records import MAX_LABELS, Idempotency, Submitted
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 read_job_body = json_body(JobBody, union_at=("spec",))
+read_job_changes = json_body(JobChanges)
 
 
 class JobsQuery(StrictQuery):
@@ -49,6 +54,8 @@ class JobsQuery(StrictQuery):
     label: list[Label] = Field(default=[], max_length=MAX_LABELS)
     """key:value; repeat it for several."""
     sweep: Id | None = None
+    submitted_by: Text | None = None
+    """The user who submitted it."""
     limit: Limit = 50
     after: Cursor | None = None
     """`next` of the previous page."""
@@ -59,7 +66,7 @@ class JobsQuery(StrictQuery):
     operation_id="submit_job",
     status_code=201,
     responses={201: {"model": Job}},
-    openapi_extra=request_body(JobBody) | declared("Idempotency-Key", "Prefer"),
+    openapi_extra=request_body(JobBody) | declared("Idempotency-Key", "Prefer", USER),
     dependencies=[NO_QUERY],
     summary="Submit a job",
 )
@@ -75,7 +82,7 @@ async def submit(
     """
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, "POST /jobs", body.sent, awaits=seconds is not None)
-    submitted = await submit_job(services, body.model, key)
+    submitted = await submit_job(services, body.model, key, user_of(request.headers))
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}
     if submitted.replayed:
@@ -89,14 +96,17 @@ async def submit(
     return Json(linked_job(job), status_code=201, headers=headers)
 
 
-async def submit_job(services: Services, body: JobBody, key: Idempotency | None = None) -> Submitted:
-    """Store a job, or raise InvalidRequest with pointers into the body."""
+async def submit_job(
+    services: Services, body: JobBody, key: Idempotency | None = None, user: str | None = None
+) -> Submitted:
+    """Store a job, submitted by this user, or raise InvalidRequest with pointers into the body."""
 
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
             return first
         check_names(body.spec, known_names(services), "/spec")
-        return services.queue.submit(body.new_job(body.spec, services.settings.default_timeout_s), key)
+        new = body.new_job(body.spec, services.settings.default_timeout_s)
+        return services.queue.submit(replace(new, submitted_by=user), key)
 
     return await services.writes.run(store)
 
@@ -132,6 +142,7 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
         sweep=query.sweep,
         limit=query.limit,
         after=query.after,
+        submitted_by=query.submitted_by,
     )
     return Json({"data": linked_jobs(jobs), "next": following})
 
@@ -152,6 +163,24 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
     return Json(linked_job(job), headers={"ETag": str(tag)})
+
+
+@router.patch(
+    "/{job_id}",
+    operation_id="describe_job",
+    responses={200: {"model": Job}},
+    openapi_extra=request_body(JobChanges),
+    dependencies=[NO_QUERY],
+    summary="Change a job's name, labels and note",
+)
+async def describe(
+    services: CurrentServices, job_id: JobId, body: Annotated[Body[JobChanges], Depends(read_job_changes)]
+) -> Response:
+    """Changes what people wrote about a job, in any state. What is left out stays; null removes."""
+    changes = body.model.model_dump(exclude_unset=True)
+    await services.writes.run(lambda: describe_job(services.database, job_id, changes))
+    job, _version = await run_sync(services.reading.job, job_id)
+    return Json(linked_job(job))
 
 
 @router.post(

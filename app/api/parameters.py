@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, get_args, get_origin
+from urllib.parse import unquote
 
 from fastapi import Depends, Path, Request
 from fastapi.responses import Response
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError, to_json
 
+from app.defaults import USER
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.store.public import MAX_ID
 from app.store.records import Idempotency
@@ -24,6 +26,7 @@ from app.text.times import moment_of
 
 MAX_WAIT_S = 60
 MAX_KEY_LENGTH = 255
+MAX_USER_LENGTH = 200
 A_KEY = f"^[ -~]{{1,{MAX_KEY_LENGTH}}}$"
 
 
@@ -132,6 +135,7 @@ NO_QUERY = Depends(no_query)
 
 _HEADERS = {
     "Idempotency-Key": "Repeating the request with the same key and body gets the first answer and changes nothing.",
+    USER: "The user who sends the request, percent-encoded UTF-8; the job's or sweep's `submitted_by`.",
     "Prefer": "`wait=N` holds the answer for up to N seconds, at most 60, until the job is done.",
     "Accept": "The format of a table, where the query names none: text/csv, text/markdown, text/html, …",
     "If-Modified-Since": "The `Last-Modified` of an answer that the client has: 304 if it still holds.",
@@ -191,6 +195,17 @@ def _taking_several(route: Any) -> frozenset[str]:
 
 def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is list or any(_is_list(part) for part in get_args(annotation))
+
+
+def user_of(headers: Mapping[str, str]) -> str | None:
+    """Return the user who sends the request, as the client says; None if it does not. Raises InvalidRequest."""
+    if not (sent := headers.get(USER)):
+        return None
+    user = unquote(sent, errors="replace")
+    if len(user) > MAX_USER_LENGTH or not user.isprintable():
+        detail = f"Header '{USER}' must have at most {MAX_USER_LENGTH} printable characters, percent-encoded."
+        raise InvalidRequest(detail, errors=(FieldError("", detail),))
+    return user
 
 
 def wait_seconds(headers: Mapping[str, str]) -> int | None:

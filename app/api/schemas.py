@@ -23,6 +23,8 @@ class Job(TypedDict):
     kind: str
     name: str | None
     labels: dict[str, str]
+    note: str | None
+    submitted_by: str | None
     state: JobState
     spec: dict[str, Any]
     summary: dict[str, Any]
@@ -170,8 +172,10 @@ class Baseline(TypedDict):
     name: str
     created_at: Time
     updated_at: Time
+    set_by: str | None
     number_of_cases: int
     jobs: list[int]
+    sweeps: list[int]
     links: dict[str, str]
 
 

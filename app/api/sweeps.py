@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -15,10 +15,11 @@ from pydantic_core import to_json
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.links import linked_sweep
 from app.api.names import known_names, unknown_names
-from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, declared, idempotency
+from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, declared, idempotency, user_of
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.schemas import Page, Sweep
 from app.api.services import CurrentServices, Services
+from app.defaults import USER
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error
@@ -72,7 +73,7 @@ class SweepsQuery(StrictQuery):
     operation_id="submit_sweep",
     status_code=201,
     responses={201: {"model": Sweep}},
-    openapi_extra=request_body(SweepBody) | declared("Idempotency-Key"),
+    openapi_extra=request_body(SweepBody) | declared("Idempotency-Key", USER),
     dependencies=[NO_QUERY],
     summary="Submit a sweep",
 )
@@ -82,25 +83,30 @@ async def submit(
     """Submits all jobs of the grid or, if one of them is not valid, none. `Idempotency-Key` makes repeating the request
     safe."""
     key = idempotency(request.headers, "POST /sweeps", body.sent)
-    submitted = await submit_sweep(services, body.model, key)
+    submitted = await submit_sweep(services, body.model, key, user_of(request.headers))
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
     return Json(linked_sweep(submitted.response), status_code=201, headers=headers)
 
 
-async def submit_sweep(services: Services, body: SweepBody, key: Idempotency | None = None) -> Submitted:
-    """Store every job of a sweep, or raise InvalidRequest with pointers into the body."""
+async def submit_sweep(
+    services: Services, body: SweepBody, key: Idempotency | None = None, user: str | None = None
+) -> Submitted:
+    """Store every job of a sweep, submitted by this user, or raise InvalidRequest with pointers into the body."""
 
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
             return first
         if body.fit is not None:
-            return search(services, body, body.fit, key)
+            return search(services, body, body.fit, key, user)
         default = services.settings.default_timeout_s
         points = expand(body.base, body.grid, body.exclude)
         specs = valid_specs(services, points)
-        jobs = [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
+        jobs = [
+            replace(body.new_job(spec, default, point.choice), submitted_by=user)
+            for spec, point in zip(specs, points, strict=True)
+        ]
         return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key)
 
     count = math.prod(map(len, body.grid.values()))
@@ -122,7 +128,9 @@ class SearchPoint(Point):
         return ("fit", self.said_by) if location[: len(axis)] == axis else super().origin(location)
 
 
-def search(services: Services, options: SweepBody, body: FitBody, key: Idempotency | None) -> Submitted:
+def search(
+    services: Services, options: SweepBody, body: FitBody, key: Idempotency | None, user: str | None
+) -> Submitted:
     """Submit the first job of each search; raises InvalidRequest if its first or its largest value is not valid."""
     points = expand(options.base, options.grid, options.exclude) if options.grid else [Point(options.base, {})]
     if len(points) > MAX_SEARCHES:
@@ -135,7 +143,10 @@ def search(services: Services, options: SweepBody, body: FitBody, key: Idempoten
     )
     specs = valid_specs(services, [*firsts, *lasts])
     default = services.settings.default_timeout_s
-    jobs = [options.new_job(spec, default, point.choice) for spec, point in zip(specs, firsts, strict=False)]
+    jobs = [
+        replace(options.new_job(spec, default, point.choice), submitted_by=user)
+        for spec, point in zip(specs, firsts, strict=False)
+    ]
     return services.queue.submit_sweep(
         options.name, options.labels, options.base, options.grid, options.exclude, jobs, key, fit
     )

@@ -33,6 +33,7 @@ from app.cli.terminal import echo, echo_table, raw
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
     from flopwatch.client import JobFilter
+    from flopwatch.queries import Description
 
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
@@ -265,6 +266,9 @@ def jobs(
     kind: Kind = None,
     label: Label = None,
     sweep_id: Annotated[int | None, of_sweep("Only jobs of this sweep.")] = None,
+    submitted_by: Annotated[
+        str | None, typer.Option(metavar="USER", help="Only jobs that this user submitted.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -272,7 +276,9 @@ def jobs(
     from app.cli.output import print_job_list, print_json
 
     labels = arguments.parse_labels(label or [])
-    listed = server.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep_id, limit=limit)
+    listed = server.list_jobs(
+        state=state, kind=kind, labels=labels, sweep=sweep_id, submitted_by=submitted_by, limit=limit
+    )
     if not listed:
         _check_kind(server, kind)
     if as_json:
@@ -396,7 +402,37 @@ def delete(
     _each(job_ids or [], delete_one)
 
 
-COMMANDS = (submit, sweep, rerun, jobs, show, logs, cancel, delete, retry)
+@with_server
+def label(
+    server: Flopwatch,
+    job_id: JobId,
+    labels: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE…]", help="Labels to set.")] = None,
+    *,
+    remove: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Remove a label; may be repeated.")] = None,
+    name: Annotated[str | None, typer.Option(help="A new name; '' removes it.")] = None,
+    note: Annotated[str | None, typer.Option(help="A note for people; '' removes it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the labels, the name and the note of a job, in any state."""
+    from app.cli.output import print_job, print_json
+
+    changes: Description = {}
+    if labels or remove:
+        changes["labels"] = {**arguments.parse_labels(labels or []), **dict.fromkeys(remove or [])}
+    if name is not None:
+        changes["name"] = name or None
+    if note is not None:
+        changes["note"] = note or None
+    if not changes:
+        raise typer.BadParameter("give labels, --remove, --name or --note")
+    job = server.describe(job_id, **changes)
+    if as_json:
+        print_json(job)
+    else:
+        print_job(job)
+
+
+COMMANDS = (submit, sweep, rerun, jobs, show, label, logs, cancel, delete, retry)
 
 
 def _chosen(

@@ -52,6 +52,8 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
     facts = {
         "case": case_text(job["summary"]) or None,
         "labels": _text(job["labels"]) if job["labels"] else None,
+        "note": job["note"],
+        "user": job["submitted_by"],
         "sweep": job["sweep_id"],
         "priority": job["priority"],
         "place": f"{place} in the queue" if place is not None else None,

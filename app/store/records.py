@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from app.specs._base import SpecBase
 
+MAX_LABELS = 64
+"""Most labels of a job."""
+
 
 @dataclass(frozen=True)
 class NewJob:
@@ -26,11 +29,14 @@ class NewJob:
     """For a sweep's job: the index of its value on each path of the grid."""
     unique_key: str | None = None
     """Of the jobs with this key, at most one is queued or running."""
+    submitted_by: str | None = None
+    """The user who submits it."""
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the options that a sweep keeps beside specs, labels and name, so that it can submit more such jobs."""
-        return {"priority": self.priority, "timeout_s": self.timeout_s, "max_attempts": self.max_attempts}
+        names = ("priority", "timeout_s", "max_attempts", "submitted_by")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class Sweep(SQLModel, table=True):
     grid: dict[str, Any] = Field(sa_column=_json(nullable=False))
     exclude: list[Any] = Field(sa_column=_json(list, nullable=False))
     options: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    """The options that all its jobs share: priority, timeout_s, max_attempts. Resuming the sweep needs them."""
+    """The options that all its jobs share: priority, timeout_s, max_attempts, submitted_by. Resuming the sweep needs
+    them."""
     fit: dict[str, Any] | None = Field(default=None, sa_column=_json())
     """The search for the largest value that fits: axis, upto, step, start (see fitting.py); None for a plain grid."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
@@ -87,6 +88,7 @@ class Job(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (
         Index("ix_job_state_id", "state", "id"),
         Index("ix_job_kind_id", "kind", "id"),
+        Index("ix_job_submitted_by_id", "submitted_by", "id"),
         Index(
             "ix_job_unique_key",
             "unique_key",
@@ -105,6 +107,10 @@ class Job(SQLModel, table=True):
     kind: str
     name: str | None = None
     labels: dict[str, str] = Field(sa_column=_json(nullable=False))
+    note: str | None = None
+    """A text for people, written after the submission."""
+    submitted_by: str | None = None
+    """The user who submitted it, as the client said; null if it said nothing."""
     state: str
     """queued | running | succeeded | failed | cancelled"""
     spec: dict[str, Any] = Field(sa_column=_json(nullable=False))
@@ -413,6 +419,8 @@ class Baseline(SQLModel, table=True):
     created_at: datetime = Field(sa_column=_time(nullable=False))
     updated_at: datetime = Field(sa_column=_time(nullable=False))
     """The last time that a job or a sweep was put into it."""
+    set_by: str | None = None
+    """The user who put it there, as the client said."""
 
 
 class BaselineCase(SQLModel, table=True):

@@ -73,7 +73,9 @@ class Baselines:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, name: str, *, job: int | None = None, sweep: int | None = None) -> ChangedBaseline:
+    def put(
+        self, name: str, *, job: int | None = None, sweep: int | None = None, set_by: str | None = None
+    ) -> ChangedBaseline:
         """Put the results of a job, or of the latest jobs of a sweep, into the baseline, in place of those of the same
         cases.
 
@@ -99,7 +101,7 @@ class Baselines:
             )
         with self._database.write() as connection:
             _check_unchanged(connection, attempts)
-            is_new = _touch(connection, name)
+            is_new = _touch(connection, name, set_by)
             replaced = sorted({(row["case_key"], row["device_key"]) for row in cases})
             for start in range(0, len(replaced), JOBS_PER_QUERY):
                 part = tuple_(_case.case_key, _case.device_key).in_(replaced[start : start + JOBS_PER_QUERY])
@@ -176,13 +178,12 @@ def find_baseline(connection: Connection, name: str) -> Row[Any]:
     return row
 
 
-def _touch(connection: Connection, name: str) -> bool:
-    """Make the baseline, or note that it changes; return True if it is new."""
-    now = utc_now()
-    changed = connection.execute(update(tables.baseline).where(_baseline.name == name).values(updated_at=now))
-    if changed.rowcount:
+def _touch(connection: Connection, name: str, set_by: str | None) -> bool:
+    """Make the baseline, or note that it changes, and by whom; return True if it is new."""
+    change = {"updated_at": utc_now(), "set_by": set_by}
+    if connection.execute(update(tables.baseline).where(_baseline.name == name).values(change)).rowcount:
         return False
-    connection.execute(insert(tables.baseline), {"name": name, "created_at": now, "updated_at": now})
+    connection.execute(insert(tables.baseline), {"name": name, "created_at": change["updated_at"], **change})
     return True
 
 
@@ -194,16 +195,22 @@ def _public(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, 
     counted = connection.execute(select(each.c.baseline, func.count()).group_by(each.c.baseline))
     numbers = dict(map(tuple, counted))
     jobs: dict[str, list[int]] = {name: [] for name in names}
-    query = select(_case.baseline, _case.job_id).where(_case.baseline.in_(names)).distinct()
-    for name, job_id in connection.execute(query.order_by(_case.job_id)):
+    of_sweeps: dict[str, set[int]] = {name: set() for name in names}
+    query = select(_case.baseline, _case.job_id, _job.sweep_id).join(tables.job, _job.id == _case.job_id)
+    for name, job_id, sweep_id in connection.execute(
+        query.where(_case.baseline.in_(names)).distinct().order_by(_case.job_id)
+    ):
         jobs[name].append(job_id)
+        of_sweeps[name] |= {sweep_id} - {None}
     return [
         {
             "name": row.name,
             "created_at": rfc3339(row.created_at),
             "updated_at": rfc3339(row.updated_at),
+            "set_by": row.set_by,
             "number_of_cases": numbers.get(row.name, 0),
             "jobs": jobs[row.name],
+            "sweeps": sorted(of_sweeps[row.name]),
             "links": {"self": f"/baselines/{quote(row.name, safe='')}"},
         }
         for row in rows

@@ -105,7 +105,7 @@ INITIAL_COLUMNS: dict[str, Any] = {
 
 def queued(now: datetime) -> dict[str, Any]:
     """Return the columns that are the same for every job just submitted."""
-    return {**INITIAL_COLUMNS, "attempt": 0, "version": 1, "created_at": now}
+    return {**INITIAL_COLUMNS, "note": None, "attempt": 0, "version": 1, "created_at": now}
 
 
 def check_key(connection: Connection, unique_key: str | None) -> None:

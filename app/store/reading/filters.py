@@ -28,6 +28,7 @@ class JobFilter:
     """The time of submission, or later."""
     until: datetime | None = None
     """Before this time of submission."""
+    submitted_by: str | None = None
 
     @property
     def conditions(self) -> list[ColumnElement[bool]]:
@@ -39,6 +40,8 @@ class JobFilter:
             conditions.append(job.state == self.state)
         if self.kind is not None:
             conditions.append(job.kind == self.kind)
+        if self.submitted_by is not None:
+            conditions.append(job.submitted_by == self.submitted_by)
         if self.sweep is not None:
             conditions.append(job.sweep_id == max(0, min(self.sweep, MAX_ID)))
         for key, value in self.labels:

@@ -97,9 +97,10 @@ class Reading:
         text: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        submitted_by: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return the jobs that match everything given, newest first, and the cursor of the next page."""
-        chosen = JobFilter(state, kind, labels, sweep, text, since, until)
+        chosen = JobFilter(state, kind, labels, sweep, text, since, until, submitted_by)
         query = select(tables.job).where(*chosen.conditions)
         with self._database.read() as connection:
             job = tables.job.c

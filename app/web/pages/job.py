@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 from pydantic import Field
+from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
 
 from app import results
-from app.api.bodies import NO_TIMEOUT
+from app.api.bodies import NO_TIMEOUT, JobChanges, parse, read_limited
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
+from app.errors import FieldError, InvalidRequest
 from app.specs import KINDS
 from app.states import FINISHED_STATES
+from app.store.keeping.describing import describe_job
 from app.store.queue.transitions import RETRIED_STATES
 from app.store.reading.queries import FACTS, STATISTICS
 from app.text.cases import case_text, in_use
-from app.web import facts
+from app.web import facts, separated
 from app.web.live import clock, page_tag, tagged, unchanged
 from app.web.pages.jobs import headline_of
 from app.web.samples import over_steps
@@ -71,6 +75,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         retried=job["state"] in RETRIED_STATES,
         compared=job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs,
         headline=headline_of(job["kind"], services.reading.first_values([job_id], metrics).get(job_id, ())),
+        labels_text=separated.joined(f"{key}={value}" for key, value in job["labels"].items()),
         place=place,
         pace=facts.pace(progress),
         steps=facts.steps(progress),
@@ -164,6 +169,23 @@ async def cancel(services: CurrentServices, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id}/retry", dependencies=[NO_QUERY])
 async def retry(services: CurrentServices, job_id: JobId) -> Response:
     await services.writes.run(lambda: services.queue.retry(job_id))
+    return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
+
+
+@router.post("/jobs/{job_id}/describe", dependencies=[NO_QUERY])
+async def describe(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    """Change name, labels and note to what the form has; empty fields remove theirs."""
+    raw = await read_limited(request, services.settings.max_body_bytes)
+    sent = dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True))
+    try:
+        labels = dict(separated.pairs(sent.get("labels", "")))
+    except ValueError as wrong:
+        raise InvalidRequest(f"Labels: {wrong}.", errors=(FieldError("/labels", str(wrong)),)) from wrong
+    job, _version = await run_in_threadpool(services.reading.job, job_id)
+    texts = {name: sent.get(name, "").replace("\r\n", "\n").strip() or None for name in ("name", "note")}
+    body = {**texts, "labels": {**dict.fromkeys(job["labels"]), **labels}}
+    changes = parse(to_json(body), JobChanges).model.model_dump(exclude_unset=True)
+    await services.writes.run(lambda: describe_job(services.database, job_id, changes))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
 
 

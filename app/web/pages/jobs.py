@@ -43,6 +43,7 @@ class Filters(StrictQuery):
     kind: Annotated[Text | None, NONE_IF_EMPTY] = None
     label: Annotated[Label | None, NONE_IF_EMPTY] = None
     sweep: Annotated[Id | None, NONE_IF_EMPTY] = None
+    submitted_by: Annotated[Text | None, NONE_IF_EMPTY] = None
     since: Annotated[Moment | None, NONE_IF_EMPTY] = None
     until: Annotated[Moment | None, NONE_IF_EMPTY] = None
     after: Annotated[Cursor | None, NONE_IF_EMPTY] = None
@@ -87,6 +88,7 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
         text=filters.text,
         since=filters.since,  # type: ignore[arg-type]  # a time, once validated
         until=filters.until,  # type: ignore[arg-type]
+        submitted_by=filters.submitted_by,
     )
     metrics = {name for job in listed if job["kind"] in KINDS for name in KINDS[job["kind"]].table_columns}
     values = services.reading.first_values([job["id"] for job in listed if job["started_at"]], metrics)

@@ -16,7 +16,7 @@ TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 JOB_KEYS = {
     "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s", "progress",
     "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at", "cancel_requested_at", "environment",
-    "validity", "broken", "links", "summary", "waiting", "unique_key",
+    "validity", "broken", "links", "summary", "waiting", "unique_key", "note", "submitted_by",
 }  # fmt: skip
 
 

@@ -182,7 +182,7 @@ def test_unknown_routes(site: Any, path: str) -> None:
     ("method", "path", "allowed"),
     [
         ("PUT", "/jobs", "DELETE, GET, HEAD, POST"),
-        ("PATCH", "/jobs/1", "DELETE, GET, HEAD"),
+        ("PUT", "/jobs/1", "DELETE, GET, HEAD, PATCH"),
         ("GET", "/jobs/1/cancel", "POST"),
         ("OPTIONS", "/jobs/cancel", "POST"),
         ("POST", "/jobs/1/tables/a/b", "GET, HEAD"),

@@ -103,8 +103,9 @@ def test_openapi_declares_the_headers_that_routes_read(site: Any) -> None:
         for method, operation in operations.items()
     }
     assert {route: names for route, names in declared.items() if names} == {
-        ("post", "/jobs"): {"Idempotency-Key", "Prefer"},
-        ("post", "/sweeps"): {"Idempotency-Key"},
+        ("post", "/jobs"): {"Flopwatch-User", "Idempotency-Key", "Prefer"},
+        ("post", "/sweeps"): {"Flopwatch-User", "Idempotency-Key"},
+        ("put", "/baselines/{name}"): {"Flopwatch-User"},
         ("get", "/jobs/{job_id}"): {"If-None-Match"},
         ("get", "/jobs/{job_id}/events"): {"Last-Event-ID"},
         ("get", "/jobs/{job_id}/artifacts/{name}"): {"Range", "If-None-Match", "If-Modified-Since"},

@@ -54,7 +54,7 @@ def test_resume(fresh_site: Any) -> None:
     site = fresh_site
     body = {"base": BASE, "grid": GRID, "priority": 3, "timeout_s": 7.0, "max_attempts": 4, "labels": {"run": "r"}}
     sweep = site.http.post("/sweeps", json=body).json()
-    assert sweep["options"] == {"priority": 3, "timeout_s": 7.0, "max_attempts": 4}
+    assert sweep["options"] == {"priority": 3, "timeout_s": 7.0, "max_attempts": 4, "submitted_by": None}
     path = f"/sweeps/{sweep['id']}/resume"
     nothing = site.http.post(path)
     assert (nothing.status_code, nothing.json()["code"]) == (409, "conflict")

@@ -31,6 +31,7 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 WRITES = {
     "POST /jobs": {"spec": TINY},
     "POST /sweeps": {"base": TINY, "grid": {"seed": [1, 2]}},
+    "PATCH /jobs/{job_id}": {"note": "x"},
     "POST /jobs/{job_id}/cancel": None,
     "POST /jobs/{job_id}/retry": None,
     "POST /sweeps/{sweep_id}/cancel": None,
@@ -43,6 +44,7 @@ WRITES = {
     "DELETE /baselines/{name}": None,
     "PUT /queue/paused": {"kinds": []},
     "POST /ui/jobs/{job_id}/cancel": b"",
+    "POST /ui/jobs/{job_id}/describe": b"note=x",
     "POST /ui/jobs/{job_id}/retry": b"",
     "POST /ui/jobs/cancel": b"job=1",
     "POST /ui/sweeps/{sweep_id}/cancel": b"",

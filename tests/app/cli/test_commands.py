@@ -295,6 +295,26 @@ def test_a_sweep_leaves_lists_out(site: Any, flopwatch: Any) -> None:
     site.http.post(f"/sweeps/{sweep['id']}/cancel")
 
 
+def test_label(site: Any, flopwatch: Any) -> None:
+    job_id = site.submit(name="old", labels={"gone": "x", "kept": "y"})["id"]
+    done = flopwatch("label", str(job_id), "new=z", "--remove", "gone", "--name", "", "--note", "No gain.")
+    assert done.returncode == 0
+    assert "kept=y,new=z" in done.stdout
+    assert "No gain." in done.stdout
+    job = site.job(job_id)
+    assert (job["name"], job["labels"], job["note"]) == (None, {"kept": "y", "new": "z"}, "No gain.")
+    assert flopwatch("label", str(job_id)).returncode == 2
+
+
+def test_jobs_of_a_user(site: Any, flopwatch: Any) -> None:
+    submitted = flopwatch("submit", "benchmark", "model.size=tiny", LOGNAME="ada of cli")
+    job_id = re.search(r"job (\d+)", submitted.stdout)[1]  # type: ignore[index]
+    assert site.job(int(job_id))["submitted_by"] == "ada of cli"
+    listed = flopwatch("jobs", "--submitted-by", "ada of cli").stdout
+    assert [line.split()[0] for line in listed.splitlines()[1:] if line[:1].isdigit()] == [job_id]
+    assert "ada of cli" in flopwatch("show", job_id).stdout
+
+
 def test_cancel_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
     done, first, last = (submitted(flopwatch, "--priority", "50") for _ in range(3))
     site.worker.finish(site.worker.claim_job(done))

@@ -76,9 +76,9 @@ class TestSubmit:
     def test_the_public_job_has_the_contracts_fields(self, queue: Queue) -> None:
         response = queue.submit(NewJob(BenchmarkSpec())).response
         assert list(response) == [
-            "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
-            "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
-            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken",
+            "id", "kind", "name", "labels", "note", "submitted_by", "state", "spec", "summary", "priority", "attempt",
+            "max_attempts", "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at",
+            "started_at", "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
@@ -188,7 +188,7 @@ class TestSweep:
     def test_points_and_options_are_kept(self, queue: Queue, reading: Reading, database: Database) -> None:
         jobs = points(8, 16, priority=4, timeout_s=9.0, max_attempts=3)
         sweep = queue.submit_sweep(None, {}, {}, {}, [], jobs).response
-        assert sweep["options"] == {"priority": 4, "timeout_s": 9.0, "max_attempts": 3}
+        assert sweep["options"] == {"priority": 4, "timeout_s": 9.0, "max_attempts": 3, "submitted_by": None}
         with database.read() as connection:
             found = connection.exec_driver_sql("SELECT point FROM job ORDER BY id").scalars().all()
         assert found == ['{"context_length": 0}', '{"context_length": 1}']

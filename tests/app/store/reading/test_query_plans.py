@@ -46,6 +46,7 @@ def plans(database: Database, read: Callable[[], Any]) -> list[str]:
         ({"after": "9"}, "SEARCH job USING INTEGER PRIMARY KEY (rowid<?)"),
         ({"state": "failed"}, "SEARCH job USING INDEX ix_job_state_id (state=?)"),
         ({"kind": "benchmark"}, "SEARCH job USING INDEX ix_job_kind_id (kind=?)"),
+        ({"submitted_by": "ada"}, "SEARCH job USING INDEX ix_job_submitted_by_id (submitted_by=?)"),
         ({"sweep": 1}, "SEARCH job USING INDEX ix_job_sweep_id (sweep_id=?)"),
         ({"labels": [("a", "b")]}, "SEARCH job_label USING COVERING INDEX ix_job_label_key_value (key=? AND value=?)"),
         ({"labels": [("a", "b")]}, "SEARCH job USING INTEGER PRIMARY KEY (rowid=?)"),

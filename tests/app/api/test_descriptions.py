@@ -1,0 +1,141 @@
+"""What people write about a job afterwards, and who submitted it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from app.store.records import MAX_LABELS
+from tests.app.conftest import TINY
+from tests.app.web.checker import page
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+def patched(site: Any, job_id: int, **changes: Any) -> dict[str, Any]:
+    answer = site.http.patch(f"/jobs/{job_id}", json=changes, headers=MERGE)
+    assert answer.status_code == 200, answer.text
+    job: dict[str, Any] = answer.json()
+    assert site.job(job_id) == job
+    return job
+
+
+def listed(site: Any, **query: Any) -> list[int]:
+    return [job["id"] for job in site.http.get("/jobs", params=query).json()["data"]]
+
+
+def test_a_finished_job_is_described(fresh_site: Any) -> None:
+    job = fresh_site.submit(name="first", labels={"run": "a", "host": "b"})
+    claim = fresh_site.worker.claim_job(job["id"])
+    fresh_site.worker.finish(claim)
+    before = fresh_site.http.get(f"/jobs/{job['id']}").headers["etag"]
+    now = patched(fresh_site, job["id"], labels={"run": None, "new": "x"}, note="Two\nlines.")
+    assert (now["name"], now["labels"], now["note"]) == ("first", {"host": "b", "new": "x"}, "Two\nlines.")
+    assert fresh_site.http.get(f"/jobs/{job['id']}").headers["etag"] != before
+    assert listed(fresh_site, label="new:x") == [job["id"]]
+    assert listed(fresh_site, label="run:a") == []
+    assert listed(fresh_site, label="host:b") == [job["id"]]
+    now = patched(fresh_site, job["id"], name=None, note=None)
+    assert (now["name"], now["labels"], now["note"]) == (None, {"host": "b", "new": "x"}, None)
+    assert now["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"name": "two\nlines"}, "/name"),
+        ({"name": ""}, "/name"),
+        ({"name": "x" * 201}, "/name"),
+        ({"note": "x" * 4001}, "/note"),
+        ({"note": "bell \a"}, "/note"),
+        ({"labels": {"no blank": "x"}}, "/labels/no blank"),
+        ({"labels": {"k": "x" * 201}}, "/labels/k"),
+        ({"labels": {f"k{number}": "x" for number in range(MAX_LABELS + 1)}}, "/labels"),
+        ({"priority": 3}, "/priority"),
+        ({"state": "succeeded"}, "/state"),
+    ],
+)
+def test_what_no_submission_takes_no_change_takes(fresh_site: Any, body: dict[str, Any], pointer: str) -> None:
+    job = fresh_site.submit(labels={"kept": "yes"})
+    answer = fresh_site.http.patch(f"/jobs/{job['id']}", json=body)
+    assert answer.status_code == 422
+    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
+    assert fresh_site.job(job["id"]) == job
+
+
+def test_labels_are_counted_together(fresh_site: Any) -> None:
+    labels = {f"k{number}": "x" for number in range(MAX_LABELS)}
+    job = fresh_site.submit(labels=labels)
+    answer = fresh_site.http.patch(f"/jobs/{job['id']}", json={"labels": {"one": "more"}})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/labels"
+    changed = patched(fresh_site, job["id"], labels={"one": "more", "k0": None})
+    del labels["k0"]
+    assert changed["labels"] == {**labels, "one": "more"}
+
+
+def test_an_unknown_job_is_not_described(site: Any) -> None:
+    assert site.http.patch("/jobs/999999", json={"note": "x"}).status_code == 404
+
+
+@pytest.mark.parametrize("user", ["ada", "Zoë 😀", "a,b=c%20"])
+def test_who_submitted_is_recorded(fresh_site: Any, user: str) -> None:
+    headers = {"Flopwatch-User": quote(user)}
+    job = fresh_site.http.post("/jobs", json={"spec": TINY}, headers=headers).json()
+    other = fresh_site.submit()
+    assert (job["submitted_by"], other["submitted_by"]) == (user, None)
+    assert listed(fresh_site, submitted_by=user) == [job["id"]]
+    found = page(fresh_site, f"/ui/jobs/{job['id']}")
+    assert "Submitted by" in found.text
+    [link] = [reference for reference in found.references if reference.startswith("/ui?submitted_by")]
+    assert f"/ui/jobs/{job['id']}" in page(fresh_site, link).references
+    assert f"/ui/jobs/{other['id']}" not in page(fresh_site, link).references
+
+
+@pytest.mark.parametrize("user", ["x" * 201, "%0A", "%00"])
+def test_no_user_has_such_a_name(fresh_site: Any, user: str) -> None:
+    answer = fresh_site.http.post("/jobs", json={"spec": TINY}, headers={"Flopwatch-User": user})
+    assert answer.status_code == 422
+    assert "Flopwatch-User" in answer.json()["detail"]
+    assert listed(fresh_site) == []
+
+
+def test_jobs_of_a_sweep_and_its_resumption_have_its_user(fresh_site: Any) -> None:
+    body = {"base": TINY, "grid": {"context_length": [8, 16]}}
+    sweep = fresh_site.http.post("/sweeps", json=body, headers={"Flopwatch-User": "ada"}).json()
+    fresh_site.http.post(f"/sweeps/{sweep['id']}/cancel")
+    assert fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").is_success
+    jobs = fresh_site.http.get("/jobs", params={"sweep": sweep["id"]}).json()["data"]
+    assert [job["submitted_by"] for job in jobs] == ["ada"] * 4
+
+
+def test_many_jobs_of_one_user_are_cancelled(fresh_site: Any) -> None:
+    mine = fresh_site.http.post("/jobs", json={"spec": TINY}, headers={"Flopwatch-User": "ada"}).json()
+    fresh_site.submit()
+    answer = fresh_site.http.post("/jobs/cancel", params={"submitted_by": "ada"})
+    assert answer.json()["cancelled"] == 1
+    assert fresh_site.job(mine["id"])["state"] == "cancelled"
+
+
+def test_the_page_changes_name_labels_and_note(fresh_site: Any) -> None:
+    job = fresh_site.submit(name="old", labels={"gone": "x", "kept": "a, b"})
+    form = {"name": "new", "labels": '"kept=a, b", other=c', "note": "first\r\n<b>second</b>"}
+    answer = fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data=form)
+    assert answer.status_code == 303
+    now = fresh_site.job(job["id"])
+    assert (now["name"], now["labels"], now["note"]) == (
+        "new",
+        {"kept": "a, b", "other": "c"},
+        "first\n<b>second</b>",
+    )
+    text = page(fresh_site, f"/ui/jobs/{job['id']}").text
+    assert "<b>second</b>" in text, "as text, not as a tag"
+    wrong = fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data={"labels": "no pair"})
+    assert wrong.status_code == 422
+    assert "must be written key=value" in wrong.text
+    assert fresh_site.job(job["id"]) == now
+    fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data={"name": "", "labels": "", "note": ""})
+    cleared = fresh_site.job(job["id"])
+    assert (cleared["name"], cleared["labels"], cleared["note"]) == (None, {}, None)
