@@ -34,6 +34,7 @@ from urllib.parse import quote, unquote
 from app.table_options import Format
 from app.text.cases import case_text
 from app.text.times import duration
+from app.text.values import value_text
 from flopwatch.connection import (
     PAGE,
     Answer,
@@ -670,6 +671,51 @@ class Flopwatch(Connection):
     def export_comparison(self, baseline: Thing, candidate: Thing | None = None) -> str:
         """Return the comparison of two jobs, or of the sides of one job of kind `compare`, as one HTML page."""
         return self.text("/compare/export", **comparison_query(baseline, candidate))
+
+    def history(
+        self,
+        case: str | None = None,
+        *,
+        job: Thing | None = None,
+        coordinates: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        device: str | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Return one metric of one case in every job that measured it, in the order in which the jobs finished.
+
+        Args:
+            case: the case's key, or its beginning, as `case_key` of measurements has it.
+            job: a job that measured the case; of several cases, `coordinates` choose one.
+            coordinates: {"precision": "bf16"}.
+            metric: named as its column; by default the main one.
+            device: only on this device.
+            limit: at most so many points, the newest.
+
+        Returns:
+            A row for each job and device: `value` is the median, from `low` to `high` its 95 % interval, and `version`
+            the code that ran. `attrs` have the case, metric and unit.
+
+        Example:
+            >>> flopwatch.history(job=job, metric="forward_ms")["job"].tolist() == [job["id"]]
+            True
+        """
+        import pandas as pd
+
+        wanted = [f"{name}={value_text(value)}" for name, value in (coordinates or {}).items()]
+        answer = self.get(
+            "/history",
+            case=case,
+            job=None if job is None else id_of(job),
+            coordinate=wanted or None,
+            metric=metric,
+            device=device,
+            limit=limit,
+        )
+        frame = pd.DataFrame.from_records(answer.pop("points"))
+        frame["finished_at"] = pd.to_datetime(frame["finished_at"], utc=True)
+        frame.attrs |= answer
+        return frame
 
     # Baselines
 
