@@ -697,7 +697,7 @@ class Flopwatch(Connection):
             the code that ran. `attrs` have the case, metric and unit.
 
         Example:
-            >>> flopwatch.history(job=job, metric="forward_ms")["job"].tolist() == [job["id"]]
+            >>> job["id"] in flopwatch.history(job=job, metric="forward_ms")["job"].tolist()
             True
         """
         import pandas as pd

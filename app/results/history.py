@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from app.errors import FieldError, InvalidRequest, NotFound
@@ -121,7 +122,7 @@ def history(
         known = {column_name(*pair): pair for pair in stored.metrics(snapshot, [key])}
         name = metric or _main_metric(list(known), stored.kind(snapshot, key))
         _check_metric(name, known, key)
-        rows, is_cut = stored.rows(snapshot, [key], known[name], device)
+        rows, is_cut = stored.rows(snapshot, [key], known[name], device, limit)
         jobs = stored.jobs(snapshot, list({row.job_id for row in rows}))
         rows = [row for row in rows if row.job_id in jobs and row.attempt == jobs[row.job_id].recorded]
         baselines = stored.baselines(snapshot, [key], list(jobs))
@@ -147,20 +148,18 @@ def history(
 def cases_of_job(database: Database, job_id: int) -> dict[str, Mapping[str, Scalar]]:
     """Return the coordinates of the cases that a job measured, by key: the first MAX_CASES."""
     with database.read() as snapshot:
-        keys = stored.keys_of_job(snapshot, job_id)[: stored.MAX_CASES]
-        known = stored.coordinates(snapshot, keys)
-    return {key: known[key] for key in keys}
+        return dict(islice(stored.cases_of_job(snapshot, job_id).items(), stored.MAX_CASES))
 
 
 def _the_case(snapshot: Snapshot, choice: CaseChoice) -> tuple[str, Mapping[str, Scalar]]:
     """Return the key and the coordinates of the only case that matches."""
-    if choice.job is not None:
-        measurements.JobChoice(jobs=[choice.job]).check(snapshot)
-        keys = [key for key in stored.keys_of_job(snapshot, choice.job) if key.startswith(choice.key or "")]
+    if choice.job is None:
+        known = stored.cases_beginning_with(snapshot, choice.key or "")
     else:
-        keys = stored.keys_beginning_with(snapshot, choice.key or "")
-    known = stored.coordinates(snapshot, keys)
-    matching = [key for key in keys if _has(known[key], choice.coordinates)]
+        known = stored.cases_of_job(snapshot, choice.job)
+    matching = [
+        key for key, case in known.items() if key.startswith(choice.key or "") and _has(case, choice.coordinates)
+    ]
     if not matching:
         what = "no such case" if choice.coordinates or choice.key else "no case"
         whose = f"Job {choice.job} has measured" if choice.job is not None else "There is"

@@ -10,7 +10,7 @@ from app.results.history import History, Point
 from app.states import VERDICTS
 from app.text.numbers import number
 from app.text.times import moment
-from app.web.plots import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped
+from app.web.plots import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
 
 Along = Literal["time", "version"]
 UNKNOWN = "unknown"
@@ -28,7 +28,8 @@ def figure(history: History, along: Along) -> Figure:
         name = device if len(history.devices) > 1 else "median and its 95 % interval"
         traces.append(_line(name, [point for point in own if point.value is not None], index, along, history.unit))
     kept = [point for point in history.points if point.baselines and point.value is not None]
-    traces += [*([_marks(kept, along, history.unit)] if kept else []), *_outcomes(history, along)]
+    traces += [_marks(kept, along, history.unit)] if kept else []
+    traces += [*legend_of_doubt(history.points, lines=True), *_outcomes(history, along)]
     versions = list(dict.fromkeys(_version(point) for point in history.points))
     x: dict[str, Any] = {"type": "date"}
     if along == "version":

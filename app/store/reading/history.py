@@ -15,7 +15,7 @@ from sqlalchemy import and_, func, select
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.database.engine import Snapshot
-from app.store.reading.measurements import FinishedJob, last_recorded, recorded_attempt
+from app.store.reading.measurements import FinishedJob, JobChoice, last_recorded, recorded_attempt
 
 MAX_ROWS = 50_000
 """Most measurements of a history: those of the newest jobs are read."""
@@ -52,33 +52,34 @@ class HistoricJob(FinishedJob):
     environment: Mapping[str, Any] | None = None
 
 
-def keys_beginning_with(snapshot: Snapshot, prefix: str) -> list[str]:
-    """Return the keys of stored cases that begin with a text, at most MAX_CASES."""
+def cases_beginning_with(snapshot: Snapshot, prefix: str) -> dict[str, Mapping[str, Any]]:
+    """Return the coordinates of stored cases whose keys begin with a text, by key, at most MAX_CASES."""
     key = _measurement.case_key
     query = select(key).where(key >= prefix, key < prefix + "\U0010ffff").distinct().order_by(key)
-    return list(snapshot.execute(query.limit(MAX_CASES)).scalars())
+    keys = snapshot.execute(query.limit(MAX_CASES)).scalars().all()
+    return {key: snapshot.execute(_any_of(key, _measurement.case)).scalar_one() for key in keys}
 
 
-def keys_of_job(snapshot: Snapshot, job_id: int) -> list[str]:
-    """Return the keys of the cases that a job measured, in order. Raises NotFound if it never had an attempt."""
+def cases_of_job(snapshot: Snapshot, job_id: int) -> dict[str, Mapping[str, Any]]:
+    """Return the coordinates of the cases that a job measured, by key, in order. Raises NotFound if the job does not
+    exist."""
+    JobChoice(jobs=[job_id]).check(snapshot)
     attempt = recorded_attempt(snapshot, job_id, None)
-    first = func.min(_measurement.id)
-    query = select(_measurement.case_key).where(_measurement.job_id == job_id, _measurement.attempt == attempt)
-    return list(snapshot.execute(query.group_by(_measurement.case_key).order_by(first)).scalars())
-
-
-def coordinates(snapshot: Snapshot, keys: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the coordinates of cases by their keys, as the newest measurement of each has them."""
-    newest = select(func.max(_measurement.id)).where(_measurement.case_key.in_(keys)).group_by(_measurement.case_key)
-    query = select(_measurement.case_key, _measurement.case).where(_measurement.id.in_(newest))
-    return dict(map(tuple, snapshot.execute(query)))
+    first = select(func.min(_measurement.id)).where(_measurement.job_id == job_id, _measurement.attempt == attempt)
+    cases = select(_measurement.case_key, _measurement.case).order_by(_measurement.id)
+    return dict(map(tuple, snapshot.execute(cases.where(_measurement.id.in_(first.group_by(_measurement.case_key))))))
 
 
 def kind(snapshot: Snapshot, key: str) -> str:
-    """Return the kind of the newest job that measured the case."""
-    newest = select(func.max(_measurement.id)).where(_measurement.case_key == key).scalar_subquery()
-    of_job = select(tables.job.c.kind).join(tables.measurement, _measurement.job_id == tables.job.c.id)
-    return str(snapshot.execute(of_job.where(_measurement.id == newest)).scalar_one())
+    """Return the kind of a job that measured the case."""
+    job_id = snapshot.execute(_any_of(key, _measurement.job_id)).scalar_one()
+    return str(snapshot.execute(select(tables.job.c.kind).where(tables.job.c.id == job_id)).scalar_one())
+
+
+def _any_of(key: str, column: Any) -> Any:
+    """Build a query for a column of a measurement of the case: the newest one of some metric, as the index ends."""
+    order = (_measurement.metric.desc(), _measurement.phase.desc(), _measurement.id.desc())
+    return select(column).where(_measurement.case_key == key).order_by(*order).limit(1)
 
 
 def metrics(snapshot: Snapshot, keys: Collection[str]) -> list[tuple[str, str | None]]:
@@ -89,11 +90,16 @@ def metrics(snapshot: Snapshot, keys: Collection[str]) -> list[tuple[str, str | 
 
 
 def rows(
-    snapshot: Snapshot, keys: Collection[str], metric: tuple[str, str | None], device: str | None
+    snapshot: Snapshot, keys: Collection[str], metric: tuple[str, str | None], device: str | None, most_jobs: int
 ) -> tuple[list[Row], bool]:
-    """Return the measurements of a metric, given with its phase, oldest first, and whether MAX_ROWS is too few.
+    """Return the measurements of a metric, given with its phase, oldest first, and whether some are left out.
 
-    device: only those on this device; None: on any.
+    Args:
+        snapshot: the database.
+        keys: the case's key, or several that mean the same case.
+        metric: the metric and its phase.
+        device: only those on this device; None: on any.
+        most_jobs: only those of so many jobs, the newest.
     """
     name, phase = metric
     of_phase = _measurement.phase.is_(None) if phase is None else _measurement.phase == phase
@@ -103,8 +109,18 @@ def rows(
     query = select(*columns, *values).where(chosen)
     if device is not None:
         query = query.where(_measurement.device_key == device)
-    newest = snapshot.execute(query.order_by(_measurement.id.desc()).limit(MAX_ROWS + 1)).all()
-    return [Row(*row) for row in reversed(newest[:MAX_ROWS])], len(newest) > MAX_ROWS
+    newest: list[Row] = []
+    of_jobs: set[int] = set()
+    # The index has them in this order, so that only those that are read are looked at.
+    result = snapshot.execute(query.order_by(_measurement.id.desc()), execution_options={"yield_per": 1000})
+    for row in result:
+        of_jobs.add(row.job_id)
+        if len(of_jobs) > most_jobs or len(newest) == MAX_ROWS:
+            result.close()
+            # Rows of the oldest job may be missing, if its last one read is followed by another one of it.
+            return [read for read in reversed(newest) if read.job_id != row.job_id], True
+        newest.append(Row._make(row))
+    return newest[::-1], False
 
 
 def jobs(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, HistoricJob]:

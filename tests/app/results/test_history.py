@@ -15,6 +15,7 @@ from app.specs import spec_adapter
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
 from app.store.queue.transitions import Queue
+from app.store.reading import history as stored
 from app.store.records import Finish, MeasurementRecord, Offer, UnitRecord
 
 Measure = Callable[..., int]
@@ -68,6 +69,18 @@ def test_processes_are_one_point_and_failures_an_outcome(database: Database, mea
     whole, stopped = of(database).points
     assert (whole.value, whole.n) == (2.0, 3)
     assert (stopped.value, stopped.outcome) == (None, "timeout")
+
+
+def test_of_the_oldest_job_all_processes_count_or_none(
+    database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("step_ms", {"case_key": KEY, "unit_index": unit, "median": 1.0 + unit}) for unit in range(2)]
+    jobs = [measure(*rows, spec={"replicates": 2}) for _ in range(3)]
+    for most, shown in ((3, jobs[2:]), (4, jobs[1:]), (6, jobs)):
+        monkeypatch.setattr(stored, "MAX_ROWS", most)
+        history = of(database)
+        assert [(point.job, point.value) for point in history.points] == [(job, 1.5) for job in shown]
+        assert history.is_cut == (len(shown) < len(jobs))
 
 
 def test_only_the_last_recorded_attempt_counts(
