@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,6 +93,8 @@ POLL_S = 0.5
 BULK_TIMEOUT_S = 3600.0
 """Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
 turn."""
+ALL = 1_000_000
+"""More entries than a list has."""
 FINISHED = ("succeeded", "failed", "cancelled")
 CHECKED = ("wrong", "slower", "invalid", "missing", "inconclusive", "passed")
 """Outcomes of a check, the worst first."""
@@ -412,6 +415,18 @@ class Flopwatch(Connection):
             filters: `state`, `kind`, `labels`, `sweep` and `submitted_by`.
         """
         return self.pages("/jobs", limit, **filter_query(filters))
+
+    def jobs_of_sweep(self, sweep: Thing) -> list[Answer]:
+        """Return the job of each point of a sweep, newest first: where a point was run again, its latest job.
+
+        Example:
+            >>> len(flopwatch.jobs_of_sweep(sweep))
+            3
+        """
+        latest: dict[str, Answer] = {}
+        for job in self.pages("/jobs", ALL, sweep=self.sweep_state(sweep)["id"]):
+            latest.setdefault(json.dumps(job["spec"], sort_keys=True), job)
+        return list(latest.values())
 
     def jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> pd.DataFrame:
         """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
