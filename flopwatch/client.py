@@ -448,6 +448,7 @@ class Flopwatch(Connection):
             "state",
             "name",
             "labels",
+            "submitted_by",
             "priority",
             "attempt",
             "sweep_id",
