@@ -43,6 +43,7 @@ from parallel.collectives import (
     start_together,
 )
 from parallel.data_parallel import dense_gradient
+from parallel.sharded_gradient import ShardedGradient
 
 Owner = tuple[nn.Module, str]
 """A module that uses a parameter, and the parameter's name in the module."""
@@ -59,7 +60,7 @@ class UnitParameter:
     def __init__(
         self, name: str, original: nn.Parameter, owners: list[Owner], group: dist.ProcessGroup, dtype: torch.dtype
     ) -> None:
-        self.name, self.owners = name, owners
+        self.name, self.owners, self.group = name, owners, group
         self.is_sharded = original.dim() >= 2 and group.size() > 1
         self.numel, self.shape = original.numel(), original.shape
         ranks = group.size() if self.is_sharded else 1
@@ -97,11 +98,11 @@ class UnitParameter:
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add an averaged gradient to the part's gradient."""
-        gradient = gradient.to(self.part.dtype)
-        if self.part.grad is None:
-            self.part.grad = gradient.view(self.part.shape)
+        gradient = gradient.to(self.part.dtype).view(self.part.shape)
+        if self.part.grad is not None:
+            self.part.grad.add_(gradient)
         else:
-            self.part.grad.add_(gradient.view(self.part.shape))
+            self.part.grad = ShardedGradient.part_of(gradient, self.group) if self.is_sharded else gradient
 
 
 class ShardedUnit:
@@ -138,9 +139,9 @@ class FullyShardedDataParallel(nn.Module):
     averaged.
 
     `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
-    norms over all of it, does not work on parts. All ranks must run the same units in the same order; within a unit
-    they may use different parameters. torch.compile may be applied to a unit's `forward`, inside its hooks, but neither
-    to the unit nor to the model.
+    norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
+    All ranks must run the same units in the same order; within a unit they may use different parameters. torch.compile
+    may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
     step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
@@ -470,6 +471,30 @@ class FullyShardedDataParallel(nn.Module):
             for (number, parameter), average in zip(kind, averages, strict=True):
                 if parameter.grad is None and usage.used_on_any_rank(number):
                     parameter.grad = average.clone()
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale all gradients such that their norm, over all ranks' parts together, is at most `max_norm`.
+
+        Call it on every rank. It exchanges all norms at once; `torch.nn.utils.clip_grad_norm_` gives the same, with one
+        exchange per parameter.
+
+        Returns:
+            The norm before scaling, the same on every rank.
+
+        Raises:
+            RuntimeError: `finish_gradient_synchronization` has not been called since the last backward pass.
+            ValueError: the norm's order is not positive.
+        """
+        if any(unit.in_backward or unit.reduced for unit in self.units):
+            raise RuntimeError("call finish_gradient_synchronization() after backward() and before clip_grad_norm_()")
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        if not gradients:
+            return torch.zeros((), device=self._device)
+        norms = torch._foreach_norm(gradients, norm_type)
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / (total + 1e-6), max=1.0))
+        return total
 
     # State
 

@@ -139,12 +139,14 @@ def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
     """Print what a job has just answered. Of profiles and comparisons that succeeded, print the rows that matter and
     the command for the rest; of other jobs, all results."""
     answer = {"profile": _print_kernels, "compare": _print_comparison}.get(job["kind"])
-    if answer is None or job["state"] != "succeeded" or not answer(server, job["id"]):
+    if answer is None or job["state"] != "succeeded" or not answer(server, job):
         print_results(server, job)
 
 
-def _print_kernels(server: Flopwatch, job_id: int) -> bool:
-    """Print the kernels, on a CPU the operators, that take the most time of the whole step; False if there are none."""
+def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
+    """Print the kernels, on a CPU the operators, that take the most time of the whole step, or of the phases that the
+    job profiled; False if there are none."""
+    job_id, phases = job["id"], job["spec"].get("phases")
     names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
     rows = [row for name in names for row in server.job_table_rows(job_id, name)]
     if not any(row.get("total_ms") for row in rows):
@@ -158,7 +160,8 @@ def _print_kernels(server: Flopwatch, job_id: int) -> bool:
     whole_ms = sum(total_ms for total_ms, _ in kernels.values())
     slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1][0])[:MOST_KERNELS]
     echo()
-    echo(f"{len(slowest)} of {len(kernels)} kernels, by their time in the whole step (a CPU's kernels are operators):")
+    where = f"phase {', '.join(phases)}" if phases else "the whole step"
+    echo(f"{len(slowest)} of {len(kernels)} kernels, by their time in {where} (a CPU's kernels are operators):")
     print_columns(
         ("kernel", "class", "ms per step", "share", "calls"),
         [
@@ -177,8 +180,9 @@ def _print_kernels(server: Flopwatch, job_id: int) -> bool:
     return True
 
 
-def _print_comparison(server: Flopwatch, job_id: int) -> bool:
+def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     """Print a comparison's sentence, and the rows that matter: the tested metric, then what differs most."""
+    job_id = job["id"]
     compared = server.get("/compare", job=job_id)
     names = [column["name"] for column in compared["columns"]]
     of_profiles = "metric" not in names

@@ -48,6 +48,19 @@ def test_fully_sharded_otherwise(two_gpus: Pool) -> None:
             assert ours == pytest.approx(theirs, rel=0.03)
 
 
+@pytest.mark.parametrize("how", ["ours", "torch's"])
+def test_clipping(two_gpus: Pool, how: str) -> None:
+    norms = two_gpus(training.clipped, how, 2.0)
+    assert norms[0] == norms[1]
+
+
+@pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer"])
+def test_scaled_losses(two_gpus: Pool, kind: str) -> None:
+    for optimizer in ("SGD", "AdamW, fused"):
+        for scales in two_gpus(training.scaled, kind, optimizer):
+            assert scales == [64.0, 32.0, 32.0, 32.0]
+
+
 def test_fully_sharded_with_an_opaque_operation(two_gpus: Pool) -> None:
     """Triton's attention is a single operation for autograd."""
     two_gpus(training.fully_sharded_opaque)

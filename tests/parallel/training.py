@@ -469,6 +469,87 @@ def same_state(model: Any, alone: nn.Module) -> None:
         close(state[name], value, name)
 
 
+def clipped(how: str, norm_type: float) -> list[float]:
+    """Train three steps with clipped gradients, with every rank's part and alone; return the norms."""
+    model, alone = parallel.FullyShardedDataParallel(different_model()), first_ranks_model()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.9) for m in (model, alone))
+    norms = []
+    for step in range(3):
+        inputs, targets = batch(step)
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.1, norm_type)
+        assert expected > 0.2, "nothing is clipped"
+        if how == "ours":
+            norm = model.clip_grad_norm_(0.1, norm_type)
+        elif how == "torch's":
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
+        else:  # as if parts were plain tensors
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]), norm_type)
+            torch._foreach_mul_(gradients, 0.1 / norm)
+        norms.append(float(norm))
+        close(norm, expected, "norm")
+        same_gradients(model, alone)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_state(model, alone)
+    return norms
+
+
+def clipped_too_early() -> str:
+    model = parallel.FullyShardedDataParallel(first_ranks_model())
+    inputs, targets = batch(0)
+    loss_of(model(part(inputs)), part(targets)).backward()
+    try:
+        model.clip_grad_norm_(1.0)
+    except RuntimeError as error:
+        model.finish_gradient_synchronization()
+        return str(error)
+    raise AssertionError("gradients of one rank were clipped")
+
+
+def scaled(kind: str, optimizer_name: str) -> list[float]:
+    """Train with scaled losses; in the second step one rank's gradient becomes infinite. Return the scales."""
+    alone = first_ranks_model()
+    if kind == "fully sharded":
+        model: Any = parallel.FullyShardedDataParallel(different_model())
+        ours = plain(optimizer_name)(model.parameters())
+    else:
+        model = parallel.BucketedDataParallel(different_model())
+        ours = sharded(optimizer_name)(model.parameters())
+    theirs = plain(optimizer_name)(alone.parameters())
+    scalers = [torch.amp.GradScaler(device().type, init_scale=64.0, growth_interval=1000) for _ in range(2)]
+    scales = []
+    for step in range(4):
+        inputs, targets = batch(step)
+        scalers[0].scale(loss_of(model(part(inputs)), part(targets))).backward()
+        if step == 1 and kind != "fully sharded" and dist.get_rank() == 1:
+            model.module.norm.weight.grad = torch.full((8,), float("inf"), device=device())
+        model.finish_gradient_synchronization()
+        scalers[1].scale(loss_of(alone(inputs.to(device())), targets.to(device()))).backward()
+        if step == 1:
+            alone.norm.weight.grad[0] = float("inf")
+            if kind == "fully sharded" and dist.get_rank() == 1:
+                model.module.blocks[0].up.weight.grad[0] = float("inf")
+        if step == 2:
+            # Gradients are unscaled before they are clipped.
+            for scaler, optimizer in zip(scalers, (ours, theirs), strict=True):
+                scaler.unscale_(optimizer)
+            norms = [nn.utils.clip_grad_norm_(one.parameters(), 0.1) for one in (model, alone)]
+            close(norms[0], norms[1], "norm")
+        for scaler, optimizer in zip(scalers, (ours, theirs), strict=True):
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        scales.append(scalers[0].get_scale())
+        assert scales[-1] == scalers[1].get_scale()
+    same_state(model, alone) if kind == "fully sharded" else same_as(model.module, alone, gradients=False)
+    return scales
+
+
 def fully_sharded_branches(chosen: dict[int, list[int]]) -> None:
     """One unit's ranks use different parameters."""
 

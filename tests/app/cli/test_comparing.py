@@ -137,6 +137,46 @@ def test_jobs_that_cannot_be_compared_are_refused(flopwatch: Any, run: Any) -> N
     assert "There is no baseline 'nothing'" in ended(flopwatch("compare", "nothing", run()), 1)
 
 
+@pytest.fixture
+def swept(site: Any, finish: Any) -> Callable[..., int]:
+    """Run a sweep of two points; the job of the second one is cancelled and run again. Returns the sweep's id."""
+
+    def run_sweep(factor: float = 1.0, seeds: tuple[int, int] = (101, 102)) -> int:
+        body = {"base": {"kind": "benchmark", "model": {"size": "tiny"}}, "grid": {"seed": seeds}, "priority": 30}
+        sweep = int(site.http.post("/sweeps", json=body).json()["id"])
+        finish(site.worker.claim(), factor)
+        site.worker.finish(site.worker.claim(), "cancelled")
+        assert site.http.post(f"/sweeps/{sweep}/resume").is_success
+        finish(site.worker.claim(), factor)
+        return sweep
+
+    return run_sweep
+
+
+def test_sweeps_are_compared_and_checked(flopwatch: Any, swept: Any) -> None:
+    before, slower = swept(), swept(1.2)
+    assert "candidate is worse in 2" in ended(flopwatch("compare", "--sweep", str(before), "--sweep", str(slower)))
+    assert ended(flopwatch("baseline", "set", "swept", "--sweep", str(before))).startswith("baseline swept: 2 cases")
+    assert "candidate is worse in 2" in ended(flopwatch("compare", "swept", "--sweep", str(slower)))
+    ended(flopwatch("check", "--baseline", "swept", "--sweep", str(slower)), 3)
+    ended(flopwatch("check", "--baseline", "swept", "--sweep", str(swept())), 0)
+    ended(flopwatch("check", "--baseline", "swept", "--sweep", "99999"), 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare",),
+        ("compare", "--sweep", "1"),
+        ("compare", "1", "2", "--sweep", "3"),
+        ("compare", "--sweep", "1", "--sweep", "2", "--sweep", "3"),
+        ("check", "1", "--sweep", "2", "--baseline", "swept"),
+    ],
+)
+def test_sides_that_make_no_pair(flopwatch: Any, arguments: tuple[str, ...]) -> None:
+    assert flopwatch(*arguments).returncode == 2
+
+
 def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     one, same, slower, other = run(seed=1), run(seed=1), run(1.2, seed=1), run(seed=2)
     assert ended(flopwatch("baseline", "set", "main", one)) == f"baseline main: 1 case of job {one}\n"
