@@ -117,6 +117,9 @@ class ComparisonText:
     text: str
     gate: str
     gate_sentence: str
+    wrong_sides: str
+    """The sides with a result that is not the reference's: "candidate", "baseline, candidate"; empty if there are
+    none."""
 
 
 class Flopwatch(Connection):
@@ -407,14 +410,15 @@ class Flopwatch(Connection):
         answer: Answer = self.get(f"/jobs/{id_of(job)}")
         return answer
 
-    def list_jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> list[Answer]:
+    def list_jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> list[Answer]:
         """Return the jobs that match everything given, newest first, over as many pages as it takes.
 
         Args:
             limit: at most so many jobs.
+            since: jobs submitted after this: "7d", "12h" or "90min" ago, a date, or a time.
             filters: `state`, `kind`, `labels`, `sweep` and `submitted_by`.
         """
-        return self.pages("/jobs", limit, **filter_query(filters))
+        return self.pages("/jobs", limit, since=since, **filter_query(filters))
 
     def jobs_of_sweep(self, sweep: Thing) -> list[Answer]:
         """Return the job of each point of a sweep, newest first: where a point was run again, its latest job.
@@ -428,7 +432,7 @@ class Flopwatch(Connection):
             latest.setdefault(json.dumps(job["spec"], sort_keys=True), job)
         return list(latest.values())
 
-    def jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> pd.DataFrame:
+    def jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> pd.DataFrame:
         """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
 
         Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case. The arguments are
@@ -440,7 +444,7 @@ class Flopwatch(Connection):
         """
         import pandas as pd
 
-        jobs = self.list_jobs(limit=limit, **filters)
+        jobs = self.list_jobs(limit=limit, since=since, **filters)
         times = ("created_at", "started_at", "finished_at")
         kept = (
             "id",
@@ -448,6 +452,7 @@ class Flopwatch(Connection):
             "state",
             "name",
             "labels",
+            "submitted_by",
             "priority",
             "attempt",
             "sweep_id",
@@ -666,7 +671,7 @@ class Flopwatch(Connection):
         }
         answer = self.send("GET", "/compare", params=params)
         gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
-        return ComparisonText(answer.text, gate, unquote(sentence))
+        return ComparisonText(answer.text, gate, unquote(sentence), answer.headers.get("Flopwatch-Wrong", ""))
 
     # Exports
 
