@@ -21,6 +21,7 @@ from app.api import (
     events,
     files,
     health,
+    history,
     jobs,
     problems,
     queue,
@@ -44,7 +45,8 @@ from app.specs import KINDS
 from app.web import docs, export, pages
 
 ROUTERS = (
-    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, export, specs, workers, health),
+    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, export, specs),
+    *(workers, health),
     *(pages, docs),
 )
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from urllib.parse import quote, unquote
 from app.table_options import Format
 from app.text.cases import case_text
 from app.text.times import duration
+from app.text.values import value_text
 from flopwatch.connection import (
     PAGE,
     Answer,
@@ -91,6 +93,8 @@ POLL_S = 0.5
 BULK_TIMEOUT_S = 3600.0
 """Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
 turn."""
+ALL = 1_000_000
+"""More entries than a list has."""
 FINISHED = ("succeeded", "failed", "cancelled")
 CHECKED = ("wrong", "slower", "invalid", "missing", "inconclusive", "passed")
 """Outcomes of a check, the worst first."""
@@ -113,6 +117,9 @@ class ComparisonText:
     text: str
     gate: str
     gate_sentence: str
+    wrong_sides: str
+    """The sides with a result that is not the reference's: "candidate", "baseline, candidate"; empty if there are
+    none."""
 
 
 class Flopwatch(Connection):
@@ -412,16 +419,29 @@ class Flopwatch(Connection):
         answer: Answer = self.get(f"/jobs/{id_of(job)}")
         return answer
 
-    def list_jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> list[Answer]:
+    def list_jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> list[Answer]:
         """Return the jobs that match everything given, newest first, over as many pages as it takes.
 
         Args:
             limit: at most so many jobs.
+            since: jobs submitted after this: "7d", "12h" or "90min" ago, a date, or a time.
             filters: `state`, `kind`, `labels`, `sweep` and `submitted_by`.
         """
-        return self.pages("/jobs", limit, **filter_query(filters))
+        return self.pages("/jobs", limit, since=since, **filter_query(filters))
 
-    def jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> pd.DataFrame:
+    def jobs_of_sweep(self, sweep: Thing) -> list[Answer]:
+        """Return the job of each point of a sweep, newest first: where a point was run again, its latest job.
+
+        Example:
+            >>> len(flopwatch.jobs_of_sweep(sweep))
+            3
+        """
+        latest: dict[str, Answer] = {}
+        for job in self.pages("/jobs", ALL, sweep=self.sweep_state(sweep)["id"]):
+            latest.setdefault(json.dumps(job["spec"], sort_keys=True), job)
+        return list(latest.values())
+
+    def jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> pd.DataFrame:
         """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
 
         Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case. The arguments are
@@ -433,7 +453,7 @@ class Flopwatch(Connection):
         """
         import pandas as pd
 
-        jobs = self.list_jobs(limit=limit, **filters)
+        jobs = self.list_jobs(limit=limit, since=since, **filters)
         times = ("created_at", "started_at", "finished_at")
         kept = (
             "id",
@@ -441,6 +461,7 @@ class Flopwatch(Connection):
             "state",
             "name",
             "labels",
+            "submitted_by",
             "priority",
             "attempt",
             "sweep_id",
@@ -659,7 +680,7 @@ class Flopwatch(Connection):
         }
         answer = self.send("GET", "/compare", params=params)
         gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
-        return ComparisonText(answer.text, gate, unquote(sentence))
+        return ComparisonText(answer.text, gate, unquote(sentence), answer.headers.get("Flopwatch-Wrong", ""))
 
     # Exports
 
@@ -679,6 +700,51 @@ class Flopwatch(Connection):
     def export_comparison(self, baseline: Thing, candidate: Thing | None = None) -> str:
         """Return the comparison of two jobs, or of the sides of one job of kind `compare`, as one HTML page."""
         return self.text("/compare/export", **comparison_query(baseline, candidate))
+
+    def history(
+        self,
+        case: str | None = None,
+        *,
+        job: Thing | None = None,
+        coordinates: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        device: str | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Return one metric of one case in every job that measured it, in the order in which the jobs finished.
+
+        Args:
+            case: the case's key, or its beginning, as `case_key` of measurements has it.
+            job: a job that measured the case; of several cases, `coordinates` choose one.
+            coordinates: {"precision": "bf16"}.
+            metric: named as its column; by default the main one.
+            device: only on this device.
+            limit: at most so many points, the newest.
+
+        Returns:
+            A row for each job and device: `value` is the median, from `low` to `high` its 95 % interval, and `version`
+            the code that ran. `attrs` have the case, metric and unit.
+
+        Example:
+            >>> job["id"] in flopwatch.history(job=job, metric="forward_ms")["job"].tolist()
+            True
+        """
+        import pandas as pd
+
+        wanted = [f"{name}={value_text(value)}" for name, value in (coordinates or {}).items()]
+        answer = self.get(
+            "/history",
+            case=case,
+            job=None if job is None else id_of(job),
+            coordinate=wanted or None,
+            metric=metric,
+            device=device,
+            limit=limit,
+        )
+        frame = pd.DataFrame.from_records(answer.pop("points"))
+        frame["finished_at"] = pd.to_datetime(frame["finished_at"], utc=True)
+        frame.attrs |= answer
+        return frame
 
     # Baselines
 

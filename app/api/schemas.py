@@ -202,6 +202,36 @@ class PutBaseline(Baseline):
     suspect: list[JobAndWhy]
 
 
+class HistoryPoint(TypedDict):
+    job: int
+    side: str | None
+    finished_at: Time | None
+    device_key: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+    outcome: str | None
+    validity: str | None
+    version: str | None
+    short_version: str | None
+    baselines: list[str]
+
+
+class History(TypedDict):
+    case_key: str
+    kind: str
+    case: str
+    coordinates: dict[str, Any]
+    metric: str
+    unit: str | None
+    better: Literal["less", "more"] | None
+    metrics: list[str]
+    devices: list[str]
+    points: list[HistoryPoint]
+    is_cut: bool
+
+
 class ReportedTable(TypedDict):
     name: str
     columns: list[Column]

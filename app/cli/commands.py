@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import comparing, jobs, processes, queue, results, site
+from app.cli import comparing, history, jobs, processes, queue, results, site
 from app.cli.common import DataDir, Url, before_command
 from app.cli.terminal import echo
 
@@ -16,7 +16,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (processes, jobs, queue, results, comparing, site):
+for module in (processes, jobs, queue, results, comparing, history, site):
     for command in module.COMMANDS:
         cli.command()(command)
 cli.add_typer(comparing.baseline, name="baseline")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli import arguments
+from app.cli import arguments, completing
 from app.cli.common import WRONG, AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
@@ -40,16 +40,25 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The baseline's name."
 def compare(
     server: Flopwatch,
     baseline: Annotated[
-        str,
+        str | None,
         of_jobs(
-            "BASELINE", "What to compare with: a job's id, several with commas between them, or a baseline's name."
+            "[BASELINE]", "What to compare with: a job's id, several with commas between them, or a baseline's name."
         ),
-    ],
+    ] = None,
     candidate: Annotated[
         str | None,
         of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
     ] = None,
     *,
+    sweep_id: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--sweep",
+            metavar="ID",
+            help="Instead of CANDIDATE: the jobs of this sweep; twice: of the first sweep, then of the second.",
+            autocompletion=completing.sweep_ids,
+        ),
+    ] = None,
     metric: MetricOption = None,
     fail_above: Annotated[
         str | None,
@@ -67,7 +76,7 @@ def compare(
     that is more than chance.
     """
     comparison = server.compare_text(
-        *_sides(baseline, candidate),
+        *_sides(server, baseline, candidate, sweep_id or []),
         format=format_of(output_format),
         metrics=metric,
         fail_above_percent=_percent(fail_above),
@@ -78,10 +87,23 @@ def compare(
         if output_format.value != "markdown":  # the text of other formats does not have it
             echo(comparison.gate_sentence, err=True)
         raise typer.Exit(EXIT_CODES[comparison.gate])
+    if comparison.wrong_sides:
+        sides = comparison.wrong_sides.replace(",", " and the")
+        echo(f"wrong: a result of the {sides} is not that of the reference", err=True)
+        raise typer.Exit(WRONG)
 
 
-def _sides(baseline: str, candidate: str | None) -> tuple[str | list[int], list[int] | None]:
+def _sides(
+    server: Flopwatch, baseline: str | None, candidate: str | None, sweeps: Sequence[int]
+) -> tuple[str | list[int], list[int] | None]:
     """Return the two sides: the ids of jobs, or a baseline's name; and for one job of kind compare no candidate."""
+    named = [side for side in (baseline, candidate) if side is not None]
+    if not (named or sweeps) or (sweeps and len(named) + len(sweeps) != 2):
+        raise typer.BadParameter("give BASELINE and CANDIDATE, BASELINE and --sweep, or --sweep twice")
+    if sweeps:
+        of_sweeps = [_jobs_of(server, sweep) for sweep in sweeps]
+        return of_sweeps[0] if baseline is None else _ids(baseline) or baseline, of_sweeps[-1]
+    assert baseline is not None
     ids = _ids(baseline)
     if candidate is None:
         if ids is None or len(ids) != 1:
@@ -93,6 +115,10 @@ def _sides(baseline: str, candidate: str | None) -> tuple[str | list[int], list[
     if candidates is None:
         raise typer.BadParameter("give a job's id, or several with commas between them", param_hint="CANDIDATE")
     return baseline if ids is None else ids, candidates
+
+
+def _jobs_of(server: Flopwatch, sweep_id: int) -> list[int]:
+    return sorted(job["id"] for job in server.jobs_of_sweep(sweep_id))
 
 
 def _ids(text: str) -> list[int] | None:
@@ -118,6 +144,7 @@ def check(
     ] = None,
     *,
     baseline: Annotated[str, typer.Option(metavar="NAME", help="The baseline's name.")],
+    sweep_id: Annotated[int | None, of_sweep("Instead of JOB: the jobs of this sweep.")] = None,
     metric: MetricOption = None,
     fail_above: Annotated[
         str, typer.Option(metavar="PERCENT", help="Exit with 3 if a case is worse by more than this.")
@@ -135,8 +162,12 @@ def check(
     """
     from app.cli.output import print_json, progress_display
 
+    if job_ids and sweep_id is not None:
+        raise typer.BadParameter("give JOB, or --sweep, and not both")
+    if sweep_id is not None:
+        job_ids = _jobs_of(server, sweep_id)
     if job_ids and label:
-        raise typer.BadParameter("labels are for the jobs that run again: leave JOB, or --label, out")
+        raise typer.BadParameter("labels are for the jobs that run again: leave JOB and --sweep, or --label, out")
     limit = _percent(fail_above)
     assert limit is not None
     labels = arguments.parse_labels(label or [])
@@ -202,10 +233,16 @@ def list_(
         print_json(baselines)
         return
     rows = [
-        (baseline["name"], baseline["number_of_cases"], _jobs(baseline["jobs"]), age(baseline["updated_at"]))
+        (
+            baseline["name"],
+            baseline["number_of_cases"],
+            _jobs(baseline["jobs"]),
+            age(baseline["updated_at"]),
+            baseline["set_by"],
+        )
         for baseline in baselines
     ]
-    print_columns(("name", "cases", "jobs", "set"), rows)
+    print_columns(("name", "cases", "jobs", "set", "by"), rows)
 
 
 @baseline.command("show")

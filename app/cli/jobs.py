@@ -275,6 +275,9 @@ def jobs(
     submitted_by: Annotated[
         str | None, typer.Option(metavar="USER", help="Only jobs that this user submitted.")
     ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Submitted since: 7d, 12h, 90min, 2026-03-01, or a time.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -283,7 +286,7 @@ def jobs(
 
     labels = arguments.parse_labels(label or [])
     listed = server.list_jobs(
-        state=state, kind=kind, labels=labels, sweep=sweep_id, submitted_by=submitted_by, limit=limit
+        state=state, kind=kind, labels=labels, sweep=sweep_id, submitted_by=submitted_by, since=since, limit=limit
     )
     if not listed:
         _check_kind(server, kind)

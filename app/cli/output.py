@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from app.cli.terminal import cell, echo, echo_json, echo_table
+from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from app.text.cases import case_text
+from app.text.markdown_tables import cut
 from app.text.numbers import number
 from app.text.times import age, duration, moment, ran
 from app.text.validity import doubts, noisy_host, notes, verdict
@@ -32,16 +33,13 @@ def print_json(value: Any) -> None:
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a plain table, the same on a terminal and in a pipe."""
-    cells = [list(head), *([cell(_text(value)) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    for row in cells:
-        echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    """Print values as a table."""
+    echo_columns(head, [[_text(value) for value in row] for row in rows])
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ",".join(f"{key}={item}" for key, item in value.items()) or "–"
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or "–"
     return number(value)
 
 
@@ -107,11 +105,11 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
             }
         )
     if noise := noisy_host(job["validity"] for job in jobs):
-        echo(noise)
+        echo_line(noise)
     head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():
-        echo(f"{_jobs_wait(ids)}: {cell(reason)}")
+        echo_line(f"{_jobs_wait(ids)}: {cell(reason)}")
 
 
 def _jobs_wait(ids: Sequence[str]) -> str:
@@ -141,12 +139,14 @@ def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
     """Print what a job has just answered. Of profiles and comparisons that succeeded, print the rows that matter and
     the command for the rest; of other jobs, all results."""
     answer = {"profile": _print_kernels, "compare": _print_comparison}.get(job["kind"])
-    if answer is None or job["state"] != "succeeded" or not answer(server, job["id"]):
+    if answer is None or job["state"] != "succeeded" or not answer(server, job):
         print_results(server, job)
 
 
-def _print_kernels(server: Flopwatch, job_id: int) -> bool:
-    """Print the kernels, on a CPU the operators, that take the most time of the whole step; False if there are none."""
+def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
+    """Print the kernels, on a CPU the operators, that take the most time of the whole step, or of the phases that the
+    job profiled; False if there are none."""
+    job_id, phases = job["id"], job["spec"].get("phases")
     names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
     rows = [row for name in names for row in server.job_table_rows(job_id, name)]
     if not any(row.get("total_ms") for row in rows):
@@ -160,11 +160,18 @@ def _print_kernels(server: Flopwatch, job_id: int) -> bool:
     whole_ms = sum(total_ms for total_ms, _ in kernels.values())
     slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1][0])[:MOST_KERNELS]
     echo()
-    echo(f"{len(slowest)} of {len(kernels)} kernels, by their time in the whole step (a CPU's kernels are operators):")
+    where = f"phase {', '.join(phases)}" if phases else "the whole step"
+    echo(f"{len(slowest)} of {len(kernels)} kernels, by their time in {where} (a CPU's kernels are operators):")
     print_columns(
         ("kernel", "class", "ms per step", "share", "calls"),
         [
-            (name, class_name, total_ms, f"{100 * total_ms / whole_ms:.1f} %", calls)
+            (
+                cut(name) if sys.stdout.isatty() else name,
+                class_name,
+                total_ms,
+                f"{100 * total_ms / whole_ms:.1f} %",
+                calls,
+            )
             for (name, class_name), (total_ms, calls) in slowest
         ],
     )
@@ -173,8 +180,9 @@ def _print_kernels(server: Flopwatch, job_id: int) -> bool:
     return True
 
 
-def _print_comparison(server: Flopwatch, job_id: int) -> bool:
+def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     """Print a comparison's sentence, and the rows that matter: the tested metric, then what differs most."""
+    job_id = job["id"]
     compared = server.get("/compare", job=job_id)
     names = [column["name"] for column in compared["columns"]]
     of_profiles = "metric" not in names

@@ -7,6 +7,7 @@ Comparison, which `comparison_sheet` writes as a Sheet. `rendering` writes any S
 from app.metrics import column_name
 from app.results.comparing import Comparison, Question, compare, compare_sides, compare_with_baseline
 from app.results.comparison_sheet import sheet_of
+from app.results.history import CaseChoice, History, cases_of_job, history
 from app.results.pivoting import Layout, local_table, metric_table, table
 from app.results.rendering import render
 from app.results.samples import samples_of
@@ -16,19 +17,23 @@ from app.results.unit_tables import Excerpt, list_tables, merged, result_table
 from app.store.reading.measurements import JobChoice
 
 __all__ = [
+    "CaseChoice",
     "Cell",
     "Column",
     "Comparison",
     "Excerpt",
+    "History",
     "JobChoice",
     "Layout",
     "Question",
     "Sheet",
     "SweepPoint",
+    "cases_of_job",
     "column_name",
     "compare",
     "compare_sides",
     "compare_with_baseline",
+    "history",
     "list_tables",
     "local_table",
     "merged",

@@ -224,7 +224,7 @@ class Attempt(SQLModel, table=True):
 class Measurement(SQLModel, table=True):
     """One metric of one case. Values are null, never 0, if `outcome` is not "ok"."""
 
-    __table_args__: ClassVar[Any] = (Index("ix_measurement_case_key", "case_key", "device_key"), _NO_REUSE)
+    __table_args__: ClassVar[Any] = (Index("ix_measurement_case", "case_key", "metric", "phase"), _NO_REUSE)
 
     id: int | None = Field(default=None, sa_column=_id())
     job_id: int = Field(sa_column=_job_id())

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from app.metrics import Direction, readable
 from app.results.sheet import Cell, Sheet
@@ -92,6 +92,15 @@ class Point:
     def missing(self) -> str | None:
         """The outcome of a point without a value: "oom", or "unknown"; None if it was not measured."""
         return "unknown" if self.outcome == "ok" else self.outcome
+
+
+class Judged(Protocol):
+    """A value with the verdict on its case."""
+
+    @property
+    def value(self) -> float | None: ...
+    @property
+    def validity(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -262,7 +271,7 @@ def chart(
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
     ]
     of_shown = [point for _, group in shown for point in group]
-    traces += [*_legend_of_doubt(of_shown, lines=numeric), *_outcome_marks(of_shown, axes.x, numeric=numeric)]
+    traces += [*legend_of_doubt(of_shown, lines=numeric), *_outcome_marks(of_shown, axes.x, numeric=numeric)]
     values = [point.value for point in of_shown if point.value is not None]
     layout = {
         "xaxis": _x_axis(axes.x, places, log=log_x),
@@ -580,7 +589,7 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
 
 
-def _legend_of_doubt(points: Sequence[Point], *, lines: bool) -> list[dict[str, Any]]:
+def legend_of_doubt(points: Iterable[Judged], *, lines: bool) -> list[dict[str, Any]]:
     """Return the legend's entry for open markers or hatched bars: the verdicts that they stand for."""
     verdicts = [
         verdict for verdict in VERDICTS[1:] if any(p.validity == verdict and p.value is not None for p in points)

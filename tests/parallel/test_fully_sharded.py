@@ -27,6 +27,44 @@ def test_gradients_accumulate(ranks: Pool) -> None:
     ranks(training.fully_sharded_parity, True, "", 2)
 
 
+@pytest.mark.parametrize("finished", ["", " finished"])
+@pytest.mark.parametrize("passes", ["0 1", "1", "1 2", "0 1 2"])
+def test_gradients_accumulate_without_being_sent(two_and_three: Pool, passes: str, finished: str) -> None:
+    two_and_three(training.accumulating, passes + finished)
+
+
+def test_states_that_do_not_fit_are_refused_on_every_rank(ranks: Pool) -> None:
+    for names, shape, groups in ranks(training.wrong_states):
+        assert "missing are [], unknown are ['other']" in names
+        assert "norm.weight has the shape (3,) in the state and (8,) in the module" in shape
+        assert "other parameter groups" in groups
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+@pytest.mark.parametrize("how", ["ours", "torch's"])
+def test_gradients_are_clipped_by_the_norm_of_all_parts(two_and_three: Pool, how: str, norm_type: float) -> None:
+    norms = two_and_three(training.clipped, how, norm_type)
+    assert all(one == norms[0] for one in norms)
+
+
+def test_clipping_by_the_norm_of_ones_own_parts_is_noticed(two_ranks: Pool) -> None:
+    """The control of the test above."""
+    with pytest.raises(AssertionError, match="norm: "):
+        two_ranks(training.clipped, "by parts", 2.0)
+
+
+def test_clipping_before_the_synchronization_is_refused(two_ranks: Pool) -> None:
+    for text in two_ranks(training.clipped_too_early):
+        assert "call finish_gradient_synchronization() after backward()" in text
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "AdamW, fused"])
+@pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer"])
+def test_infinity_in_one_ranks_part_skips_the_step_on_all(two_and_three: Pool, kind: str, optimizer: str) -> None:
+    for scales in two_and_three(training.scaled, kind, optimizer):
+        assert scales == [64.0, 32.0, 32.0, 32.0]
+
+
 def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:
     ranks(training.fully_sharded_branches, {0: [0, 1], 1: [1, 0, 2], 2: [2]})
 

@@ -112,6 +112,7 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
         "missing": [] if sheet is None else sheet.missing,
         "measurements": measurements,
         "columns": columns,
+        "several_cases": len({row["case_key"] for row in measurements["rows"]}) > 1,
         "sampled": sampled_cases(measurements["rows"], columns),
         "units": units[:SHOWN_UNITS] if len(units) > 1 else [],
         "all_units": len(units),

@@ -27,8 +27,8 @@ class Answers:
         return self.compared
 
 
-def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Answers) -> list[str]:
-    print_answer(cast("Flopwatch", answers), {"id": 7, "kind": kind, "state": "succeeded"})
+def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Answers, **spec: Any) -> list[str]:
+    print_answer(cast("Flopwatch", answers), {"id": 7, "kind": kind, "state": "succeeded", "spec": spec})
     return capsys.readouterr().out.strip().splitlines()
 
 
@@ -39,10 +39,16 @@ def kernel(name: str, total_ms: float, unit: int = 0) -> dict[str, Any]:
 def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
     forward = [kernel("gemm", 3.0), *(kernel(f"small_{index}", 0.01) for index in range(20))]
     lines = printed(capsys, "profile", Answers({"kernels-forward": forward, "kernels-backward": [kernel("gemm", 6.0)]}))
-    assert lines[0].startswith(f"{MOST_KERNELS} of 21 kernels")
+    assert lines[0].startswith(f"{MOST_KERNELS} of 21 kernels, by their time in the whole step")
     assert lines[2].split() == ["gemm", "matmul", "9", "97.8", "%", "4"]
     assert len(lines) == 3 + MOST_KERNELS
     assert "flopwatch table --job 7 --name kernels-forward" in lines[-1]
+
+
+def test_a_profile_of_some_phases_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = Answers({"kernels-forward": [kernel("gemm", 3.0)], "kernels-backward": [kernel("gemm", 3.0)]})
+    lines = printed(capsys, "profile", answers, phases=["forward", "backward"])
+    assert "in phase forward, backward (" in lines[0]
 
 
 def test_processes_are_averaged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_submit_and_show(site: Any, flopwatch: Any) -> None:
     assert (job["timeout_s"], job["max_attempts"], job["spec"]["context_length"]) == (2.5, 3, 8)
     shown = ended(flopwatch("show", str(job_id)))
     assert f"job {job_id}: benchmark, queued (n)" in shown
-    assert "a=b,c=d:e" in shown
+    assert "a=b, c=d:e" in shown
     assert json.loads(ended(flopwatch("show", str(job_id), "--json"))) == job
     site.http.post(f"/jobs/{job_id}/cancel")
 
@@ -299,7 +299,7 @@ def test_label(site: Any, flopwatch: Any) -> None:
     job_id = site.submit(name="old", labels={"gone": "x", "kept": "y"})["id"]
     done = flopwatch("label", str(job_id), "new=z", "--remove", "gone", "--name", "", "--note", "No gain.")
     assert done.returncode == 0
-    assert "kept=y,new=z" in done.stdout
+    assert "kept=y, new=z" in done.stdout
     assert "No gain." in done.stdout
     job = site.job(job_id)
     assert (job["name"], job["labels"], job["note"]) == (None, {"kept": "y", "new": "z"}, "No gain.")
@@ -420,6 +420,10 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     assert [job["id"] for job in found] == [ids[1]]
     limited = json.loads(ended(flopwatch("jobs", "--state", "queued", "--limit", "1", "--json")))
     assert [job["id"] for job in limited] == [ids[2]]
+    since = ("jobs", "--label", "list=1", "--json", "--since")
+    assert [job["id"] for job in json.loads(ended(flopwatch(*since, "1h")))] == [ids[1]]
+    assert json.loads(ended(flopwatch(*since, "2999-01-01"))) == []
+    assert "must be a span such as" in ended(flopwatch(*since, "yesterday"), 1)
     assert "job 1 " not in ended(flopwatch("cancel", *map(str, ids[1:])))
 
 
@@ -589,6 +593,20 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         assert "test-worker" not in left.stdout
         assert "test-worker" in ended(flopwatch("workers", "--all", **here))
         assert len(json.loads(ended(flopwatch("workers", "--all", "--json", **here)))) == 3
+
+
+def test_a_noisy_host_is_said_once(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
+    with serve(tmp_path) as site:
+        here = {"FLOPWATCH_URL": site.url}
+        site.worker.register()
+        for noisy in (1, 1, 0, 1):
+            assert "noisy" not in ended(flopwatch("workers", **here))
+            claim = site.worker.claim_job(site.submit()["id"])
+            site.worker.finish(claim, validity={"verdict": "valid", "noisy": noisy})
+        listed = ended(flopwatch("workers", **here))
+        assert re.findall("^.*noisy.*$", listed, re.MULTILINE) == [
+            "test-worker: noisy: the times of 3 of 4 jobs vary by more than 5 %, or others used the processors"
+        ]
 
 
 def test_options_choose_the_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:

@@ -91,6 +91,17 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
         for command in (("compare", right, candidate), ("check", candidate, "--baseline", "kernels")):
             printed = ended(flopwatch(*command, "--fail-above", "10%"), 8)
             assert "wrong: the candidate's result is not that of the reference: forward_backward_ms, seq" in printed
+        for format_ in ("markdown", "json"):
+            told = flopwatch("compare", right, candidate, "--format", format_)
+            assert told.returncode == 8
+            assert told.stderr == "wrong: a result of the candidate is not that of the reference\n"
+    told = flopwatch("compare", half_wrong, all_wrong)
+    assert (told.returncode, told.stderr) == (
+        8,
+        "wrong: a result of the baseline and the candidate is not that of the reference\n",
+    )
+    ended(flopwatch("compare", half_wrong, right), 8)
+    ended(flopwatch("compare", right, run(())))
     assert "wrong: " in ended(
         flopwatch("compare", right, all_wrong, "--fail-above", "10%", "--metric", "forward_ms"), 8
     )
@@ -124,6 +135,46 @@ def test_jobs_that_cannot_be_compared_are_refused(flopwatch: Any, run: Any) -> N
     assert "job's id" in ended(flopwatch("compare", run(), "main"), 2)
     assert "is none of these jobs' metrics: step_ms" in ended(flopwatch("compare", run(), run(), "--metric", "x"), 1)
     assert "There is no baseline 'nothing'" in ended(flopwatch("compare", "nothing", run()), 1)
+
+
+@pytest.fixture
+def swept(site: Any, finish: Any) -> Callable[..., int]:
+    """Run a sweep of two points; the job of the second one is cancelled and run again. Returns the sweep's id."""
+
+    def run_sweep(factor: float = 1.0, seeds: tuple[int, int] = (101, 102)) -> int:
+        body = {"base": {"kind": "benchmark", "model": {"size": "tiny"}}, "grid": {"seed": seeds}, "priority": 30}
+        sweep = int(site.http.post("/sweeps", json=body).json()["id"])
+        finish(site.worker.claim(), factor)
+        site.worker.finish(site.worker.claim(), "cancelled")
+        assert site.http.post(f"/sweeps/{sweep}/resume").is_success
+        finish(site.worker.claim(), factor)
+        return sweep
+
+    return run_sweep
+
+
+def test_sweeps_are_compared_and_checked(flopwatch: Any, swept: Any) -> None:
+    before, slower = swept(), swept(1.2)
+    assert "candidate is worse in 2" in ended(flopwatch("compare", "--sweep", str(before), "--sweep", str(slower)))
+    assert ended(flopwatch("baseline", "set", "swept", "--sweep", str(before))).startswith("baseline swept: 2 cases")
+    assert "candidate is worse in 2" in ended(flopwatch("compare", "swept", "--sweep", str(slower)))
+    ended(flopwatch("check", "--baseline", "swept", "--sweep", str(slower)), 3)
+    ended(flopwatch("check", "--baseline", "swept", "--sweep", str(swept())), 0)
+    ended(flopwatch("check", "--baseline", "swept", "--sweep", "99999"), 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare",),
+        ("compare", "--sweep", "1"),
+        ("compare", "1", "2", "--sweep", "3"),
+        ("compare", "--sweep", "1", "--sweep", "2", "--sweep", "3"),
+        ("check", "1", "--sweep", "2", "--baseline", "swept"),
+    ],
+)
+def test_sides_that_make_no_pair(flopwatch: Any, arguments: tuple[str, ...]) -> None:
+    assert flopwatch(*arguments).returncode == 2
 
 
 def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:

@@ -16,8 +16,11 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
-from app.store.records import Finish, NewJob
+from app.store.records import Finish, NewJob, Offer
 from app.store.tables import utc_now
+from tests.builders import measurement
+
+REQUIRED = BenchmarkSpec().requirements()
 
 
 def plans(database: Database, read: Callable[[], Any]) -> list[str]:
@@ -194,3 +197,18 @@ def test_control_of_the_plans(index: str, name: str, database: Database, sweep_j
         for dropped in {index, OTHERWISE.get(index, index)}:
             connection.exec_driver_sql(f"drop index {dropped}")
     assert whole_tables(database, sweep_job, name)
+
+
+def test_a_history_reads_the_measurements_of_its_metric_only(database: Database) -> None:
+    queue = Queue(database)
+    queue.submit(NewJob(BenchmarkSpec()))
+    claim = queue.claim("worker", Offer(frozenset({"benchmark"}), frozenset(REQUIRED), 0, 0, idle=True))
+    assert claim is not None
+    queue.finish(claim, Finish("succeeded", measurements=[measurement("step_ms", case_key="a case")]))
+    steps = plans(database, lambda: results.history(database, results.CaseChoice(key="a case")))
+    of_rows = "SEARCH measurement USING INDEX ix_measurement_case (case_key=? AND metric=? AND phase=?)"
+    assert of_rows in steps
+    assert not any(step.startswith("SCAN measurement") for step in steps)
+    assert "SEARCH measurement USING COVERING INDEX ix_measurement_case (case_key=?)" in steps
+    after = steps[steps.index(of_rows) + 1]
+    assert "TEMP B-TREE" not in after, "the newest rows are read, and no others"

@@ -1,0 +1,244 @@
+"""One metric of one case over all jobs that measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from app.errors import FieldError, InvalidRequest, NotFound
+from app.metrics import Direction, better, column_name, headline
+from app.results.versions import short_version, version_of
+from app.specs import KINDS, Scalar
+from app.states import worst
+from app.store.database.engine import Database, Snapshot
+from app.store.public import rfc3339
+from app.store.reading import history as stored
+from app.store.reading import measurements
+from app.store.reading.history import HistoricJob, Row
+from app.summaries import add_process, planned_processes, summarise
+from app.text.cases import case_text
+from app.text.values import value_text
+
+MAX_POINTS = 2000
+MAX_NAMED = 20
+"""Most cases that the error for an ambiguous choice names."""
+
+
+@dataclass(frozen=True)
+class CaseChoice:
+    """The case of a history. All conditions that are given hold; they must leave one case."""
+
+    key: str | None = None
+    """The key, or its beginning."""
+    job: int | None = None
+    """A case that this job measured."""
+    coordinates: Sequence[tuple[str, str]] = ()
+    """Coordinates with their values as texts."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The value of the metric in one job, on one device, and in a comparison on one side."""
+
+    job: int
+    side: str | None
+    finished_at: str | None
+    device_key: str
+    value: float | None
+    low: float | None
+    """The interval of the median, to `high`."""
+    high: float | None
+    n: int | None
+    """Number of samples, or of processes."""
+    outcome: str | None
+    validity: str | None
+    version: str | None
+    """What code ran: see versions.py."""
+    short_version: str | None
+    baselines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class History:
+    """The points are in the order in which their jobs finished."""
+
+    case_key: str
+    kind: str
+    coordinates: Mapping[str, Scalar]
+    metric: str
+    unit: str | None
+    better: Direction | None
+    metrics: Sequence[str]
+    """All metrics of the case."""
+    devices: Sequence[str]
+    """The devices of the points."""
+    points: Sequence[Point]
+    is_cut: bool
+    """True if older points are left out."""
+
+    @property
+    def case(self) -> str:
+        """The case in words."""
+        return case_text(KINDS[self.kind].displayed(self.coordinates) if self.kind in KINDS else self.coordinates)
+
+    def as_json(self) -> dict[str, Any]:
+        facts = {name: value for name, value in vars(self).items() if name != "points"}
+        return {**facts, "case": self.case, "points": [asdict(point) for point in self.points]}
+
+    def between(self, jobs: Collection[int]) -> list[Point]:
+        """Return the points from the first to the last of these jobs, both included, on their devices. Raises NotFound
+        if one of the jobs has no point."""
+        ends = [at for at, point in enumerate(self.points) if point.job in jobs]
+        if missing := set(jobs) - {self.points[at].job for at in ends}:
+            raise NotFound(f"Job {min(missing)} is not in this history.")
+        devices = {self.points[at].device_key for at in ends}
+        return [point for point in self.points[ends[0] : ends[-1] + 1] if point.device_key in devices]
+
+
+def history(
+    database: Database,
+    choice: CaseChoice,
+    metric: str | None = None,
+    device: str | None = None,
+    limit: int = MAX_POINTS,
+) -> History:
+    """Return the history of a metric, named as its column, of a case.
+
+    Args:
+        database: the store.
+        choice: the case.
+        metric: by default the main one of its kind.
+        device: only on this device; None: on all.
+        limit: at most so many points, the newest.
+
+    Raises:
+        NotFound: there is no such case or job, or no finished job has measured it on this device.
+        InvalidRequest: several cases match, or the case has no such metric.
+    """
+    with database.read() as snapshot:
+        key, coordinates = _the_case(snapshot, choice)
+        known = {column_name(*pair): pair for pair in stored.metrics(snapshot, [key])}
+        name = metric or _main_metric(list(known), stored.kind(snapshot, key))
+        _check_metric(name, known, key)
+        rows, is_cut = stored.rows(snapshot, [key], known[name], device, limit)
+        jobs = stored.jobs(snapshot, list({row.job_id for row in rows}))
+        rows = [row for row in rows if row.job_id in jobs and row.attempt == jobs[row.job_id].recorded]
+        baselines = stored.baselines(snapshot, [key], list(jobs))
+        sides = measurements.sides(snapshot, list(jobs.values()))
+    if not rows:
+        where = f" on {device!r}" if device is not None else ""
+        raise NotFound(f"No finished job has measured {name} of case {key}{where}.")
+    points = _points(rows, jobs, sides, baselines, coordinates)
+    return History(
+        case_key=key,
+        kind=_kind(jobs[rows[-1].job_id], sides.get(rows[-1][:3])),
+        coordinates=coordinates,
+        metric=name,
+        unit=rows[-1].unit,
+        better=better(name, rows[-1].unit),
+        metrics=list(known),
+        devices=sorted({point.device_key for point in points}),
+        points=points[-limit:],
+        is_cut=is_cut or len(points) > limit,
+    )
+
+
+def cases_of_job(database: Database, job_id: int) -> dict[str, Mapping[str, Scalar]]:
+    """Return the coordinates of the cases that a job measured, by key: the first MAX_CASES."""
+    with database.read() as snapshot:
+        return dict(islice(stored.cases_of_job(snapshot, job_id).items(), stored.MAX_CASES))
+
+
+def _the_case(snapshot: Snapshot, choice: CaseChoice) -> tuple[str, Mapping[str, Scalar]]:
+    """Return the key and the coordinates of the only case that matches."""
+    if choice.job is None:
+        known = stored.cases_beginning_with(snapshot, choice.key or "")
+    else:
+        known = stored.cases_of_job(snapshot, choice.job)
+    matching = [
+        key for key, case in known.items() if key.startswith(choice.key or "") and _has(case, choice.coordinates)
+    ]
+    if not matching:
+        what = "no such case" if choice.coordinates or choice.key else "no case"
+        whose = f"Job {choice.job} has measured" if choice.job is not None else "There is"
+        raise NotFound(f"{whose} {what}.")
+    if len(matching) > 1:
+        raise _ambiguous({key: known[key] for key in matching}, "/case" if choice.key else "/job")
+    return matching[0], known[matching[0]]
+
+
+def _has(case: Mapping[str, Scalar], wanted: Sequence[tuple[str, str]]) -> bool:
+    return all(name in case and value_text(case[name]) == value for name, value in wanted)
+
+
+def _ambiguous(cases: Mapping[str, Mapping[str, Scalar]], pointer: str) -> InvalidRequest:
+    differing = [
+        name
+        for name in dict.fromkeys(name for case in cases.values() for name in case)
+        if len({repr(case.get(name)) for case in cases.values()}) > 1
+    ]
+    named = [
+        f"{key} ({', '.join(f'{name}={value_text(case.get(name))}' for name in differing)})"
+        for key, case in list(cases.items())[:MAX_NAMED]
+    ]
+    more = f" and {len(cases) - MAX_NAMED} more" if len(cases) > MAX_NAMED else ""
+    detail = f"{len(cases)} cases match: name one by its key or by coordinates: {'; '.join(named)}{more}."
+    return InvalidRequest(detail, errors=(FieldError(pointer, detail),))
+
+
+def _main_metric(known: Sequence[str], kind: str) -> str:
+    """Return the main metric of a kind's table that was measured; if none of them was, the main one of all."""
+    columns = KINDS[kind].table_columns if kind in KINDS else ()
+    main = headline([name for name in columns if name in known]) or headline(known)
+    assert main is not None, "a case has at least one measurement"
+    return main
+
+
+def _check_metric(name: str, known: Collection[str], key: str) -> None:
+    if name not in known:
+        detail = f"Case {key} has no metric {name!r}; it has {', '.join(known)}."
+        raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
+
+
+def _kind(job: HistoricJob, side: str | None) -> str:
+    held = job.spec.get(side) if side is not None else None
+    return str(held["kind"]) if isinstance(held, Mapping) and "kind" in held else job.kind
+
+
+def _points(
+    rows: Sequence[Row],
+    jobs: Mapping[int, HistoricJob],
+    sides: Mapping[tuple[int, int, int], str],
+    baselines: Mapping[tuple[int, str], Sequence[str]],
+    coordinates: Mapping[str, Scalar],
+) -> list[Point]:
+    """Return a point for each job, device and side."""
+    gathered: dict[tuple[int, str, str | None], list[Row]] = {}
+    for row in rows:
+        side = sides.get((row.job_id, row.attempt, row.unit_index))
+        add_process(gathered.setdefault((row.job_id, row.device_key, side), []), row)
+    points = []
+    for (job_id, device, side), processes in gathered.items():
+        job = jobs[job_id]
+        summary = summarise(processes, planned_processes(job.spec), job.stopped)
+        version = version_of(job.environment, coordinates)
+        points.append(
+            Point(
+                job=job_id,
+                side=side,
+                finished_at=rfc3339(job.finished_at),
+                device_key=device,
+                value=summary.value,
+                low=summary.low,
+                high=summary.high,
+                n=summary.n,
+                outcome=summary.outcome,
+                validity=worst({row.validity for row in processes}),
+                version=version,
+                short_version=short_version(version),
+                baselines=baselines.get((job_id, device), ()),
+            )
+        )
+    return sorted(points, key=lambda point: (point.finished_at or "", point.job))

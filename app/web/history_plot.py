@@ -1,0 +1,151 @@
+"""The figure of a history, as Plotly's JSON; see plots.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from app.metrics import readable
+from app.results.history import History, Point
+from app.states import VERDICTS
+from app.text.numbers import number
+from app.text.times import moment
+from app.web.plots import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
+
+Along = Literal["time", "version"]
+UNKNOWN = "unknown"
+"""Name of the version of results whose version was not recorded."""
+
+
+def figure(history: History, along: Along) -> Figure:
+    """Draw a metric with its intervals over time, or over versions in the order in which they were first measured: a
+    line for each device, stars for points in baselines, open markers for points that are not valid, and crosses at the
+    top for outcomes without a number.
+    """
+    traces: list[dict[str, Any]] = []
+    for index, device in enumerate(history.devices):
+        own = [point for point in history.points if point.device_key == device]
+        name = device if len(history.devices) > 1 else "median and its 95 % interval"
+        traces.append(_line(name, [point for point in own if point.value is not None], index, along, history.unit))
+    kept = [point for point in history.points if point.baselines and point.value is not None]
+    traces += [_marks(kept, along, history.unit)] if kept else []
+    traces += [*legend_of_doubt(history.points, lines=True), *_outcomes(history, along)]
+    versions = list(dict.fromkeys(_version(point) for point in history.points))
+    x: dict[str, Any] = {"type": "date"}
+    if along == "version":
+        x = {"type": "category", "categoryorder": "array", "categoryarray": versions, "nticks": 12}
+    layout = {
+        "xaxis": {**x, "title": {"text": "Finished (UTC)" if along == "time" else "Version"}},
+        "yaxis": {"title": {"text": readable(history.metric, history.unit)}, "rangemode": "normal"},
+        "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
+        "hovermode": "closest",
+        "showlegend": True,
+        **LEGEND,
+    }
+    columns = ("Finished", "Version", "Device", "Job", readable(history.metric, history.unit), "From", "To", "Outcome")
+    rows = [
+        [
+            point.finished_at,
+            point.version,
+            point.device_key,
+            point.job,
+            point.value,
+            point.low,
+            point.high,
+            point.outcome,
+        ]
+        for point in history.points
+    ]
+    return {
+        "data": traces,
+        "layout": layout,
+        "table": {"columns": list(columns), "rows": rows, "number": len(rows)},
+        "note": f"Drawn: the newest {len(rows)} points" if history.is_cut else "",
+        "empty": "Nothing was measured.",
+    }
+
+
+def _line(name: str, points: Sequence[Point], index: int, along: Along, unit: str | None) -> dict[str, Any]:
+    values = [(point, point.value) for point in points if point.value is not None]
+    symbol, color = SYMBOLS[index % len(SYMBOLS)], PALETTE[index % len(PALETTE)]
+    symbols = [f"{symbol}-open" if point.validity in VERDICTS[1:] else symbol for point in points]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if along == "time" else "markers",
+        "name": escaped(name),
+        "x": _places(points, along),
+        "y": [value for _, value in values],
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [0.0 if point.high is None else point.high - value for point, value in values],
+            "arrayminus": [0.0 if point.low is None else value - point.low for point, value in values],
+            "thickness": 1,
+            "width": 2,
+            "color": color,
+        },
+        "line": {"color": color, "width": 1.5},
+        "marker": {"color": color, "symbol": symbols, "size": 7},
+        **_hovers(points, unit),
+    }
+
+
+def _marks(points: Sequence[Point], along: Along, unit: str | None) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "name": "in a baseline",
+        "x": _places(points, along),
+        "y": [point.value for point in points],
+        "text": [escaped(", ".join(point.baselines)) for point in points],
+        "textposition": "top center",
+        "marker": {"symbol": "star", "size": 14, "color": "var(--text)"},
+        **_hovers(points, unit),
+    }
+
+
+def _outcomes(history: History, along: Along) -> list[dict[str, Any]]:
+    by_outcome: dict[str, list[Point]] = {}
+    for point in history.points:
+        if point.value is None:
+            by_outcome.setdefault(point.outcome if point.outcome not in (None, "ok") else UNKNOWN, []).append(point)
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": escaped(outcome),
+            "yaxis": "y2",
+            "x": _places(points, along),
+            "y": [0.97] * len(points),
+            "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
+            "cliponaxis": False,
+            **_hovers(points, history.unit),
+        }
+        for outcome, points in by_outcome.items()
+    ]
+
+
+def _places(points: Sequence[Point], along: Along) -> list[str | None]:
+    return [point.finished_at if along == "time" else _version(point) for point in points]
+
+
+def _version(point: Point) -> str:
+    return point.short_version or UNKNOWN
+
+
+def _hovers(points: Sequence[Point], unit: str | None) -> dict[str, Any]:
+    """Return the texts that stand beside points, and the pages of their jobs, to which a click leads."""
+    return {
+        "customdata": [[_text(point, unit), f"/ui/jobs/{point.job}"] for point in points],
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
+    }
+
+
+def _text(point: Point, unit: str | None) -> str:
+    ends = "" if point.low is None or point.high is None else f" ({number(point.low)} – {number(point.high)})"
+    value = f"{number(point.value)} {unit or ''}{ends}" if point.value is not None else point.outcome or UNKNOWN
+    side = f", {point.side}" if point.side else ""
+    doubt = point.validity if point.validity in VERDICTS[1:] else None
+    baseline = f"baseline {', '.join(point.baselines)}" if point.baselines else None
+    lines = [value, f"job {point.job}{side}", f"version {_version(point)}", moment(point.finished_at), baseline, doubt]
+    return "<br>".join(escaped(line) for line in lines if line)

@@ -1,0 +1,96 @@
+"""Gradients of which each rank has a part, and whose norms are those of all parts.
+
+`torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` know nothing of sharding. Were parts plain tensors, each
+rank would clip by the norm of its own parts, or skip a step alone, and the ranks' parts would no longer be of one
+model, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel.collectives import start_all_reduce
+
+
+class ShardedGradient(Tensor):
+    """This rank's part of a gradient, as a one-dimensional tensor.
+
+    Norms (`torch.linalg.vector_norm`, `torch.norm`, `torch.linalg.norm`, `Tensor.norm`) are those of the whole
+    gradient, and GradScaler learns of infinities in any part. These communicate: every rank must call them. Everything
+    else computes on the part, and its results are plain tensors.
+    """
+
+    group: dist.ProcessGroup
+
+    @classmethod
+    def part_of(cls, gradient: Tensor, group: dist.ProcessGroup) -> ShardedGradient:
+        """Return a part, in the same memory, of a gradient that is divided among the group."""
+        part = gradient.as_subclass(cls)
+        part.group = group
+        return part
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **kwargs)
+            if function in _NORMS:
+                order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p", 2))
+                return _over_all_parts([args[0]], [result], order)[0]
+            if function is torch._foreach_norm:
+                return _over_all_parts(args[0], result, args[1] if len(args) > 1 else kwargs.get("ord", 2))
+            if function is torch._amp_foreach_non_finite_check_and_unscale_:
+                for group in {one.group for one in args[0] if isinstance(one, cls)}:
+                    start_all_reduce(args[1], dist.ReduceOp.MAX, group).wait()
+            return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A process group cannot be saved.
+        return self.clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+_NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}
+
+
+def _over_all_parts(gradients: Iterable[Tensor], norms: Iterable[Tensor], order: Any) -> list[Tensor]:
+    """Return the gradients' norms from those of the parts here; plain gradients' norms stay.
+
+    Raises:
+        ValueError: the order is not positive.
+    """
+    power = 2.0 if order in (None, "fro") else float(order)
+    if not power > 0:
+        raise ValueError(f"the norm of order {order} over all parts of a gradient is unknown: take a positive order")
+    result = list(norms)
+    places: dict[dist.ProcessGroup, list[int]] = {}
+    for place, gradient in enumerate(gradients):
+        if isinstance(gradient, ShardedGradient):
+            places.setdefault(gradient.group, []).append(place)
+    for group, mine in places.items():
+        # In float32 at least: powers of float16 overflow.
+        parts = torch.stack(
+            [result[place].to(torch.promote_types(result[place].dtype, torch.float32)) for place in mine]
+        )
+        if power == float("inf"):
+            start_all_reduce(parts, dist.ReduceOp.MAX, group).wait()
+        else:
+            parts = parts.pow_(power)
+            start_all_reduce(parts, dist.ReduceOp.SUM, group).wait()
+            parts = parts.pow_(1 / power)
+        for place, norm in zip(mine, parts, strict=True):
+            result[place] = norm.to(result[place].dtype)
+    return result

@@ -1,0 +1,55 @@
+"""The command that shows a case over time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+KEY = "abcdefabcdefabcdefab"
+
+
+def test_history(site: Any, flopwatch: Any, measured: Any) -> None:
+    jobs = []
+    for value in (12.0, 34.0):
+        job = site.submit(spec={"context_length": 8})["id"]
+        row = replace(measured("step_ms", value, model="tiny"), case_key=KEY)
+        commit = {"git_commit": f"{job:040x}", "git_dirty": True}
+        site.worker.finish(
+            site.worker.claim_job(job),
+            measurements=[row, replace(row, metric="forward_ms", phase="forward")],
+            environment={"software": commit},
+        )
+        jobs.append(job)
+    site.http.put("/baselines/before", json={"job": jobs[0]})
+
+    shown = flopwatch("history", "--job", str(jobs[1]))
+    assert shown.returncode == 0
+    title, metric, head, newest, oldest, link = shown.stdout.splitlines()
+    assert (title, metric) == (f"benchmark: tiny (case {KEY})", "Step (ms) on 1x test CPU")
+    assert head.split() == [
+        "finished", "job", "median", "low", "high", "n", "verdict", "version", "baselines",
+    ]  # fmt: skip
+    assert newest.split()[3:5] == [str(jobs[1]), "34"]
+    assert "00000000-dirty" in newest
+    assert oldest.endswith("before")
+    assert site.http.get(link.removeprefix(site.url)).status_code == 200
+    answer = json.loads(flopwatch("history", KEY[:6], "--metric", "forward_ms", "--limit", "1", "--json").stdout)
+    assert [point["job"] for point in answer["points"]] == jobs[1:]
+
+    assert flopwatch("history").returncode == 2
+    unknown = flopwatch("history", "ffffffff")
+    assert unknown.returncode == 1
+    assert "no such case" in unknown.stderr
+
+
+def test_one_case_of_a_job_is_chosen(site: Any, flopwatch: Any, measured: Any) -> None:
+    job = site.submit()["id"]
+    rows = [measured("step_ms", value, precision=name) for name, value in (("fp32", 2.5), ("bf16", 1.25))]
+    site.worker.finish(site.worker.claim_job(job), measurements=rows)
+    several = flopwatch("history", "--job", str(job))
+    assert several.returncode == 1
+    assert "precision=bf16" in several.stderr
+    one = flopwatch("history", "--job", str(job), "--case", "precision=bf16")
+    assert one.returncode == 0
+    assert "1.25" in one.stdout
