@@ -89,6 +89,13 @@ Implementation = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A model of your own, for training kinds.")]
+Step = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="A training step of your own: FUNCTION(device, **arguments) returns a function that does one step.",
+    ),
+]
 Url = Annotated[str | None, typer.Option(metavar="URL", help="The server's address (FLOPWATCH_URL).")]
 DataDir = Annotated[
     Path | None,

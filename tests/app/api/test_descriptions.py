@@ -6,7 +6,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import update
 
+from app.store import tables
 from app.store.records import MAX_LABELS
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
@@ -78,6 +80,14 @@ def test_labels_are_counted_together(fresh_site: Any) -> None:
 
 def test_an_unknown_job_is_not_described(site: Any) -> None:
     assert site.http.patch("/jobs/999999", json={"note": "x"}).status_code == 404
+
+
+def test_a_job_that_is_being_deleted_stays_as_it_is(fresh_site: Any) -> None:
+    job = fresh_site.submit()
+    with fresh_site.services.database.write() as connection:
+        connection.execute(update(tables.job).values(deleting=True))
+    assert fresh_site.http.patch(f"/jobs/{job['id']}", json={"note": "x"}).status_code == 409
+    assert fresh_site.job(job["id"])["note"] is None
 
 
 @pytest.mark.parametrize("user", ["ada", "Zoë 😀", "a,b=c%20"])

@@ -730,7 +730,7 @@ def test_waiting_has_a_limit_and_an_exit_code_of_its_own(flopwatch: Any) -> None
 
 
 def test_a_search_prints_what_fits(flopwatch: Any, obedient: Any) -> None:
-    done = flopwatch("sweep", *TINY, "context_length=8", "--fit", "context_length=32", "--step", "8", "--wait")
+    done = flopwatch("sweep", *TINY, "context_length=8", "--fit", "context_length=32", "--multiple-of", "8", "--wait")
     out = ended(done)
     assert re.search(
         r"^context_length=32 fits \(job \d+\)\. Every value up to 32 that was tried fits\.$", out, re.MULTILINE
