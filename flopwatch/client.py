@@ -117,6 +117,9 @@ class ComparisonText:
     text: str
     gate: str
     gate_sentence: str
+    wrong_sides: str
+    """The sides with a result that is not the reference's: "candidate", "baseline, candidate"; empty if there are
+    none."""
 
 
 class Flopwatch(Connection):
@@ -157,6 +160,7 @@ class Flopwatch(Connection):
         wait_s: int = 0,
         implementation: str | None = None,
         model: str | None = None,
+        step: str | None = None,
     ) -> Submitted:
         """Submit one job.
 
@@ -166,6 +170,7 @@ class Flopwatch(Connection):
             implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
                 it is the candidate's.
             model: likewise, a model class of your own, for training kinds.
+            step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
@@ -186,7 +191,7 @@ class Flopwatch(Connection):
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
-        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model)
+        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model, step=step)
         body = {
             "spec": chosen,
             **_options(name, labels, priority, timeout_s, max_attempts),
@@ -210,6 +215,7 @@ class Flopwatch(Connection):
         idempotency_key: str | None = None,
         implementation: str | None = None,
         model: str | None = None,
+        step: str | None = None,
     ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
@@ -232,7 +238,9 @@ class Flopwatch(Connection):
             3
         """
         body = {
-            "base": self.with_code(self._with_preset(base, preset), implementation=implementation, model=model),
+            "base": self.with_code(
+                self._with_preset(base, preset), implementation=implementation, model=model, step=step
+            ),
             "grid": {path: list(values) for path, values in (grid or {}).items()},
             "fit": None if fit is None else dict(fit),
             "exclude": [dict(point) for point in exclude],
@@ -248,6 +256,7 @@ class Flopwatch(Connection):
         *,
         implementation: str | None = None,
         own_model: str | None = None,
+        step: str | None = None,
         **fields: Any,
     ) -> Answer:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
@@ -256,6 +265,7 @@ class Flopwatch(Connection):
             changes: dotted paths below the spec with their values: {"model.size": "small"}.
             implementation: attention of your own, as in `submit`.
             own_model: likewise, a model class of your own; `model` is a field of specs.
+            step: likewise, a training step of your own.
             fields: fields of the spec, as keyword arguments.
 
         Example:
@@ -267,7 +277,7 @@ class Flopwatch(Connection):
         spec = copy.deepcopy(former["spec"])
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
-        spec = self.with_code(spec, implementation=implementation, model=own_model)
+        spec = self.with_code(spec, implementation=implementation, model=own_model, step=step)
         return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
@@ -276,13 +286,15 @@ class Flopwatch(Connection):
         name: str | None = named["name"]
         return name
 
-    def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
+    def with_code(
+        self, spec: Answer, *, implementation: str | None = None, model: str | None = None, step: str | None = None
+    ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`.
 
         Raises:
             ClientError: a file cannot be read, or specs of this kind take no such code.
         """
-        named = {"implementation": implementation, "model": model}
+        named = {"implementation": implementation, "model": model, "step": step}
         if not any(named.values()):
             return spec
         changed = copy.deepcopy(spec)
@@ -407,14 +419,15 @@ class Flopwatch(Connection):
         answer: Answer = self.get(f"/jobs/{id_of(job)}")
         return answer
 
-    def list_jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> list[Answer]:
+    def list_jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> list[Answer]:
         """Return the jobs that match everything given, newest first, over as many pages as it takes.
 
         Args:
             limit: at most so many jobs.
+            since: jobs submitted after this: "7d", "12h" or "90min" ago, a date, or a time.
             filters: `state`, `kind`, `labels`, `sweep` and `submitted_by`.
         """
-        return self.pages("/jobs", limit, **filter_query(filters))
+        return self.pages("/jobs", limit, since=since, **filter_query(filters))
 
     def jobs_of_sweep(self, sweep: Thing) -> list[Answer]:
         """Return the job of each point of a sweep, newest first: where a point was run again, its latest job.
@@ -428,7 +441,7 @@ class Flopwatch(Connection):
             latest.setdefault(json.dumps(job["spec"], sort_keys=True), job)
         return list(latest.values())
 
-    def jobs(self, *, limit: int = 50, **filters: Unpack[JobFilter]) -> pd.DataFrame:
+    def jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> pd.DataFrame:
         """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
 
         Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case. The arguments are
@@ -440,7 +453,7 @@ class Flopwatch(Connection):
         """
         import pandas as pd
 
-        jobs = self.list_jobs(limit=limit, **filters)
+        jobs = self.list_jobs(limit=limit, since=since, **filters)
         times = ("created_at", "started_at", "finished_at")
         kept = (
             "id",
@@ -448,6 +461,7 @@ class Flopwatch(Connection):
             "state",
             "name",
             "labels",
+            "submitted_by",
             "priority",
             "attempt",
             "sweep_id",
@@ -666,7 +680,7 @@ class Flopwatch(Connection):
         }
         answer = self.send("GET", "/compare", params=params)
         gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
-        return ComparisonText(answer.text, gate, unquote(sentence))
+        return ComparisonText(answer.text, gate, unquote(sentence), answer.headers.get("Flopwatch-Wrong", ""))
 
     # Exports
 

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parallel.collectives import (
@@ -41,9 +43,17 @@ from parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter,
     start_together,
+    strides_of,
 )
 from parallel.data_parallel import dense_gradient
 from parallel.sharded_gradient import ShardedGradient
+from parallel.sharded_state import (
+    broadcast_objects,
+    broadcast_whole,
+    full_optimizer_state,
+    is_first,
+    load_full_optimizer_state,
+)
 
 Owner = tuple[nn.Module, str]
 """A module that uses a parameter, and the parameter's name in the module."""
@@ -63,9 +73,10 @@ class UnitParameter:
         self.name, self.owners, self.group = name, owners, group
         self.is_sharded = original.dim() >= 2 and group.size() > 1
         self.numel, self.shape = original.numel(), original.shape
+        self._strides = strides_of(original)
         ranks = group.size() if self.is_sharded else 1
         self.part_numel = -(-self.numel // ranks)
-        self.part = self._part_of(original, group.rank()) if self.is_sharded else original
+        self.part = self._part_of(original) if self.is_sharded else original
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=original.device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
@@ -75,12 +86,10 @@ class UnitParameter:
         self.free()
         self.show(self.part)
 
-    def _part_of(self, original: nn.Parameter, rank: int) -> nn.Parameter:
+    def _part_of(self, original: nn.Parameter) -> nn.Parameter:
         """Return this rank's elements of the parameter, in one dimension, filled up with zeros."""
         part = original.new_zeros(self.part_numel)
-        start = rank * self.part_numel
-        mine = original.detach().reshape(-1)[start : start + self.part_numel]
-        part[: mine.numel()] = mine
+        self.copy_part(part, original.detach())
         return nn.Parameter(part, original.requires_grad)
 
     def take_memory(self) -> None:
@@ -95,6 +104,22 @@ class UnitParameter:
         for module, name in self.owners:
             # Not by setattr: that would unregister and register, and so change the order of parameters.
             module._parameters[name] = parameter
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """Return the full tensor of which every rank has a part, with the parameter's strides: the parameter itself, or
+        of the optimizer's state, which fused optimizers read in the order of the parameter's memory."""
+        flat = part.new_empty(self.memory.shape)
+        start_all_gather(flat, part.detach(), self.group).wait()
+        whole = flat[: self.numel].view(self.shape)
+        if whole.stride() == self._strides:
+            return whole
+        return torch.empty_strided(self.shape, self._strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+
+    def copy_part(self, part: Tensor, whole: Tensor) -> None:
+        """Fill a part with this rank's elements of a full tensor."""
+        start = self.group.rank() * self.part_numel
+        mine = whole.reshape(-1)[start : start + self.part_numel]
+        part[: mine.numel()] = mine
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add an averaged gradient to the part's gradient."""
@@ -167,6 +192,8 @@ class FullyShardedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.group = process_group if process_group is not None else default_group()
+        self._groups = [self.group]
+        """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype = compute_dtype
         for name, child in module.named_modules():
             if isinstance(child, nn.RNNBase):
@@ -184,6 +211,7 @@ class FullyShardedDataParallel(nn.Module):
         """The units in the order in which they ran in the last forward pass."""
         self._previous_order: list[ShardedUnit] = []
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
+        self.synchronizes = True
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
@@ -195,6 +223,22 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         return self.module(*inputs, **named_inputs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank only: inside, backward passes and `finish_gradient_synchronization` send no
+        gradients. The first backward pass outside averages what has accumulated.
+
+        Meanwhile each rank keeps full gradients; parameters are gathered and freed as ever.
+        """
+        before, self.synchronizes = self.synchronizes, False
+        for unit in self.units:
+            # What accumulates from now on must be reduced, too.
+            unit.reduced = False
+        try:
+            yield
+        finally:
+            self.synchronizes = before
 
     def begin_forward(self) -> None:
         """Forget the previous forward pass."""
@@ -351,8 +395,9 @@ class FullyShardedDataParallel(nn.Module):
 
     def after_backward(self, unit: ShardedUnit) -> None:
         """Reduce the gradients of a unit whose inputs' gradients are known, and free it."""
-        with torch.no_grad():
-            self._reduce(unit)
+        if self.synchronizes:
+            with torch.no_grad():
+                self._reduce(unit)
         self._free(unit)
         unit.in_backward = False
 
@@ -419,6 +464,14 @@ class FullyShardedDataParallel(nn.Module):
         Raises:
             RuntimeError: a gradient is sparse.
         """
+        if self.synchronizes:
+            self._complete_reduction()
+        _remove_all(self._watches)
+        for unit in self.units:
+            self._free(unit)
+            unit.in_backward = unit.reduced = False
+
+    def _complete_reduction(self) -> None:
         for unit in self.units:
             if not unit.reduced:
                 self._reduce(unit)
@@ -446,10 +499,6 @@ class FullyShardedDataParallel(nn.Module):
             usage.wait()
         self._unused_here.clear()
         self._used.clear()
-        _remove_all(self._watches)
-        for unit in self.units:
-            self._free(unit)
-            unit.in_backward = unit.reduced = False
 
     def _average_kept(self, kept: dict[str, nn.Parameter], usage: GradientUsage, offset: int) -> None:
         """Average the gradients of parameters that every rank keeps: one all-reduce per dtype."""
@@ -499,27 +548,98 @@ class FullyShardedDataParallel(nn.Module):
     # State
 
     @torch.no_grad()
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Return all full parameters and persistent buffers, under the wrapped module's names, the same on every rank.
+    def full_state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
+        """Return all full parameters and persistent buffers, under the wrapped module's names. Call it on every rank.
 
-        Call it on every rank. Parameters have the dtype that the module had; tensors are copies, on their devices.
+        Parameters have the dtype that the module had; tensors are copies.
+
+        Args:
+            rank0_only: Only rank 0 gets them, in its host's memory; the other ranks' dictionaries are empty. On each
+                device one full parameter exists at a time. False: every rank gets them, on their devices.
         """
+        self._free_all()
+        keeps = not rank0_only or is_first(self._groups)
+        named = self.module.state_dict(keep_vars=True)
+        copies: dict[int, Tensor] = {}
+        # Tied parameters are gathered once.
+        for key, value in {id(value): value for value in named.values()}.items():
+            sharded = self._sharded.get(key)
+            whole = value.detach() if sharded is None else sharded.gathered(value)
+            if keeps:
+                copies[key] = whole.to("cpu" if rank0_only else whole.device, copy=True)
+        return {name: copies[id(value)] for name, value in named.items()} if keeps else {}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state: Mapping[str, Tensor] | None) -> None:
+        """Load full parameters and buffers, as `full_state_dict` returns them. Call it on every rank.
+
+        Args:
+            state: Full tensors under the wrapped module's names, on any device. Rank 0's are loaded, whatever the other
+                ranks pass. One full parameter at a time is on each device.
+
+        Raises:
+            ValueError: names or shapes differ from the module's; raised on every rank.
+        """
+        self._free_all()
+        places = self.module.state_dict(keep_vars=True)
+        error = None
+        if is_first(self._groups):
+            shapes = {n: self._sharded[id(v)].shape if id(v) in self._sharded else v.shape for n, v in places.items()}
+            error = _why_not_loaded(state or {}, shapes)
+        (error,) = broadcast_objects([error], self._groups, self._device)
+        if error is not None:
+            raise ValueError(error)
+        for name, place in {id(value): (name, value) for name, value in places.items()}.values():
+            sharded = self._sharded.get(id(place))
+            shape = place.shape if sharded is None else sharded.shape
+            value = state[name] if state is not None and is_first(self._groups) else None
+            whole = broadcast_whole(value, shape, place.dtype, place.device, self._groups)
+            if sharded is None:
+                place.detach().copy_(whole)
+            else:
+                sharded.copy_part(place.detach(), whole)
+
+    def full_optimizer_state_dict(self, optimizer: Optimizer, *, rank0_only: bool = False) -> dict[str, Any]:
+        """Return the optimizer's state with full tensors, as the same optimizer of the unwrapped module would have it,
+        and could load it. Call it on every rank.
+
+        Args:
+            optimizer: An elementwise optimizer of this wrapper's parameters.
+            rank0_only: As in `full_state_dict`; the other ranks' dictionaries are empty.
+        """
+        return full_optimizer_state(optimizer, self._sharded, self._groups, rank0_only=rank0_only)
+
+    def load_full_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any] | None) -> None:
+        """Load a state with full tensors, from any number of ranks or from one process. Call it on every rank.
+
+        Args:
+            optimizer: An elementwise optimizer of this wrapper's parameters.
+            state: As `full_optimizer_state_dict` returns it. Rank 0's is loaded, whatever the other ranks pass.
+
+        Raises:
+            ValueError: the state has other parameter groups than the optimizer; raised on every rank.
+        """
+        load_full_optimizer_state(optimizer, state, self._sharded, self._groups, self._device)
+
+    @property
+    def _sharded(self) -> dict[int, UnitParameter]:
+        """The sharded parameters, by their part's identity."""
+        return {id(parameter.part): parameter for unit in self.units for parameter in unit.sharded}
+
+    def _free_all(self) -> None:
         for unit in self.units:
             self._free(unit)
-        held = {id(parameter.part): parameter for unit in self.units for parameter in unit.sharded}
-        copies: dict[int, Tensor] = {}
-        state: dict[str, Tensor] = {}
-        for name, value in self.module.state_dict(keep_vars=True).items():
-            if id(value) not in copies:
-                sharded = held.get(id(value))
-                copies[id(value)] = value.detach().clone() if sharded is None else self._gathered(sharded)
-            state[name] = copies[id(value)]
-        return state
 
-    def _gathered(self, parameter: UnitParameter) -> Tensor:
-        whole = torch.empty(parameter.memory.shape, dtype=parameter.part.dtype, device=parameter.part.device)
-        start_all_gather(whole, parameter.part.detach(), self.group).wait()
-        return whole[: parameter.numel].view(parameter.shape).clone()
+
+def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> str | None:
+    """Return why a state does not fit a module; None if it fits."""
+    missing, unknown = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
+    if missing or unknown:
+        return f"the state does not fit the module: missing are {missing}, unknown are {unknown}"
+    for name, shape in shapes.items():
+        if state[name].shape != shape:
+            return f"{name} has the shape {tuple(state[name].shape)} in the state and {tuple(shape)} in the module"
+    return None
 
 
 def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

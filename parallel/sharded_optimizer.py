@@ -282,13 +282,14 @@ class ShardedOptimizer(Optimizer):
         device = self.param_groups[0]["params"][0].device
         for rank, (names, states) in enumerate(parts):
             for i, key in names:
-                shape, dtype = states[i][key]
+                shape, strides, dtype = states[i][key]
                 if rank == to:
                     states[i][key] = _on_host(mine[i][key])
                     continue
                 arrived = torch.empty(shape, dtype=dtype, device=device)
                 dist.recv(arrived, dist.get_global_rank(self.group, rank), group=self.group)
-                states[i][key] = arrived.cpu()
+                # Fused optimizers read it in the order of its parameter's memory.
+                states[i][key] = torch.empty_strided(shape, strides, dtype=dtype).copy_(arrived)
             whole.update(states)
         self._consolidated = whole
 
@@ -364,8 +365,8 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in NOT_HYPERPARAMETERS}
 
 
-def _described(value: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
-    return tuple(value.shape), value.dtype
+def _described(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tuple(value.shape), strides_of(value), value.dtype
 
 
 def _on_host(value: Any) -> Any:

@@ -83,6 +83,7 @@ class CompareQuery(ComparedQuery):
 
 
 HEADERS = {
+    "Flopwatch-Wrong": "The sides with a result that is not the reference's, separated by commas; if there are any.",
     "Flopwatch-Gate": "The gate's outcome, if one is asked for.",
     "Flopwatch-Gate-Sentence": "The same in words: UTF-8, percent-encoded.",
 }
@@ -111,6 +112,8 @@ async def compare(request: Request, services: CurrentServices, query: Annotated[
     def make() -> Response:
         comparison = query.comparison(services.database)
         response = written(results.sheet_of(comparison, limit), format_)
+        if comparison.wrong_sides:
+            response.headers["Flopwatch-Wrong"] = ", ".join(comparison.wrong_sides)
         if gate := comparison.judgement.gate:
             response.headers["Flopwatch-Gate"] = gate.outcome
             response.headers["Flopwatch-Gate-Sentence"] = quote(gate.sentence, safe=READABLE)

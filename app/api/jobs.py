@@ -24,6 +24,7 @@ from app.api.parameters import (
     Json,
     Label,
     Limit,
+    Moment,
     StrictQuery,
     Text,
     declared,
@@ -56,6 +57,8 @@ class JobsQuery(StrictQuery):
     sweep: Id | None = None
     submitted_by: Text | None = None
     """The user who submitted it."""
+    since: Moment | None = None
+    """Jobs that were submitted since then: `90min`, `12h`, `7d` or `2w` ago, a date (`2026-03-01`) or a time."""
     limit: Limit = 50
     after: Cursor | None = None
     """`next` of the previous page."""
@@ -142,6 +145,7 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
         sweep=query.sweep,
         limit=query.limit,
         after=query.after,
+        since=query.since,  # type: ignore[arg-type]  # a time, once validated
         submitted_by=query.submitted_by,
     )
     return Json({"data": linked_jobs(jobs), "next": following})

@@ -87,6 +87,10 @@ def compare(
         if output_format.value != "markdown":  # the text of other formats does not have it
             echo(comparison.gate_sentence, err=True)
         raise typer.Exit(EXIT_CODES[comparison.gate])
+    if comparison.wrong_sides:
+        sides = comparison.wrong_sides.replace(",", " and the")
+        echo(f"wrong: a result of the {sides} is not that of the reference", err=True)
+        raise typer.Exit(WRONG)
 
 
 def _sides(

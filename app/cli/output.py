@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from app.cli.terminal import cell, echo, echo_json, echo_table
+from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from app.text.cases import case_text
+from app.text.markdown_tables import cut
 from app.text.numbers import number
 from app.text.times import age, duration, moment, ran
 from app.text.validity import doubts, noisy_host, notes, verdict
@@ -32,16 +33,13 @@ def print_json(value: Any) -> None:
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a plain table, the same on a terminal and in a pipe."""
-    cells = [list(head), *([cell(_text(value)) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    for row in cells:
-        echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    """Print values as a table."""
+    echo_columns(head, [[_text(value) for value in row] for row in rows])
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ",".join(f"{key}={item}" for key, item in value.items()) or "–"
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or "–"
     return number(value)
 
 
@@ -107,11 +105,11 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
             }
         )
     if noise := noisy_host(job["validity"] for job in jobs):
-        echo(noise)
+        echo_line(noise)
     head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():
-        echo(f"{_jobs_wait(ids)}: {cell(reason)}")
+        echo_line(f"{_jobs_wait(ids)}: {cell(reason)}")
 
 
 def _jobs_wait(ids: Sequence[str]) -> str:
@@ -167,7 +165,13 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     print_columns(
         ("kernel", "class", "ms per step", "share", "calls"),
         [
-            (name, class_name, total_ms, f"{100 * total_ms / whole_ms:.1f} %", calls)
+            (
+                cut(name) if sys.stdout.isatty() else name,
+                class_name,
+                total_ms,
+                f"{100 * total_ms / whole_ms:.1f} %",
+                calls,
+            )
             for (name, class_name), (total_ms, calls) in slowest
         ],
     )

@@ -9,7 +9,7 @@ import typer
 
 from app.cli import completing
 from app.cli.common import AsJson, with_server
-from app.cli.terminal import echo
+from app.cli.terminal import cell, echo, echo_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,7 @@ def workers(
     """List connected workers: their devices, the jobs on them, and when they were last seen."""
     from app.cli.output import print_columns, print_json
     from app.text.times import age
+    from app.text.validity import RECENT_JOBS, noisy_host
 
     listed = server.list_workers(limit=MAX_WORKERS)
     chosen = [worker for worker in listed if everyone or worker["state"] in CONNECTED]
@@ -85,6 +86,10 @@ def workers(
         for worker in chosen
     ]
     print_columns(("id", "state", "devices", "runs", "seen", "torch"), rows)
+    recent = server.list_jobs(state="succeeded", limit=RECENT_JOBS)
+    for worker in chosen:
+        if noise := noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]):
+            echo_line(f"{cell(worker['id'])}: {noise}")
     if not rows:
         echo("no worker is connected: start one with `flopwatch worker`", err=True)
     if len(listed) > len(chosen):

@@ -7,7 +7,7 @@ tomorrow. `--raw` prints them unchanged.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NoReturn
@@ -15,7 +15,7 @@ from typing import NoReturn
 import typer
 
 from app.text.characters import in_json, one_line, shown
-from app.text.markdown_tables import shortened
+from app.text.markdown_tables import CUT_NOTE, cut, is_right, parsed, unescaped
 
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
 
@@ -38,13 +38,54 @@ def cell(text: str) -> str:
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     """Print a text. All commands print with this function or with `echo_json`."""
     # color: otherwise typer would drop some control characters if the output is not a terminal.
-    typer.echo(text if _raw.get() else shown(text), nl=nl, err=err, color=True)
+    typer.echo(_shown(text), nl=nl, err=err, color=True)
+
+
+def _shown(text: str) -> str:
+    return text if _raw.get() else shown(text)
 
 
 def echo_table(markdown: str) -> None:
-    """Print tables in Markdown; on a terminal, without the middle of long texts."""
-    fits = shortened(markdown) if sys.stdout.isatty() else markdown
-    echo(fits, nl=not fits.endswith("\n"))
+    """Print tables in Markdown; on a terminal as columns that fit, without the middle of long texts."""
+    if not sys.stdout.isatty():
+        echo(markdown, nl=not markdown.endswith("\n"))
+        return
+    from app.cli import layout
+
+    is_cut = False
+    for part in parsed(_shown(markdown).rstrip("\n")):
+        if isinstance(part, str):
+            echo(layout.wrapped(unescaped(part)))
+            continue
+        head, rules, *rows = part
+        short = [[cut(text) for text in row] for row in rows]
+        is_cut |= short != rows
+        plain = [[unescaped(text) for text in row] for row in (head, *short)]
+        echo(layout.table(plain[0], plain[1:], {at for at, rule in enumerate(rules) if is_right(rule)}))
+    if is_cut:
+        echo(layout.wrapped(f"\n{CUT_NOTE}"))
+
+
+def echo_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; on a terminal so that it fits."""
+    cells = [head, *([cell(text) for text in row] for row in rows)]
+    if sys.stdout.isatty():
+        from app.cli import layout
+
+        echo(layout.table(cells[0], cells[1:]))
+        return
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    for row in cells:
+        echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def echo_line(text: str) -> None:
+    """Print a sentence; on a terminal, wrapped at its width."""
+    if sys.stdout.isatty():
+        from app.cli import layout
+
+        text = layout.wrapped(_shown(text))
+    echo(text)
 
 
 def echo_json(text: str) -> None:

@@ -116,6 +116,15 @@ class Comparison:
     environment_differences: Sequence[EnvironmentDifference]
     notes: Sequence[str]
 
+    @property
+    def wrong_sides(self) -> list[str]:
+        """Return the sides that have a result which is not that of the reference."""
+        return [
+            side
+            for place, side in enumerate(findings.SIDES)
+            if any(row.judged.cells[place].outcome == "wrong" for row in self.rows)
+        ]
+
     def distributions(self) -> list[ComparedMetric]:
         """Return the rows in which both sides have values of single processes: at most MAX_DISTRIBUTIONS, those of the
         headline metric first."""

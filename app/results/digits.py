@@ -1,4 +1,7 @@
-"""Formats numbers for people: four significant digits, and the same number of decimals throughout a column."""
+"""Formats numbers for people: four significant digits, and the same number of decimals throughout a column.
+
+The `z` of formats writes what rounds to zero as 0, never as -0.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def _text(value: Any, column: Column, decimals: int | None) -> str:
     if value is None:
         return ""
     if isinstance(value, float) and column.role == "value":
-        return digits(value, column.unit) if decimals is None else f"{value:.{decimals}f}"
+        return digits(value, column.unit) if decimals is None else f"{value:z.{decimals}f}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -77,26 +80,26 @@ def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) 
         return "unknown" if cell.outcome == "ok" else cell.outcome
     value, spread = cell.value, cell.spread
     if spread is None or cell.n is None or cell.n < 2:
-        return digits(value, unit) if decimals is None else f"{value:.{decimals}f}"
+        return digits(value, unit) if decimals is None else f"{value:z.{decimals}f}"
     if decimals is not None:
-        return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
+        return f"{value:z.{decimals}f} ± {spread:.{decimals}f}"
     if spread == 0 and float(value).is_integer():
-        return f"{value:.0f} ± 0"
+        return f"{value:z.0f} ± 0"
     if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
         return f"{value:.3g} ± {spread:.2g}"
     # The two leading digits of the standard deviation determine the significant digits of the mean.
     decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
-    return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
+    return f"{value:z.{decimals}f} ± {spread:.{decimals}f}"
 
 
 def digits(value: float, unit: str | None) -> str:
     """Write four digits of a number; a whole one, as counts are, without decimals."""
     if float(value).is_integer():
-        return f"{value:.0f}"
+        return f"{value:z.0f}"
     if abs(value) < TOO_SMALL:
         return f"{value:.3g}"
     decimals = _decimals(value, 4)
-    return f"{value:.{max(decimals, PURE_DECIMALS) if unit == '1' else decimals}f}"
+    return f"{value:z.{max(decimals, PURE_DECIMALS) if unit == '1' else decimals}f}"
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -36,26 +36,42 @@ def shortened(markdown: str) -> str:
 
     Columns stay aligned. The beginning of a name identifies the kernel, the end its types or shape.
     """
-    lines = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else line
-        for line in markdown.split("\n")
-    ]
-    cut = [line if isinstance(line, str) else [_cut(cell) for cell in line] for line in lines]
-    if cut == lines:
+    parts = parsed(markdown)
+    short = [part if isinstance(part, str) else [[cut(cell) for cell in row] for row in part] for part in parts]
+    if short == parts:
         return markdown
-    texts: list[str] = []
-    table: list[list[str]] = []
-    for line in [*cut, ""]:
-        if isinstance(line, str):
-            texts += _aligned(table)
-            table = []
-            texts.append(line)
+    texts = [part if isinstance(part, str) else "\n".join(_aligned(part)) for part in short]
+    return "\n".join(texts).rstrip("\n") + f"\n\n{CUT_NOTE}\n"
+
+
+def parsed(markdown: str) -> list[str | list[list[str]]]:
+    """Return the lines outside tables, and each table as its rows of cells, the second of which says how its columns
+    are aligned."""
+    parts: list[str | list[list[str]]] = []
+    for line in markdown.split("\n"):
+        if not line.startswith("|"):
+            parts.append(line)
+            continue
+        row = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if parts and isinstance(parts[-1], list):
+            parts[-1].append(row)
         else:
-            table.append(line)
-    return "\n".join(texts[:-1]).rstrip("\n") + f"\n\n{CUT_NOTE}\n"
+            parts.append([row])
+    return parts
 
 
-def _cut(text: str) -> str:
+def is_right(rule: str) -> bool:
+    """Return True if a table's second row aligns this column at the right."""
+    return rule.endswith(":") and not rule.startswith(":")
+
+
+def unescaped(text: str) -> str:
+    """Remove the backslashes before punctuation: the text as a renderer shows it."""
+    return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", text)
+
+
+def cut(text: str) -> str:
+    """Leave the middle of a long text out, but never half of an escape."""
     if len(text) <= LONGEST or not text.strip(":-"):
         return text
     end = LONGEST // 3
@@ -74,9 +90,7 @@ def _ends_in_escape(text: str) -> bool:
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Write the rows of one table, the second of which says how its columns are aligned."""
-    if not table:
-        return []
-    rights = [rule.endswith(":") and not rule.startswith(":") for rule in table[1]]
+    rights = [is_right(rule) for rule in table[1]]
     widths = [max(len(row[at]) for row in (table[0], *table[2:])) for at in range(len(rights))]
     lines = []
     for number, row in enumerate(table):

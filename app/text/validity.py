@@ -10,6 +10,8 @@ MAX_DOUBTS = 5
 
 FEWEST_NOISY = 3
 """Fewest noisy jobs that make a noisy host."""
+RECENT_JOBS = 50
+"""Number of the last jobs by which a host is called noisy."""
 
 
 def verdict(validity: Mapping[str, Any]) -> str:

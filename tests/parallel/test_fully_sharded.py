@@ -27,6 +27,19 @@ def test_gradients_accumulate(ranks: Pool) -> None:
     ranks(training.fully_sharded_parity, True, "", 2)
 
 
+@pytest.mark.parametrize("finished", ["", " finished"])
+@pytest.mark.parametrize("passes", ["0 1", "1", "1 2", "0 1 2"])
+def test_gradients_accumulate_without_being_sent(two_and_three: Pool, passes: str, finished: str) -> None:
+    two_and_three(training.accumulating, passes + finished)
+
+
+def test_states_that_do_not_fit_are_refused_on_every_rank(ranks: Pool) -> None:
+    for names, shape, groups in ranks(training.wrong_states):
+        assert "missing are [], unknown are ['other']" in names
+        assert "norm.weight has the shape (3,) in the state and (8,) in the module" in shape
+        assert "other parameter groups" in groups
+
+
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
 @pytest.mark.parametrize("how", ["ours", "torch's"])
 def test_gradients_are_clipped_by_the_norm_of_all_parts(two_and_three: Pool, how: str, norm_type: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.parallel import overlap, timing, training
@@ -59,6 +61,23 @@ def test_scaled_losses(two_gpus: Pool, kind: str) -> None:
     for optimizer in ("SGD", "AdamW, fused"):
         for scales in two_gpus(training.scaled, kind, optimizer):
             assert scales == [64.0, 32.0, 32.0, 32.0]
+
+
+@pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer", "bucketed"])
+def test_going_on_from_a_file(two_gpus: Pool, tmp_path: Path, kind: str) -> None:
+    for optimizer in ("AdamW, fused", "SGD"):
+        two_gpus(training.resumed_exactly, kind, optimizer, str(tmp_path / optimizer))
+        two_gpus(training.load_and_go_on, kind, optimizer, str(tmp_path / optimizer))
+
+
+def test_saving_gathers_one_tensor_at_a_time(two_gpus: Pool) -> None:
+    for report in two_gpus(training.peak_of_saving, 8):
+        assert report["largest"] <= report["peak"] < 2.5 * report["largest"]
+
+
+@pytest.mark.parametrize("passes", ["1", "0 1 finished"])
+def test_accumulating_without_sending(two_gpus: Pool, passes: str) -> None:
+    two_gpus(training.accumulating, passes)
 
 
 def test_fully_sharded_with_an_opaque_operation(two_gpus: Pool) -> None:

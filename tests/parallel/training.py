@@ -416,7 +416,15 @@ def outer_checkpointing(model: Everything, use_reentrant: bool) -> None:
     model.blocks.__class__ = Checkpointed
 
 
-def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: int = 1) -> None:
+def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: int = 1, *, no_sync: str = "") -> None:
+    """Train some steps and compare gradients and weights with one process's.
+
+    Args:
+        set_to_none: Set gradients to None between steps, or to zero.
+        checkpoint: "outside" or "inside", and the kind of activation checkpointing.
+        accumulate: Backward passes per step.
+        no_sync: The numbers of passes inside `no_sync`, separated by blanks; with "finished", they are finished there.
+    """
     model, alone = different_model(), first_ranks_model()
     if checkpoint:
         where, how = checkpoint.split()
@@ -428,7 +436,15 @@ def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: in
         theirs.zero_grad(set_to_none=set_to_none)
         for micro in range(accumulate):
             inputs, targets = batch(10 * step + micro)
-            loss_of(model(part(inputs)), part(targets)).backward()
+            if str(micro) in no_sync:
+                with model.no_sync(), collectives.recorded(device()) as timeline:
+                    loss_of(model(part(inputs)), part(targets)).backward()
+                    if "finished" in no_sync:
+                        model.finish_gradient_synchronization()
+                sent = {interval.operation for interval in timeline.intervals()}
+                assert sent == {"all_gather"}, "no_sync has synchronized"
+            else:
+                loss_of(model(part(inputs)), part(targets)).backward()
             loss_of(alone(inputs.to(device())), targets.to(device())).backward()
         model.finish_gradient_synchronization()
         same_gradients(model, alone)
@@ -439,6 +455,10 @@ def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: in
                 inputs, _ = batch(99)
                 close(model(inputs.to(device())), alone(inputs.to(device())), "logits")
     same_state(model, alone)
+
+
+def accumulating(no_sync: str) -> None:
+    fully_sharded_parity(True, "", 3, no_sync=no_sync)
 
 
 def same_gradients(model: Any, alone: nn.Module) -> None:
@@ -780,6 +800,137 @@ def together(what: str) -> int:
         dist.ProcessGroup.allreduce_coalesced = reduce_together
         parallel.data_parallel.averaging = parallel.fully_sharded.averaging = collectives.averaging
     return len(entered)
+
+
+def wrapped(kind: str, module: nn.Module, optimizer_name: str) -> tuple[Any, Any]:
+    """A module in a wrapper, and its optimizer."""
+    if kind == "fully sharded":
+        model: Any = parallel.FullyShardedDataParallel(module)
+        return model, plain(optimizer_name)(model.parameters())
+    model = WRAPPERS["bucketed"](module)
+    return model, (sharded if kind == "sharded optimizer" else plain)(optimizer_name)(model.parameters())
+
+
+def train(model: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+
+
+def saved(kind: str, model: Any, optimizer: Any, path: str) -> None:
+    """Save model and optimizer as one process would; only rank 0 has anything to save."""
+    if kind == "fully sharded":
+        weights = model.full_state_dict(rank0_only=True)
+        state = model.full_optimizer_state_dict(optimizer, rank0_only=True)
+        assert bool(weights) == bool(state) == (dist.get_rank() == 0)
+        assert all(value.device.type == "cpu" for value in weights.values())
+    else:
+        weights = model.module.state_dict()
+        if kind == "sharded optimizer":
+            optimizer.consolidate_state_dict()
+        state = optimizer.state_dict()
+    if dist.get_rank() == 0:
+        torch.save({"model": weights, "optimizer": state}, path)
+    dist.barrier()
+
+
+def train_and_save(kind: str, optimizer_name: str, path: str) -> None:
+    model, optimizer = wrapped(kind, different_model(), optimizer_name)
+    train(model, optimizer, range(2))
+    saved(kind, model, optimizer, path)
+
+
+def load(kind: str, optimizer_name: str, path: str) -> tuple[Any, Any]:
+    """A wrapper around a model with other weights, and its optimizer, as they were saved."""
+    module = different_model()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    whole = torch.load(path, map_location="cpu")
+    if kind != "fully sharded":
+        module.load_state_dict(whole["model"])
+    model, optimizer = wrapped(kind, module, optimizer_name)
+    if kind != "fully sharded":
+        optimizer.load_state_dict(whole["optimizer"])
+        return model, optimizer
+    if dist.get_rank() != 0:
+        whole = {"model": None, "optimizer": None}
+    model.load_full_state_dict(whole["model"])
+    model.load_full_optimizer_state_dict(optimizer, whole["optimizer"])
+    return model, optimizer
+
+
+def load_and_go_on(kind: str, optimizer_name: str, path: str) -> None:
+    """Go on from what any number of ranks saved: equal to one process that trained all steps, and that process could
+    have gone on from the file, too."""
+    model, optimizer = load(kind, optimizer_name, path)
+    train(model, optimizer, range(2, 4))
+    for resumes in (False, True):
+        alone = first_ranks_model()
+        theirs = plain(optimizer_name)(alone.parameters())
+        if resumes:
+            whole = torch.load(path, map_location="cpu")
+            alone.load_state_dict(whole["model"])
+            theirs.load_state_dict(whole["optimizer"])
+        for step in range(2 if resumes else 0, 4):
+            inputs, targets = batch(step)
+            theirs.zero_grad()
+            loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+            theirs.step()
+        same_state(model, alone) if kind == "fully sharded" else same_as(model.module, alone, gradients=False)
+
+
+def resumed_exactly(kind: str, optimizer_name: str, path: str) -> None:
+    """Save, go on, and go on from the file: bit by bit the same."""
+    model, optimizer = wrapped(kind, different_model(), optimizer_name)
+    train(model, optimizer, range(2))
+    saved(kind, model, optimizer, path)
+    train(model, optimizer, range(2, 4))
+    again, optimizer_again = load(kind, optimizer_name, path)
+    train(again, optimizer_again, range(2, 4))
+    ours, theirs = dict(model.module.named_parameters()), dict(again.module.named_parameters())
+    for name, parameter in ours.items():
+        assert torch.equal(parameter, theirs[name]), name
+        for key, value in optimizer.state.get(parameter, {}).items():
+            assert torch.equal(value, optimizer_again.state[theirs[name]][key]), (name, key)
+
+
+def wrong_states() -> list[str]:
+    """The errors of states that do not fit, on rank 0 alone."""
+    model = parallel.FullyShardedDataParallel(first_ranks_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = model.full_state_dict(rank0_only=True)
+    first = dist.get_rank() == 0
+    texts = []
+    for wrong in (
+        lambda: model.load_full_state_dict({**state, "other": torch.ones(1)} if first else None),
+        lambda: model.load_full_state_dict({**state, "norm.weight": torch.ones(3)} if first else None),
+        lambda: model.load_full_optimizer_state_dict(optimizer, {"state": {}, "param_groups": []}),
+    ):
+        try:
+            wrong()
+        except ValueError as error:
+            texts.append(str(error))
+        else:
+            texts.append("nothing was raised")
+    return texts
+
+
+def peak_of_saving(layers: int) -> dict[str, int]:
+    """GPU memory that saving takes at most, in bytes, beside the largest parameter's."""
+    module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False, device=device()) for _ in range(layers)))
+    model, optimizer = wrapped("fully sharded", module, "AdamW")
+    model(torch.ones(2, 1024, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model.full_state_dict(rank0_only=True)
+    model.full_optimizer_state_dict(optimizer, rank0_only=True)
+    return {"peak": torch.cuda.max_memory_allocated() - before, "largest": 4 * 1024 * 1024}
 
 
 def few(what: str) -> None:

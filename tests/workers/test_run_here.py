@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import platform
@@ -305,6 +306,27 @@ def test_failures_have_their_exit_code_and_say_why(run: Run, spec: Any, code: in
     found, out, err = run(spec)
     assert (found, out) == (code, "")
     assert message in err
+
+
+def test_a_wrong_result_has_an_exit_code_of_its_own(tmp_path: Path, run: Run) -> None:
+    """A softmax that forgets the mask; the right one beside it is measured."""
+    file = tmp_path / "wrong.py"
+    file.write_text("def unmasked(q, k, v, is_causal):\n    return ((q @ k.mT) / q.shape[-1] ** 0.5).softmax(-1) @ v\n")
+    spec = {
+        "kind": "attention",
+        "implementations": ["eager"],
+        "code": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "function": "unmasked"},
+        "sequence_lengths": [64],
+        "head_dims": [16],
+        "num_heads": 1,
+        "dtypes": ["fp32"],
+        "warmup_steps": 0,
+        "measure_steps": 3,
+        "device": "cpu",
+    }
+    code, out, err = run(spec, "--code", str(file))
+    assert (code, out.endswith("\nvalidity: wrong\n")) == (8, True), err
+    assert run({**spec, "code": None})[0] == 0
 
 
 def test_the_command_passes_the_exit_code_on(tmp_path: Path) -> None:

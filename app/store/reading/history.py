@@ -128,7 +128,7 @@ def jobs(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, HistoricJob]:
     job = tables.job.c
     columns = (job.id, job.kind, job.state, job.spec, job.error, last_recorded(job.id).label("recorded"))
     query = select(*columns, job.finished_at, job.environment)
-    chosen = query.where(job.id.in_(job_ids), job.state.in_(FINISHED_STATES), ~job.deleting)
+    chosen = query.where(job.id.in_(job_ids), job.state.in_(FINISHED_STATES))
     return {row.id: HistoricJob(*row) for row in snapshot.execute(chosen) if row.recorded is not None}
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.bodies import read_limited
-from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
+from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id, user_of
 from app.api.services import CurrentServices
 from app.api.sweeps import SweepBody, submit_sweep
 from app.errors import FieldError, InvalidRequest
@@ -175,12 +175,12 @@ def _alive(workers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 @router.post("/demo", dependencies=[NO_QUERY])
-async def demo(services: CurrentServices) -> Response:
+async def demo(request: Request, services: CurrentServices) -> Response:
     """Submit the sweep of `make demo`, for a GPU if a worker has one."""
     workers = _alive(await run_in_threadpool(services.reading.workers))
     has_gpu = any(device["type"] == "cuda" for worker in workers for device in worker["devices"] or ())
     body = SweepBody(name="A first sweep", labels={"demo": "true"}, **DEMO_SWEEPS["cuda" if has_gpu else "cpu"])
-    submitted = await submit_sweep(services, body)
+    submitted = await submit_sweep(services, body, user=user_of(request.headers))
     return RedirectResponse(f"/ui/sweeps/{submitted.response['id']}", status_code=303)
 
 

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.bodies import JobBody, parse, read_limited
 from app.api.jobs import submit_job
 from app.api.names import check_names, known_names
-from app.api.parameters import NO_QUERY, Id, StrictQuery, Text
+from app.api.parameters import NO_QUERY, Id, StrictQuery, Text, user_of
 from app.api.services import CurrentServices, Services
 from app.api.specs import describe
 from app.api.sweeps import SweepBody, submit_sweep, valid_specs
@@ -143,11 +143,12 @@ async def submit(request: Request, services: CurrentServices) -> Response:
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
     if problems := await run_in_threadpool(problems_of, services, fields, texts, body):
         return _form(request, described, fields, texts, problems, preset=None, cloned=None)
+    user = user_of(request.headers)
     try:
         if "grid" in body:
-            submitted = await submit_sweep(services, parse(to_json(body), SweepBody).model)
+            submitted = await submit_sweep(services, parse(to_json(body), SweepBody).model, user=user)
             return RedirectResponse(f"/ui/sweeps/{submitted.response['id']}", status_code=303)
-        submitted = await submit_job(services, parse(to_json(body), JobBody, union_at=("spec",)).model)
+        submitted = await submit_job(services, parse(to_json(body), JobBody, union_at=("spec",)).model, user=user)
         return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
     except InvalidRequest as invalid:
         return _form(request, described, fields, texts, errors_of(invalid), preset=None, cloned=None)

@@ -12,7 +12,7 @@ from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices
 from app.states import LivingState
 from app.text.cases import case_text
-from app.text.validity import noisy_host
+from app.text.validity import RECENT_JOBS, noisy_host
 from app.web.templates import Entry, render
 
 router = APIRouter()
@@ -21,8 +21,6 @@ NAVIGATION = Entry("Workers", "/ui/workers", order=60)
 LIVING: tuple[LivingState, ...] = ("active", "draining")
 SHOWN_GONE = 50
 """Largest number of stopped and lost workers that `gone` shows, the newest."""
-RECENT_JOBS = 50
-"""Number of the last jobs by which a host is called noisy."""
 SHOWN_GROUPS = 50
 """Largest number of groups of waiting jobs."""
 

@@ -6,7 +6,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import update
 
+from app.store import tables
 from app.store.records import MAX_LABELS
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
@@ -80,6 +82,14 @@ def test_an_unknown_job_is_not_described(site: Any) -> None:
     assert site.http.patch("/jobs/999999", json={"note": "x"}).status_code == 404
 
 
+def test_a_job_that_is_being_deleted_stays_as_it_is(fresh_site: Any) -> None:
+    job = fresh_site.submit()
+    with fresh_site.services.database.write() as connection:
+        connection.execute(update(tables.job).values(deleting=True))
+    assert fresh_site.http.patch(f"/jobs/{job['id']}", json={"note": "x"}).status_code == 409
+    assert fresh_site.job(job["id"])["note"] is None
+
+
 @pytest.mark.parametrize("user", ["ada", "Zoë 😀", "a,b=c%20"])
 def test_who_submitted_is_recorded(fresh_site: Any, user: str) -> None:
     headers = {"Flopwatch-User": quote(user)}
@@ -92,6 +102,15 @@ def test_who_submitted_is_recorded(fresh_site: Any, user: str) -> None:
     [link] = [reference for reference in found.references if reference.startswith("/ui?submitted_by")]
     assert f"/ui/jobs/{job['id']}" in page(fresh_site, link).references
     assert f"/ui/jobs/{other['id']}" not in page(fresh_site, link).references
+
+
+def test_who_submits_a_form_is_recorded(fresh_site: Any) -> None:
+    headers = {"Flopwatch-User": "ada", "Sec-Fetch-Site": "same-origin"}
+    form = {"kind": "benchmark", "spec.model.size": "tiny"}
+    answer = fresh_site.http.post("/ui/new", data=form, headers=headers)
+    assert answer.status_code == 303
+    assert fresh_site.http.post("/ui/demo", headers=headers).status_code == 303
+    assert {job["submitted_by"] for job in fresh_site.http.get("/jobs").json()["data"]} == {"ada"}
 
 
 @pytest.mark.parametrize("user", ["x" * 201, "%0A", "%00"])

@@ -68,6 +68,13 @@ def test_list_is_filtered_and_paged(fresh_site: Any) -> None:
     assert listed(state="cancelled") == [ids[0]]
     assert listed(kind="benchmark", label=["all:yes", "n:3"]) == [ids[3]]
     assert listed(label="n:9") == []
+    with site.services.database.write() as connection:
+        connection.exec_driver_sql(f"update job set created_at = '2026-01-01 00:00:00' where id <= {ids[1]}")
+    assert listed(since="1h") == newest_first[:3]
+    assert listed(since="2025-12-31") == newest_first
+    assert listed(since="2999-01-01") == []
+    refused = site.http.get("/jobs", params={"since": "yesterday"})
+    assert (refused.status_code, "must be a span such as" in refused.json()["detail"]) == (422, True)
     assert listed(sweep=1) == []
     assert listed(kind="unheard-of") == []
 

@@ -91,6 +91,17 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
         for command in (("compare", right, candidate), ("check", candidate, "--baseline", "kernels")):
             printed = ended(flopwatch(*command, "--fail-above", "10%"), 8)
             assert "wrong: the candidate's result is not that of the reference: forward_backward_ms, seq" in printed
+        for format_ in ("markdown", "json"):
+            told = flopwatch("compare", right, candidate, "--format", format_)
+            assert told.returncode == 8
+            assert told.stderr == "wrong: a result of the candidate is not that of the reference\n"
+    told = flopwatch("compare", half_wrong, all_wrong)
+    assert (told.returncode, told.stderr) == (
+        8,
+        "wrong: a result of the baseline and the candidate is not that of the reference\n",
+    )
+    ended(flopwatch("compare", half_wrong, right), 8)
+    ended(flopwatch("compare", right, run(())))
     assert "wrong: " in ended(
         flopwatch("compare", right, all_wrong, "--fail-above", "10%", "--metric", "forward_ms"), 8
     )

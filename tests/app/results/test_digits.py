@@ -54,3 +54,9 @@ def test_outcomes_stand_between_numbers() -> None:
 )
 def test_gains(cell: Cell, text: str) -> None:
     assert column_texts([cell], Column("step_ms_speedup", "number", "1", role="gain")) == [text]
+
+
+def test_what_rounds_to_zero_has_no_sign() -> None:
+    assert texts((-0.3, 60.0)) == ["0 ± 60"]
+    assert texts((-0.3, 60.0), (-20.0, 80.0)) == ["0 ± 60", "-20 ± 80"]
+    assert texts(-0.0) == ["0"]

@@ -1,0 +1,114 @@
+"""Lays tables and sentences out for the width of a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDEST_UNBROKEN = 20
+"""A column whose longest cell has at most so many characters is not wrapped."""
+GAP = 2
+"""Spaces between columns."""
+NOTHING = ("", "–")
+"""Cells without a value."""
+_HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
+SHOWN_OF_HASH = 8
+
+Rows = Sequence[Sequence[str]]
+
+
+def table(head: Sequence[str], rows: Rows, rights: Collection[int] = ()) -> str:
+    """Write a table so that it fits the terminal.
+
+    A column with the same text in all rows stands once above the table, one without any text is left out, and hashes
+    are cut to their first 8 characters. Columns for which there is no place follow in further tables, each of which
+    begins with the columns that identify the rows.
+
+    rights: indices of the columns of numbers, which are aligned at the right and stay in the table.
+    """
+    width = shutil.get_terminal_size().columns
+    short = [[_HASH.sub(lambda found: found[0][:SHOWN_OF_HASH], text) for text in row] for row in rows]
+    same = [
+        at for at in range(len(head)) if at not in rights and len(short) > 1 and len({row[at] for row in short}) == 1
+    ]
+    varying = [at for at in range(len(head)) if at not in same] or list(range(len(head)))
+    facts = [f"{head[at]}: {short[0][at]}" for at in same if at not in varying and short[0][at] not in NOTHING]
+    parts = [wrapped(", ".join(facts), width)] if facts else []
+    names = [_broken_name(head[at], max((len(row[at]) for row in short), default=0)) for at in varying]
+    columns = [[name, *(row[at] for row in short)] for name, at in zip(names, varying, strict=True)]
+    parts += [
+        _written(
+            [columns[at] for at in block], {place for place, at in enumerate(block) if varying[at] in rights}, width
+        )
+        for block in _blocks(columns, width)
+    ]
+    return "\n\n".join(parts)
+
+
+def wrapped(text: str, width: int | None = None) -> str:
+    """Wrap a sentence at the terminal's width."""
+    from rich.text import Text
+
+    return _render(Text(text), width or shutil.get_terminal_size().columns)
+
+
+def _broken_name(name: str, width: int) -> str:
+    """Break a column's name at underscores if it is longer than the column's cells."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_+|[^_]+", name):
+        if len(lines[-1] + part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _least(column: Sequence[str]) -> int:
+    """Return the least width of a column: of its longest line, but at most WIDEST_UNBROKEN."""
+    return min(WIDEST_UNBROKEN, max(len(line) for text in column for line in text.split("\n")))
+
+
+def _blocks(columns: Rows, width: int) -> Iterator[list[int]]:
+    """Divide columns into tables that fit, each of which begins with the columns that identify the rows."""
+    number_of_rows = len(columns[0])
+    keys = next(
+        (at + 1 for at in range(len(columns)) if len(set(zip(*columns[: at + 1], strict=True))) == number_of_rows), 1
+    )
+    block = list(range(keys))
+    for at in range(keys, len(columns)):
+        if len(block) > keys and sum(_least(columns[shown]) + GAP for shown in (*block, at)) - GAP > width:
+            yield block
+            block = list(range(keys))
+        block.append(at)
+    yield block
+
+
+def _written(columns: Rows, rights: Collection[int], width: int) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
+    for place, (name, *cells) in enumerate(columns):
+        grid.add_column(
+            Text(name),
+            justify="right" if place in rights else "left",
+            vertical="top",
+            overflow="fold",
+            no_wrap=max(map(len, cells), default=0) <= WIDEST_UNBROKEN,
+        )
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        grid.add_row(*map(Text, row))
+    return _render(grid, width)
+
+
+def _render(what: RenderableType, width: int) -> str:
+    from rich.console import Console
+
+    written = io.StringIO()
+    Console(file=written, width=width, color_system=None, force_terminal=False).print(what)
+    return "\n".join(line.rstrip() for line in written.getvalue().rstrip("\n").split("\n"))

@@ -1,0 +1,161 @@
+"""Tables of commands on a terminal, and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.cli import layout
+
+from .conftest import environment
+
+HASH = "0123456789abcdef" * 4
+KERNEL = f"void at::native::vectorized_elementwise_kernel<4, {'at::native::Functor<float>, ' * 20}>(int)"
+
+
+@pytest.fixture
+def on_terminal(site: Any) -> Callable[..., str]:
+    """Run a command on a terminal of 80 columns; returns what it shows there."""
+
+    def run(*arguments: str) -> str:
+        ours, terminals = pty.openpty()
+        fcntl.ioctl(terminals, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+        settings = {name: value for name, value in environment(FLOPWATCH_URL=site.url).items() if name != "COLUMNS"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.cli", *arguments], env=settings, stdout=terminals, stderr=subprocess.PIPE
+        )
+        os.close(terminals)
+        shown = b""
+        try:
+            while part := os.read(ours, 65536):
+                shown += part
+        except OSError:
+            pass  # the end of a terminal
+        finally:
+            os.close(ours)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors.decode()
+        return shown.decode().replace("\r\n", "\n")
+
+    return run
+
+
+@pytest.fixture
+def results(site: Any, measured: Any, reported: Any) -> tuple[str, str, str, str]:
+    """The ids of two profiles and two benchmarks."""
+    labels = {"run": "of a cell that is long enough to be wrapped", "by": "layout"}
+    columns = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
+    ids = []
+    for factor in (1.0, 1.5):
+        claim = site.worker.claim_job(site.submit(priority=90, labels={**labels, "code": HASH, "f": str(factor)})["id"])
+        kernels = [[KERNEL, "matmul", 2.0 * factor, 4.0], ["softmax", "softmax", 1.0, 1.0]]
+        site.worker.finish(
+            claim, measurements=[measured("step_ms", 1.0)], tables=[reported("kernels-forward", kernels, **columns)]
+        )
+        ids.append(str(claim.job_id))
+    for factor in (1.0, 1.5):
+        claim = site.worker.claim_job(site.submit(priority=90, labels=labels, name="a job with a name " * 5)["id"])
+        rows = [
+            measured(metric, factor * value, unit_index=unit, model="tiny", context_length=length)
+            for metric in ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "peak_memory_mib")
+            for length in (256, 512)
+            for unit, value in enumerate((100.0, 101.5, 99.25, 100.75))
+        ]
+        site.worker.finish(claim, measurements=rows)
+        ids.append(str(claim.job_id))
+    return tuple(ids)
+
+
+def test_every_table_fits_a_terminal_of_80_columns(
+    site: Any, flopwatch: Any, on_terminal: Callable[..., str], results: tuple[str, ...]
+) -> None:
+    site.worker.register()
+    flopwatch("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--name", "of a grid " * 10)
+    flopwatch("sweep", "benchmark", "model.size=tiny", "context_length=8,16", "batch_size=1,2", "precision=fp32,bf16")
+    profile, other_profile, one, other = results
+    commands = [
+        ("jobs",),
+        ("table", "--job", one, "--job", other, "--columns", "all"),
+        ("table", "--job", profile, "--name", "kernels-forward"),
+        ("compare", one, other),
+        ("compare", profile, other_profile),
+        ("specs",),
+        ("specs", "benchmark"),
+        ("specs", "attention"),
+        ("specs", "compare"),
+        ("sweeps",),
+        ("workers",),
+    ]
+    widest = {}
+    for command in commands:
+        shown = on_terminal(*command)
+        assert shown.strip()
+        widest[" ".join(command)] = max(map(len, shown.splitlines()))
+    assert {command: width for command, width in widest.items() if width > 80} == {}
+
+
+def test_jobs_say_what_they_share_once(
+    flopwatch: Any, on_terminal: Callable[..., str], results: tuple[str, ...]
+) -> None:
+    listed = ("jobs", "--label", "by=layout", "--limit", "4")
+    shown, piped = on_terminal(*listed), flopwatch(*listed).stdout
+    above = shown.partition("\n\n")[0]
+    assert "kind: benchmark" in above
+    assert "state: succeeded" in above
+    assert "benchmark" not in shown.partition("\n\n")[2]
+    assert "place" not in shown, "it has no value in any row"
+    assert HASH[:8] in shown
+    assert HASH[:9] not in shown
+    assert re.search(rf"^{results[0]} +benchmark +succeeded .* f=1.0$|code={HASH}", piped, re.MULTILINE), "unabridged"
+    assert max(map(len, piped.splitlines())) > 200
+
+
+def test_a_comparisons_names_are_whole(on_terminal: Callable[..., str], results: tuple[str, ...]) -> None:
+    shown = on_terminal("compare", *results[2:])
+    for metric in ("forward_ms", "peak_memory_mib", "tokens_per_s"):
+        assert re.search(rf"(?m)^(256|512) +{metric} ", shown), shown
+
+
+@pytest.fixture
+def _of_60(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+
+@pytest.mark.usefixtures("_of_60")
+class TestTable:
+    def test_columns_that_do_not_fit_follow_with_the_rows_keys(self) -> None:
+        head = ["model", "length", *(f"metric_{n}" for n in range(6))]
+        rows = [["tiny", length, *(f"{length}.{n:09}" for n in range(6))] for length in ("8", "16")]
+        first, second, third, *rest = layout.table(head, rows, rights={1, 2}).split("\n\n")
+        assert (first, rest) == ("model: tiny", [])
+        assert second.splitlines()[0].split()[0] == third.splitlines()[0].split()[0] == "length"
+        texts = {text for part in (second, third) for line in part.splitlines()[-2:] for text in line.split()}
+        assert texts == {text for row in rows for text in row[1:]}
+
+    def test_long_texts_are_wrapped_between_words(self) -> None:
+        text = layout.table(["id", "what"], [["1", "some words " * 20], ["2", "one"]])
+        assert max(map(len, text.splitlines())) <= 60
+        assert " ".join(text.split()).count("some words") == 20
+
+    def test_one_row_keeps_its_columns(self) -> None:
+        assert layout.table(["id", "kind"], [["1", "benchmark"]]).splitlines() == ["id  kind", "1   benchmark"]
+
+    def test_equal_rows_keep_their_columns(self) -> None:
+        assert layout.table(["a", "b"], [["1", "2"], ["1", "2"]]).splitlines()[-1].split() == ["1", "2"]
+
+    def test_no_row(self) -> None:
+        assert layout.table(["a", "b"], []).split() == ["a", "b"]
+
+    def test_names_longer_than_their_cells_are_broken(self) -> None:
+        shown = layout.table(["id", "ratio_low"], [["1", "1.01"], ["2", "1.02"]])
+        assert shown.splitlines()[:2] == ["    ratio_", "id  low"]
