@@ -15,7 +15,7 @@ Direction = Literal["less", "more"]
 
 _TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
-_RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "steps/s"})
+_RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "items/s", "steps/s"})
 
 
 @dataclass(frozen=True)

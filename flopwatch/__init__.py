@@ -1,12 +1,15 @@
-"""The client of a Flopwatch server: `from flopwatch import Flopwatch`, and the errors that it raises.
+"""The client of a Flopwatch server: `from flopwatch import Flopwatch`, and the errors that it raises; and what training
+scripts say of their own steps: `flopwatch.phase`, `flopwatch.work`, `flopwatch.measure`.
 
-The names are imported on first use, since the command line imports modules of this package and starts in milliseconds.
+The client is imported on first use, since the command line imports modules of this package and starts in milliseconds.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from flopwatch.steps import measure, phase, work
 
 if TYPE_CHECKING:
     from flopwatch.client import Flopwatch, JobFailed
@@ -30,6 +33,9 @@ __all__ = [
     "Unreachable",
     "WaitTimeout",
     "WrongField",
+    "measure",
+    "phase",
+    "work",
 ]
 
 

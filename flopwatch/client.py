@@ -160,6 +160,7 @@ class Flopwatch(Connection):
         wait_s: int = 0,
         implementation: str | None = None,
         model: str | None = None,
+        step: str | None = None,
     ) -> Submitted:
         """Submit one job.
 
@@ -169,6 +170,7 @@ class Flopwatch(Connection):
             implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
                 it is the candidate's.
             model: likewise, a model class of your own, for training kinds.
+            step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
@@ -189,7 +191,7 @@ class Flopwatch(Connection):
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
-        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model)
+        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model, step=step)
         body = {
             "spec": chosen,
             **_options(name, labels, priority, timeout_s, max_attempts),
@@ -213,6 +215,7 @@ class Flopwatch(Connection):
         idempotency_key: str | None = None,
         implementation: str | None = None,
         model: str | None = None,
+        step: str | None = None,
     ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
@@ -235,7 +238,9 @@ class Flopwatch(Connection):
             3
         """
         body = {
-            "base": self.with_code(self._with_preset(base, preset), implementation=implementation, model=model),
+            "base": self.with_code(
+                self._with_preset(base, preset), implementation=implementation, model=model, step=step
+            ),
             "grid": {path: list(values) for path, values in (grid or {}).items()},
             "fit": None if fit is None else dict(fit),
             "exclude": [dict(point) for point in exclude],
@@ -251,6 +256,7 @@ class Flopwatch(Connection):
         *,
         implementation: str | None = None,
         own_model: str | None = None,
+        step: str | None = None,
         **fields: Any,
     ) -> Answer:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
@@ -259,6 +265,7 @@ class Flopwatch(Connection):
             changes: dotted paths below the spec with their values: {"model.size": "small"}.
             implementation: attention of your own, as in `submit`.
             own_model: likewise, a model class of your own; `model` is a field of specs.
+            step: likewise, a training step of your own.
             fields: fields of the spec, as keyword arguments.
 
         Example:
@@ -270,7 +277,7 @@ class Flopwatch(Connection):
         spec = copy.deepcopy(former["spec"])
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
-        spec = self.with_code(spec, implementation=implementation, model=own_model)
+        spec = self.with_code(spec, implementation=implementation, model=own_model, step=step)
         return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
@@ -279,13 +286,15 @@ class Flopwatch(Connection):
         name: str | None = named["name"]
         return name
 
-    def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
+    def with_code(
+        self, spec: Answer, *, implementation: str | None = None, model: str | None = None, step: str | None = None
+    ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`.
 
         Raises:
             ClientError: a file cannot be read, or specs of this kind take no such code.
         """
-        named = {"implementation": implementation, "model": model}
+        named = {"implementation": implementation, "model": model, "step": step}
         if not any(named.values()):
             return spec
         changed = copy.deepcopy(spec)

@@ -14,7 +14,7 @@ from typing import Any
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
-OPTIONS = {"attention": "implementation", "model": "model"}
+OPTIONS = {"attention": "implementation", "model": "model", "step": "step"}
 """The option that names the code of each role."""
 
 
@@ -83,7 +83,7 @@ def put_into(
     Args:
         spec: changed in place. In a kind that contains specs, the candidate gets the code.
         specs: the answer to `GET /specs`.
-        named: the file and its function by option ("implementation", "model"); None: not given.
+        named: the file and its function by option ("implementation", "model", "step"); None: not given.
 
     Raises:
         ValueError: the file cannot be read, or specs of this kind take no such code.

@@ -21,6 +21,7 @@ from app.cli.common import (
     Label,
     Model,
     Preset,
+    Step,
     Wait,
     WaitAtMost,
     of_fields,
@@ -77,6 +78,7 @@ def submit(
     preset: Preset = None,
     implementation: Implementation = None,
     model: Model = None,
+    step: Step = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -99,6 +101,7 @@ def submit(
         **options,
         implementation=implementation,
         model=model,
+        step=step,
         unique_key=unique_key,
         idempotency_key=idempotency_key,
     )
@@ -156,13 +159,14 @@ def sweep(
             autocompletion=completing.fields,
         ),
     ] = None,
-    step: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
+    multiple_of: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
     ] = None,
     preset: Preset = None,
     implementation: Implementation = None,
     model: Model = None,
+    step: Step = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -177,7 +181,7 @@ def sweep(
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
-    search = None if fit is None else arguments.parse_fit(fit, step)
+    search = None if fit is None else arguments.parse_fit(fit, multiple_of)
     base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
     made = server.sweep(
         base,
@@ -187,6 +191,7 @@ def sweep(
         **_options(name, label, priority, timeout_s, max_attempts),
         implementation=implementation,
         model=model,
+        step=step,
         idempotency_key=idempotency_key,
     )
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
@@ -246,6 +251,7 @@ def rerun(
     *,
     implementation: Implementation = None,
     model: Model = None,
+    step: Step = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -254,7 +260,7 @@ def rerun(
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)
-    job = server.rerun(job_id, changes, implementation=implementation, own_model=model)
+    job = server.rerun(job_id, changes, implementation=implementation, own_model=model, step=step)
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json)
 
 

@@ -24,6 +24,7 @@ from app.cli.common import (
     Implementation,
     Model,
     Preset,
+    Step,
     use_data_dir,
     warn_of_unknown_settings,
 )
@@ -86,6 +87,7 @@ def run(
     preset: Preset = None,
     implementation: Implementation = None,
     model: Model = None,
+    step: Step = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
     data_dir: DataDir = None,
@@ -95,7 +97,7 @@ def run(
 
     use_data_dir(data_dir)
     warn_of_unknown_settings()
-    spec, code = local(source, fields or [], preset, {"implementation": implementation, "model": model})
+    spec, code = local(source, fields or [], preset, {"implementation": implementation, "model": model, "step": step})
     files = [word for file in code for word in ("--code", str(file.path))]
     _become_workers("run", _as_file(spec), "--output", str(output), *files, *(["--json"] if as_json else []))
 

@@ -40,6 +40,16 @@ PHASES = {
     "generate": ("prefill", "decode"),
 }
 """The phases of each mode's step, in order."""
+OF_OUR_STEP = frozenset(
+    {
+        *("model", "code", "batch_size", "accumulation_steps", "context_length", "mode", "parameter_dtype", "compile"),
+        *("compile_scope", "cuda_graph", "attention", "attention_code", "activation_checkpointing", "checkpoint_scope"),
+        *("checkpoint_layers", "fused_linear_cross_entropy", "optimizer", "gradient_clip_norm", "new_tokens"),
+    }
+)
+"""Fields without effect where `step_code` does the step."""
+ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
+Argument = bool | int | float | Annotated[str, Field(max_length=1000)]
 ACCUMULATION = "accumulation"
 """The first phase of a step with several micro-batches: the passes of all but the last of them."""
 
@@ -130,6 +140,12 @@ class TrainingSpec(SpecBase):
     code: Annotated[CodeSpec | None, Uploaded("model")] = None
     """A model class of your own in place of `model.name`, which takes the sizes of `model` as TransformerLM does. Only
     workers started with --allow-code run it."""
+    step_code: Annotated[CodeSpec | None, Uploaded("step")] = None
+    """A function of your own that makes the whole step: make_step(device, **arguments) returns a function that does
+    one. Model, batch, mode, compiler, attention and optimizer are then those of the code, and the fields for them have
+    no effect; `precision` says for which rates MFU and ceiling are. Only workers started with --allow-code run it."""
+    arguments: dict[ArgumentName, Argument] = Field(default={}, max_length=50)
+    """With `step_code`: the arguments of the function, by name."""
     batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
     """Sequences per step; with `accumulation_steps`, per micro-batch."""
     accumulation_steps: int = Field(default=1, ge=1, le=65_536)
@@ -191,15 +207,30 @@ class TrainingSpec(SpecBase):
         "fused_linear_cross_entropy": False,
     }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {
-        "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *names("code")),
+        "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *names("code"), *names("step_code")),
         "attention": names("attention_code"),
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length")
 
     @model_validator(mode="after")
+    def _step_goes_alone(self) -> Self:
+        if self.step_code is None:
+            if self.arguments:
+                raise field_error("arguments", "are those of a step of your own: choose step_code, or leave them out")
+            return self
+        if "device" in self.arguments:
+            raise field_error("arguments/device", "the function gets the job's device: set the field device instead")
+        for field in ("code", "attention_code"):
+            if getattr(self, field) is not None:
+                raise field_error(field, "step_code does the whole step: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _fields_go_together(self) -> Self:
         if self.device == "cpu" and self.precision == "tf32":
             raise field_error("precision", "tf32 is a GPU format: choose fp32 or bf16, or device cuda")
+        if self.step_code is not None:
+            return self
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
         if self.accumulation_steps > 1 and self.mode not in WITH_BACKWARD:
@@ -241,7 +272,8 @@ class TrainingSpec(SpecBase):
             )
 
     def resources(self) -> Resources:
-        return Resources(device_type="cuda" if self.cuda_graph else self.device, devices=1)
+        graphed = self.cuda_graph and self.step_code is None
+        return Resources(device_type="cuda" if graphed else self.device, devices=1)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields that the mode does not use to null."""
@@ -249,6 +281,10 @@ class TrainingSpec(SpecBase):
         identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
         identity = coordinates(identity, "code", self.code)
         identity = coordinates(identity, "attention_code", self.attention_code)
+        identity = coordinates(identity, "step_code", self.step_code)
+        if self.step_code is not None:
+            idle = [name for name in identity if name.partition(".")[0] in OF_OUR_STEP]
+            return {**identity, **dict.fromkeys(idle)}, {"model": self.label()}
         if self.code is not None:
             identity["model.name"] = None
         if self.attention_code is not None:
@@ -268,15 +304,22 @@ class TrainingSpec(SpecBase):
         return identity, {"model": self.label()}
 
     def step_phases(self) -> tuple[str, ...]:
-        """Return the phases of a step, in order."""
+        """Return the phases of a step, in order; a step of the user's own names its phases when it runs."""
+        if self.step_code is not None:
+            return ()
         return ((ACCUMULATION,) if self.accumulation_steps > 1 else ()) + PHASES[self.mode]
 
     def label(self) -> str:
         """Return the model's name for people, with that of uploaded code."""
+        if self.step_code is not None:
+            return self.step_code.label()
         return self.model.label() if self.code is None else f"{self.code.label()} {self.model.label()}"
 
     def title(self, *more: str) -> str:
-        """Return the name of the job's work for progress lines and checks: the model, `more`, what is done to it."""
+        """Return the name of the job's work for progress lines and checks: the model, `more`, what is done to it; of a
+        step of the user's own, its arguments."""
+        if self.step_code is not None:
+            return ", ".join([self.label(), *(f"{name} {value}" for name, value in self.arguments.items())])
         done = ["compiled"] if self.compile else []
         if self.activation_checkpointing and self.mode in WITH_BACKWARD:
             layers = "" if self.checkpoint_layers is None else f" in {self.checkpoint_layers} layers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -109,9 +110,18 @@ class DdpSpec(TrainingSpec):
 
     _no_graph = without_cuda_graph("ranks do not capture their communication in a graph: leave cuda_graph out")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _own_step_has_no_strategy(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and fields.get("step_code") is not None and "strategy" not in fields:
+            return {**fields, "strategy": "none"}
+        return fields
+
     @model_validator(mode="after")
     def _ranks_can_do_it(self) -> Self:
         self._check_device()
+        if self.step_code is not None and self.strategy != "none":
+            raise field_error("strategy", "step_code does its own parallelism: choose none, or leave strategy out")
         if self.sharded_optimizer:
             self._check_sharded_optimizer()
         if self.strategy in FULLY_SHARDED:
@@ -180,7 +190,7 @@ class DdpSpec(TrainingSpec):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Normalise as other training kinds do, and set fields that the strategy or the mode does not use to null."""
         identity, labels = super().normalised(identity)
-        del identity["new_tokens"]
+        identity.pop("new_tokens", None)
         if self.strategy not in WITH_BUCKETS:
             identity["bucket_size_mb"] = None
         if self.strategy != "bucketed":
@@ -189,6 +199,6 @@ class DdpSpec(TrainingSpec):
             identity["cast_before_communication"] = None
         else:
             identity["cast_before_communication"] = self.casts
-        if self.mode != "train_step":
+        if self.mode != "train_step" or self.step_code is not None:
             identity["sharded_optimizer"] = None
         return identity, labels

@@ -76,7 +76,7 @@ class MemorySpec(TrainingSpec):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Normalise as other training kinds do, and spell out the length of the warm-up."""
         identity, labels = super().normalised(identity)
-        del identity["new_tokens"]
+        identity.pop("new_tokens", None)
         if identity["warmup_steps"] is None:
             identity["warmup_steps"] = DEFAULT_WARMUP_STEPS
         return identity, labels

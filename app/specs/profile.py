@@ -89,6 +89,8 @@ class ProfileSpec(TrainingSpec):
     def _phases_are_of_the_mode(self) -> Self:
         if self.phases is None:
             return self
+        if self.step_code is not None:
+            raise field_error("phases", "are those that step_code names, and all are listed: leave it out")
         if self.cuda_graph:
             raise field_error("phases", "a CUDA graph is one phase to a profiler: leave phases out, or cuda_graph")
         for phase in self.phases:

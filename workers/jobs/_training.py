@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from app.specs._training import ACCUMULATION, WITH_BACKWARD, TrainingSpec
 from workers import uploaded
+from workers.jobs import _own_step
 from workers.jobs._limits import check_rate
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from workers.measure.busy import Busy
     from workers.measure.check import Check
     from workers.measure.memory import MemoryMeter
+    from workers.measure.own_step import OwnStep
     from workers.measure.timing import Observer, StepTimes
     from workers.measure.validity import Monitor
     from workers.model.generation import CachedModel
@@ -61,6 +63,8 @@ LOOP_S = 2.0
 """Seconds that a loop of slow steps lasts, and it has at least MIN_LOOP_STEPS. The monitor reads the device between
 loops."""
 MIN_LOOP_STEPS = 10
+OWN_WHOLE = ("items_per_s", "items/s")
+"""A further one of a step of the user's own."""
 GPU_ONLY = "known on GPUs only"
 MAX_BUSY_PERCENT = 101.0
 """The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
@@ -70,16 +74,29 @@ WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
 a second to settle at its power limit."""
 
 
-def metrics(spec: TrainingSpec, pacing: Pacing = "step") -> list[Metric]:
-    """Return the metrics of a spec in the order of the report."""
+def metrics(spec: TrainingSpec, pacing: Pacing = "step", phases: Sequence[str] | None = None) -> list[Metric]:
+    """Return the metrics of a spec in the order of the report.
+
+    Args:
+        spec: The job's spec.
+        pacing: `loop` has one metric more.
+        phases: The phases that a step of the user's own has named; None: those of the spec.
+    """
+    whole = WHOLE if spec.step_code is None else (*WHOLE, OWN_WHOLE)
+    known = spec.step_phases() if phases is None else phases
     return [
-        *(Metric(PHASE_METRICS[phase], phase, "ms") for phase in spec.step_phases()),
+        *(Metric(phase_metric(spec, phase), phase, "ms") for phase in known if phase != "step"),
         Metric("step_ms", "step", "ms"),
         *([Metric("isolated_step_ms", ISOLATED, "ms")] if pacing == "loop" else []),
         Metric("first_step_ms", "first_step", "ms"),
         Metric("device_ms", "step", "ms"),
-        *(Metric(name, None, unit) for name, unit in WHOLE),
+        *(Metric(name, None, unit) for name, unit in whole),
     ]
+
+
+def phase_metric(spec: TrainingSpec, phase: str) -> str:
+    """Return the metric of a phase's time."""
+    return f"{phase}_ms" if spec.step_code is not None else PHASE_METRICS[phase]
 
 
 @dataclass(frozen=True)
@@ -94,16 +111,30 @@ class Training:
     """Measures from before the model was made."""
     graphed: GraphedStep | None = None
     """The step, if it is a CUDA graph."""
+    own: OwnStep | None = None
+    """The step, if it is the user's own."""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases of a step, in order; those of a step of the user's own once it has run."""
+        return self.spec.step_phases() if self.own is None else self.own.phase_names
 
 
-def prepare(spec: TrainingSpec) -> tuple[torch.device, Callable[[], torch.nn.Module]]:
-    """Make this process ready for a spec. Returns its device, and a function that builds the model there.
+Maker = Callable[[], Any]
+"""Builds the model that a spec names, or the user's own step (workers.measure.own_step.OwnStep)."""
+
+
+def prepare(spec: TrainingSpec) -> tuple[torch.device, Maker]:
+    """Make this process ready for a spec. Returns its device, and a function that builds the model or the step there.
 
     Raises:
         Unsupported: the device, model or attention does not exist here, or cannot run this spec.
         InvalidEnvironment: something is wrong with this host.
     """
     device = choose_device(spec.device, spec.precision)
+    if spec.step_code is not None:
+        set_precision(spec.precision)
+        return device, _own_step.maker(spec.step_code, device, spec.arguments)
     if spec.cuda_graph and device.type != "cuda":
         raise Unsupported("cuda_graph: this worker's process sees no GPU, and a CPU has no CUDA graphs")
     build_model = choose_model(spec, device)
@@ -193,7 +224,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
 
 
-def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], torch.nn.Module]) -> Training:
+def build(spec: TrainingSpec, device: torch.device, build_model: Maker) -> Training:
     """Build the model and its step.
 
     Raises:
@@ -213,6 +244,9 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
     meter = memory_meter(device)
     with translate_oom("making the model"):
         torch.manual_seed(spec.seed)
+        if spec.step_code is not None:
+            own: OwnStep = build_model()
+            return Training(spec, device, own.model, own, meter, own=own)
         with device:
             model = build_model()
         set_parameter_dtype(model, spec.parameter_dtype)
@@ -317,7 +351,7 @@ def measure(
     on_gpu = training.device.type == "cuda"
     times = time_isolated(training, monitor, report, observers, loops=pacing == "loop")
     step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
-    values = Values(metrics(spec, pacing))
+    values = Values(metrics(spec, pacing, training.phases))
     peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
     values.set("peak_memory_mib", None, None if peak is None else [peak], how)
     reserved = meter.reserved_mib()
@@ -407,13 +441,14 @@ def check_times(
     times: StepTimes, step_ms: Sequence[float], monitor: Monitor, spec: TrainingSpec, *, on_gpu: bool
 ) -> list[Check]:
     """Return the checks of the validity of the steps' times, of which `step_ms` are the samples."""
+    from workers.measure.compilation import compilation
     from workers.measure.validity import check_stability, check_steady
 
     checks = [
         check_steady(times.steady, times.warmup, too_slow=times.too_slow),
         *check_stability(step_ms, on_gpu=on_gpu),
     ]
-    if spec.compile:
+    if spec.compile or (spec.step_code is not None and compilation().graphs):
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
     return checks
 
@@ -431,13 +466,15 @@ def add_times(values: Values, training: Training, times: StepTimes, step_ms: Seq
     spec = training.spec
     values.set("step_ms", "step", step_ms)
     values.set("first_step_ms", "first_step", [times.first_step])
-    for phase in spec.step_phases():
+    for phase in training.phases:
         samples: Sequence[float] | None = times.phases.get(phase)
-        if samples is not None and phase == "decode":
+        if samples is not None and phase == "decode" and training.own is None:
             # The prefill yields the first new token.
             samples = [sample / (spec.new_tokens - 1) for sample in samples]
         why_not = None if training.graphed is None else training.graphed.why_no_phases
-        values.set(PHASE_METRICS[phase], phase, samples, why_not or "the phase was not timed")
+        if samples is not None and (timed := len(samples)) < len(times.step):
+            samples, why_not = None, f"{timed} of {len(times.step)} steps have this phase"
+        values.set(phase_metric(spec, phase), phase, samples, why_not or "the phase was not timed")
     values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
     add_busy(values, statistics.median(step_ms), busy)
     trainable = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
@@ -478,12 +515,13 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
 
     spec, device = training.spec, training.device
     seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
-    length = spec.new_tokens if spec.mode == "generate" else spec.context_length
-    tokens = spec.accumulation_steps * spec.batch_size * length
-    values.set("tokens_per_s", None, [tokens / seconds])
-    flops = step_flops(spec, training.model)
+    for kind in ("tokens", "items"):
+        amount = work_of_step(training, kind)
+        values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], _not_told(kind))
+    flops = work_of_step(training, "flops")
     if flops is None:
-        values.set_missing("unknown", f"model {name_of(spec)!r} does not tell its FLOPs")
+        why = _not_told("flops") if training.own else f"model {name_of(spec)!r} does not tell its FLOPs"
+        values.set_missing("unknown", why)
         return []
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
@@ -492,6 +530,23 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
     values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
     return [check_rate(rate, spec.precision, device, ceilings)]
+
+
+def _not_told(kind: str) -> str:
+    return f"the step does not tell its {kind}: flopwatch.work({kind}=…)"
+
+
+def work_of_step(training: Training, kind: str) -> float | None:
+    """Return the "flops", "tokens" or "items" of one step; None if nobody tells them."""
+    if training.own is not None:
+        return training.own.work_of_step(kind)
+    spec = training.spec
+    if kind == "flops":
+        return step_flops(spec, training.model)
+    if kind == "items":
+        return None
+    length = spec.new_tokens if spec.mode == "generate" else spec.context_length
+    return spec.accumulation_steps * spec.batch_size * length
 
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:

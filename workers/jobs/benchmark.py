@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from app.specs.benchmark import BenchmarkSpec
 from workers.jobs import _training
 from workers.jobs._base import Unit
-from workers.jobs._values import Values
+from workers.jobs._values import Metric, Values
 from workers.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ RUNNER = BenchmarkRunner()
 def measure(
     spec: BenchmarkSpec,
     device: torch.device,
-    build_model: Callable[[], torch.nn.Module],
+    build_model: _training.Maker,
     monitor: Monitor,
     report: Reporter,
 ) -> tuple[Values, dict[str, Any]]:
@@ -85,7 +84,7 @@ def save_samples(values: Values, report: Reporter) -> None:
     steps = values.samples("step_ms", "step")
     if steps is None:
         return
-    each = [metric for metric in values.metrics if metric.name in EACH_STEP]
+    each = [metric for metric in values.metrics if metric.name in EACH_STEP or is_phase_of_own_step(metric)]
     columns = {metric.name: samples for metric in each if (samples := values.samples(metric.name, metric.phase))}
     path = report.scratch / SAMPLES
     with gzip.open(path, "wt", compresslevel=1, newline="") as file:
@@ -93,6 +92,11 @@ def save_samples(values: Values, report: Reporter) -> None:
         writer.writerow(["step", *columns])
         writer.writerows([step, *row] for step, row in enumerate(zip(*columns.values(), strict=True), start=1))
     report.artifact(path, name=SAMPLES, kind="samples", media_type="application/gzip")
+
+
+def is_phase_of_own_step(metric: Metric) -> bool:
+    """Return True for the time of a phase that a step of the user's own has named."""
+    return metric.phase != "first_step" and metric.name == f"{metric.phase}_ms"
 
 
 EACH_STEP = {*_training.PHASE_METRICS.values(), "step_ms", "isolated_step_ms", "host_us"}

@@ -55,6 +55,7 @@ class StepTime:
     host_us: float | None
     """Time in which the host issued the step; None on a CPU, where the host does the work itself."""
     phases_ms: dict[str, float]
+    """By phase; of a phase that comes several times in a step, their sum."""
 
 
 class Clock(Observer, Protocol):
@@ -79,19 +80,20 @@ class HostClock:
         self._phase = time.perf_counter()
 
     def phase_ends(self, name: str) -> None:
-        self._phases[name] = 1e3 * (time.perf_counter() - self._phase)
+        self._phases[name] = self._phases.get(name, 0.0) + 1e3 * (time.perf_counter() - self._phase)
 
     def step_ends(self) -> None:
         self.last = StepTime(1e3 * (time.perf_counter() - self._step), None, self._phases)
 
 
 class CudaClock:
-    """The clock for a GPU, on the current stream. It makes events once for each phase and reuses them in each step."""
+    """The clock for a GPU, on the current stream. It makes events once for each place in a step and reuses them in each
+    step."""
 
     last: StepTime
 
     def __init__(self) -> None:
-        self._events: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def step_begins(self) -> None:
         self._names: list[str] = []
@@ -99,21 +101,22 @@ class CudaClock:
         self._step = time.perf_counter()
 
     def phase_begins(self, name: str) -> None:
-        if name not in self._events:
+        if len(self._names) == len(self._events):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            self._events[name] = start, end
-        self._events[name][0].record()
+            self._events.append((start, end))
+        self._events[len(self._names)][0].record()
 
     def phase_ends(self, name: str) -> None:
-        self._events[name][1].record()
+        self._events[len(self._names)][1].record()
         self._names.append(name)
 
     def step_ends(self) -> None:
         host_us = 1e6 * (time.perf_counter() - self._step)
         torch.cuda.synchronize()
         wall_ms = 1e3 * (time.perf_counter() - self._step)
-        events = {name: self._events[name] for name in self._names}
-        phases_ms = {name: start.elapsed_time(end) for name, (start, end) in events.items()}
+        phases_ms: dict[str, float] = {}
+        for name, (start, end) in zip(self._names, self._events, strict=False):
+            phases_ms[name] = phases_ms.get(name, 0.0) + start.elapsed_time(end)
         self.last = StepTime(wall_ms, host_us, phases_ms)
 
 
@@ -122,18 +125,36 @@ def make_clock(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
-def run_step(phases: Mapping[str, Callable[[], None]], observers: Sequence[Observer]) -> None:
-    """Run a prepared step's phases. Observers are called in order at each beginning, in reverse order at each end."""
+Work = Mapping[str, Callable[[], None]] | Callable[[Sequence[Observer]], None]
+"""A step's work: by phase, in the order they run; or a function that does all of it, and tells the observers where its
+phases begin and end."""
+
+
+def run_step(work: Work, observers: Sequence[Observer]) -> None:
+    """Run a prepared step. Observers are called in order at each beginning, in reverse order at each end."""
     for observer in observers:
         observer.step_begins()
-    for name, work in phases.items():
-        for observer in observers:
-            observer.phase_begins(name)
-        work()
-        for observer in reversed(observers):
-            observer.phase_ends(name)
+    if isinstance(work, Mapping):
+        for name, phase in work.items():
+            begin_phase(name, observers)
+            phase()
+            end_phase(name, observers)
+    else:
+        work(observers)
     for observer in reversed(observers):
         observer.step_ends()
+
+
+def begin_phase(name: str, observers: Sequence[Observer]) -> None:
+    """Tell the observers that a phase begins."""
+    for observer in observers:
+        observer.phase_begins(name)
+
+
+def end_phase(name: str, observers: Sequence[Observer]) -> None:
+    """Tell the observers, in reverse order, that a phase has ended."""
+    for observer in reversed(observers):
+        observer.phase_ends(name)
 
 
 @dataclass
@@ -163,7 +184,7 @@ class StepTimes:
 
 
 def time_steps(
-    phases: Mapping[str, Callable[[], None]],
+    phases: Work,
     clock: Clock,
     *,
     observers: Sequence[Observer] = (),
@@ -180,7 +201,7 @@ def time_steps(
     Memory grows by 8 bytes per sample.
 
     Args:
-        phases: Name -> work, in the order they run.
+        phases: The work of a step.
         clock: Times the steps.
         observers: Further observers of warm-up and measured steps.
         prepare: Runs before each step, outside its time.
@@ -274,7 +295,7 @@ def make_marks(device: torch.device) -> Marks:
 
 
 def time_loop(
-    phases: Mapping[str, Callable[[], None]],
+    phases: Work,
     marks: Marks,
     *,
     prepare: Callable[[], None] = lambda: None,
@@ -288,7 +309,7 @@ def time_loop(
     The program must be warm.
 
     Args:
-        phases: Name -> work, in the order they run.
+        phases: The work of a step.
         marks: Take the times between steps.
         prepare: Runs before each step, within its time, as in a training loop.
         measure_steps: Number of samples, 1 or more.

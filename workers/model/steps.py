@@ -10,7 +10,7 @@ step, and `accumulation` is the one phase in which data parallelism does not sha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from workers.model.optimizer import clip_gradients
 from workers.model.precision import Precision
 from workers.model.schedule import cosine_learning_rate
 
+if TYPE_CHECKING:
+    from workers.measure.timing import Work
+
 ACCUMULATION = "accumulation"
 MAX_LEARNING_RATE = 1e-3
 
@@ -31,8 +34,8 @@ class Step(Protocol):
     """A unit of repeated work."""
 
     @property
-    def phases(self) -> dict[str, Callable[[], None]]:
-        """Name -> work, in the order they run."""
+    def phases(self) -> Work:
+        """The work, for `workers.measure.timing.run_step`."""
         ...
 
     def prepare(self) -> None:

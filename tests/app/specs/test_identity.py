@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
+from app.specs._code import CodeSpec
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
@@ -27,12 +28,14 @@ from app.text.cases import case_text
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 
+CODE = {"sha256": "0" * 64, "function": "mine"}
 TRAINING: list[dict[str, Any]] = [
     {"mode": "train_step", "compile": True, "activation_checkpointing": True},
     {"mode": "generate"},
     {"precision": "bf16"},
     {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
     {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    {"step_code": CODE},
 ]
 CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "benchmark": TRAINING,
@@ -42,6 +45,8 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"compile": True, "activation_checkpointing": True},
         {"precision": "bf16", "strategy": "torch_fsdp"},
         {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
+        {"strategy": "none"},
+        {"step_code": CODE},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
     "attention": [
@@ -64,6 +69,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"mode": "train_step", "compile": True, "activation_checkpointing": True},
         {"precision": "bf16"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+        {"step_code": CODE},
     ],
 }
 """Specs in which, between them, every field of a kind has an effect."""
@@ -79,8 +85,10 @@ OTHER_VALUES = {
     "ncu": [{"set": "full"}],
     "br": [[16]],
     "bc": [[16]],
-    "code": [{"sha256": "0" * 64, "function": "mine"}],
-    "attention_code": [{"sha256": "0" * 64, "function": "mine"}],
+    "code": [CODE],
+    "attention_code": [CODE],
+    "step_code": [CODE],
+    "arguments": [{"batch_size": 8}],
 }
 """Where the schema alone does not give another valid value."""
 
@@ -509,6 +517,38 @@ def test_identity_holds_every_measured_field() -> None:
     """Of a kind without a grid: the flattened spec and nothing else."""
     spec = BenchmarkSpec.example()
     fields = flat(spec.model_dump(mode="json", exclude={"kind", *spec.unmeasured}))
-    of_code = {f"{field}.{name}" for field in ("code", "attention_code") for name in ("sha256", "function")}
-    assert set(spec.case().identity) == set(fields) - {"model.size", "code", "attention_code"} | of_code
+    codes = {"code", "attention_code", "step_code"}
+    of_code = {f"{field}.{name}" for field in codes for name in CodeSpec.model_fields}
+    assert set(spec.case().identity) == set(fields) - {"model.size", *codes} | of_code
     assert TypeAdapter(dict[str, Any]).dump_json(dict(spec.case().coordinates))
+
+
+def test_fields_of_the_model_have_no_effect_beside_a_step_of_ones_own() -> None:
+    spec = BenchmarkSpec(step_code=CodeSpec(**CODE), arguments={"batch_size": 8}, context_length=128, compile=True)
+    assert spec.without_effect() == ["context_length", "compile"]
+    used = {name for name, value in spec.case().identity.items() if value is not None}
+    assert used == {*(f"step_code.{name}" for name in CODE), "arguments.batch_size", "precision", "pacing"}
+    assert spec.title("context 128") == f"{spec.label()}, batch_size 8"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        ("benchmark", {"arguments": {"lr": 1}}, "choose step_code"),
+        ("benchmark", {"step_code": CODE, "arguments": {"device": "cpu"}}, "the function gets the job's device"),
+        ("benchmark", {"step_code": CODE, "arguments": {"no name": 1}}, "pattern"),
+        ("benchmark", {"step_code": CODE, "arguments": {"lr": None}}, "valid"),
+        ("benchmark", {"step_code": CODE, "code": CODE}, "leave one of them out"),
+        ("profile", {"step_code": CODE, "phases": ["forward"]}, "leave it out"),
+        ("ddp", {"step_code": CODE, "strategy": "flat"}, "does its own parallelism"),
+    ],
+)
+def test_what_does_not_go_with_a_step_of_ones_own_is_refused(kind: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        validated({"kind": kind, **fields})
+
+
+def test_a_step_of_ones_own_needs_no_strategy_of_ddp() -> None:
+    spec = validated({"kind": "ddp", "step_code": CODE})
+    assert spec.model_dump()["strategy"] == "none"
+    assert validated(spec.model_dump(mode="json")) == spec

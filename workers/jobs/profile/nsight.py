@@ -183,8 +183,8 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     with _training.known_errors():
         try:
             training = _training.build(spec, device, build_model)
-            (report.scratch / PHASES).write_text(json.dumps(list(training.step.phases)))
             _run_steps(training, spec, report)
+            (report.scratch / PHASES).write_text(json.dumps(["graph"] if spec.cuda_graph else training.phases))
         except OutOfMemory as error:
             (report.scratch / OUT_OF_MEMORY).write_text(str(error))
 
@@ -207,7 +207,7 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
         report.progress(number, total, what)
 
     # A compiler would break its graph at the hooks that name layers.
-    named = record_ranges() if spec.compile else named_layers(training.model)
+    named = record_ranges() if spec.compile or training.own else named_layers(training.model)
     with translate_oom_in_step(where), named:
         for number in range(1, warmup + 1):
             step(number, "warming up")

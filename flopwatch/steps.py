@@ -1,0 +1,96 @@
+"""What a training script says of its own step: `flopwatch.phase`, `flopwatch.work`, `flopwatch.measure`.
+
+In a job, a worker listens and measures. When the script runs by itself, nobody does: `phase` and `work` do nothing, and
+`measure` prints the median time. Standard library only, so that any script may import it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+WARMUP_STEPS = 3
+MEASURE_STEPS = 10
+
+_NOTHING = nullcontext()
+
+
+class Listener(Protocol):
+    """The worker's side of this module."""
+
+    def phase(self, name: str) -> AbstractContextManager[Any]:
+        """Return the context of a phase."""
+        ...
+
+    def work(self, *, flops: float | None, tokens: float | None, items: float | None) -> None:
+        """Add to the work of the present step."""
+
+    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int) -> None:
+        """Measure a step."""
+
+
+_listener: Listener | None = None
+
+
+def listen(listener: Listener | None) -> None:
+    """Let a worker listen to this process's script; None: nobody."""
+    global _listener
+    _listener = listener
+
+
+def phase(name: str) -> AbstractContextManager[Any]:
+    """Name a part of the step: `with flopwatch.phase("forward"): …`.
+
+    Parts that follow each other are phases, each with times, kernels and memory of its own; what lies between them is
+    the phase `rest`. A part may come several times in a step. A part inside a part is a range of the profile.
+
+    Args:
+        name: Lower-case letters, digits and underscores, such as "forward", "backward", "optimizer", "data".
+    """
+    return _NOTHING if _listener is None else _listener.phase(name)
+
+
+def work(*, flops: float | None = None, tokens: float | None = None, items: float | None = None) -> None:
+    """Tell the work of a step, which gives its rates: TFLOP/s and MFU, tokens and items (images, samples) per second.
+
+    Called in the step, it adds to that step; called before, it is the work of every step.
+    """
+    if _listener is not None:
+        _listener.work(flops=flops, tokens=tokens, items=items)
+
+
+def measure(step: Callable[[], object], *, warmup_steps: int | None = None, measure_steps: int = MEASURE_STEPS) -> None:
+    """Measure a function that does one training step.
+
+    Under `flopwatch run-script` the result is the job's; otherwise the median time is printed.
+
+    Args:
+        step: Does one step.
+        warmup_steps: Steps before; None: until their times are steady (by itself, the script makes three).
+        measure_steps: Steps measured.
+    """
+    if _listener is not None:
+        _listener.measure(step, warmup_steps=warmup_steps, measure_steps=measure_steps)
+        return
+    import statistics
+    import time
+
+    for _ in range(WARMUP_STEPS if warmup_steps is None else warmup_steps):
+        step()
+    times_ms = []
+    for _ in range(measure_steps):
+        _synchronise()
+        begin = time.perf_counter()
+        step()
+        _synchronise()
+        times_ms.append(1e3 * (time.perf_counter() - begin))
+    sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {measure_steps}\n")
+
+
+def _synchronise() -> None:
+    """Wait for the GPU, if the script uses one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

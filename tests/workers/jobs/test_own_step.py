@@ -1,0 +1,145 @@
+"""A training step of the user's own in the kinds that take one."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.specs import KINDS
+from flopwatch import steps
+from tests.workers.reporting import Report
+from workers import uploaded
+from workers.jobs import runner_for
+from workers.uploaded import BrokenCode
+
+SOURCE = """
+import torch
+
+import flopwatch
+
+
+def make_step(device, batch_size=4, width=32):
+    model = torch.nn.Sequential(torch.nn.Linear(width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        x = torch.randn(batch_size, width, device=device)
+        y = torch.randint(10, (batch_size,), device=device)
+        for _ in range(2):
+            with flopwatch.phase("forward"):
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+            with flopwatch.phase("backward"):
+                loss.backward()
+            flopwatch.work(items=batch_size, flops=6 * batch_size * 64 * (width + 10))
+        with flopwatch.phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def make_plain_step(device):
+    model = torch.nn.Linear(8, 8).to(device)
+    return lambda: model(torch.randn(2, 8, device=device)).sum().backward()
+
+
+def make_lacking_step(device):
+    def step():
+        with flopwatch.phase("forward"):
+            raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate 1 GiB")
+
+    return step
+
+
+def make_nothing(device):
+    return 3
+"""
+PARAMETERS = 32 * 64 + 64 + 64 * 10 + 10
+Run = Callable[..., Report]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    def run(kind: str, function: str = "make_step", **fields: Any) -> Report:
+        for name, value in uploaded.write(tmp_path / "code", [SOURCE.encode()]).items():
+            monkeypatch.setenv(name, value)
+        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": function}
+        spec = KINDS[kind](**{"step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 3, **fields})
+        report, runner = Report(tmp_path), runner_for(kind)
+        runner.run(spec, runner.plan(spec)[0], report)
+        return report
+
+    yield run
+    steps.listen(None)
+    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
+        del sys.modules[name]
+
+
+def medians(report: Report) -> dict[str, float | None]:
+    return {row["metric"]: row["median"] for row in report.rows}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("pacing", ["step", "loop"])
+def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, pacing: str) -> None:
+    report = run("benchmark", arguments={"batch_size": 16}, device=device, pacing=pacing)
+    phases = [(row["metric"], row["phase"]) for row in report.rows][:5]
+    assert phases == [(f"{name}_ms", name) for name in ("forward", "backward", "optimizer", "rest", "step")]
+    assert all(row["n"] == 3 for row in report.rows[:5])
+    numbers = medians(report)
+    assert numbers["parameters"] == PARAMETERS
+    seconds = 1e-3 * numbers["step_ms"]  # type: ignore[operator]
+    assert numbers["items_per_s"] == pytest.approx(2 * 16 / seconds)
+    assert numbers["tflops"] == pytest.approx(1e-12 * 2 * 6 * 16 * 64 * (32 + 10) / seconds)
+    (tokens,) = [row for row in report.rows if row["metric"] == "tokens_per_s"]
+    assert (tokens["outcome"], tokens["reason"]) == (
+        "unknown",
+        "the step does not tell its tokens: flopwatch.work(tokens=…)",
+    )
+    assert {check["name"] for check in next(iter(report.verdicts.values()))["checks"]} >= {"variation", "host_bound"}
+    assert report.rows[0]["case"]["arguments.batch_size"] == 16
+    with gzip.open(report.files["samples.csv.gz"], "rt") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    assert {"forward_ms", "rest_ms", "step_ms"} <= set(rows[0])
+
+
+def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:
+    report = run("benchmark", "make_plain_step")
+    assert [row["metric"] for row in report.rows][:2] == ["step_ms", "first_step_ms"]
+    numbers = medians(report)
+    assert numbers["step_ms"] is not None
+    assert numbers["parameters"] == 8 * 8 + 8
+    assert (numbers["tflops"], numbers["items_per_s"]) == (None, None)
+
+
+def test_the_first_step_can_be_measured(run: Run) -> None:
+    report = run("benchmark", warmup_steps=0)
+    assert [row["n"] for row in report.rows[:5]] == [3] * 5
+
+
+def test_out_of_memory_is_a_result(run: Run) -> None:
+    report = run("benchmark", "make_lacking_step")
+    assert {row["outcome"] for row in report.rows} == {"oom"}
+    assert "out of memory in forward of step 1" in report.rows[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        ("make_step", {"batch": 4}, "unexpected keyword argument 'batch'"),
+        ("make_nothing", {}, "it returned int, and not a function that does one step"),
+        ("make_stepp", {}, "has no 'make_stepp'; it defines make_step"),
+    ],
+)
+def test_what_is_wrong_with_the_code_is_said(run: Run, function: str, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(BrokenCode, match=words):
+        run("benchmark", function, arguments=arguments)

@@ -1,0 +1,179 @@
+"""A user's step as observers see it: phases follow each other and cover all of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from workers.measure.own_step import MAX_PHASES, NoStep, OwnStep, WrongPhase
+from workers.measure.timing import HostClock, make_clock, run_step, time_steps
+
+
+class Heard:
+    """An observer that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def step_begins(self) -> None:
+        self.words.append("[")
+
+    def phase_begins(self, name: str) -> None:
+        self.words.append(f"+{name}")
+
+    def phase_ends(self, name: str) -> None:
+        self.words.append(f"-{name}")
+
+    def step_ends(self) -> None:
+        self.words.append("]")
+
+
+def made(body: Callable[[OwnStep], object]) -> OwnStep:
+    own = OwnStep()
+    own.make(lambda: lambda: body(own))
+    return own
+
+
+def heard(own: OwnStep) -> str:
+    """What an observer hears of one more step."""
+    observer = Heard()
+    own.prepare()
+    run_step(own.phases, [observer])
+    return " ".join(observer.words)
+
+
+def test_without_phases_the_step_is_one() -> None:
+    own = made(lambda _own: None)
+    assert heard(own) == "[ +step -step ]"
+    assert own.phase_names == ("step",)
+
+
+def test_what_lies_between_phases_is_the_rest() -> None:
+    def body(own: OwnStep) -> None:
+        for _ in range(2):
+            with own.phase("forward"), own.phase("attention"):
+                pass
+        with own.phase("optimizer"):
+            pass
+
+    own = made(body)
+    first, second = heard(own), heard(own)
+    assert first.startswith("[ +step -step +forward -forward +rest")
+    assert second == (
+        "[ +rest -rest +forward -forward +rest -rest +forward -forward +rest -rest +optimizer -optimizer +rest -rest ]"
+    )
+    assert own.phase_names == ("forward", "optimizer", "rest")
+
+
+def test_phases_outside_of_steps_are_none() -> None:
+    own = OwnStep()
+
+    def make() -> Callable[[], None]:
+        with own.phase("loading"):
+            return lambda: None
+
+    own.make(make)
+    assert heard(own) == "[ +step -step ]"
+
+
+@pytest.mark.parametrize("name", ["Forward", "two words", "", "step", "rest", "step_2", "oom"])
+def test_a_name_that_results_cannot_hold_is_refused(name: str) -> None:
+    def body(own: OwnStep) -> None:
+        with own.phase(name):
+            pass
+
+    with pytest.raises(WrongPhase, match=f"phase '{name}'"):
+        heard(made(body))
+
+
+def test_the_number_of_phases_is_limited() -> None:
+    def body(own: OwnStep) -> None:
+        for number in range(MAX_PHASES + 1):
+            with own.phase(f"part{number}"):
+                pass
+
+    with pytest.raises(WrongPhase, match=f"part{MAX_PHASES}'.*at most {MAX_PHASES}"):
+        heard(made(body))
+
+
+def test_work_adds_up_in_a_step_and_begins_anew_in_the_next() -> None:
+    def body(own: OwnStep) -> None:
+        own.work(flops=2, tokens=None, items=None)
+        own.work(flops=3, tokens=None, items=None)
+
+    own = made(body)
+    own.work(flops=None, tokens=7, items=None)
+    for _ in range(2):
+        heard(own)
+        assert [own.work_of_step(kind) for kind in ("flops", "tokens", "items")] == [5, 7, None]
+
+
+def test_what_is_no_step_is_said() -> None:
+    with pytest.raises(NoStep, match="returned int"):
+        OwnStep().make(lambda: 3)  # type: ignore[arg-type,return-value]
+
+
+def test_models_and_optimizers_of_the_code_are_seen_also_those_of_the_first_step() -> None:
+    before = nn.Linear(2, 2)
+    own, kept = OwnStep(), dict[str, object]()
+
+    def make() -> Callable[[], None]:
+        kept["model"] = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        kept["loss"] = nn.CrossEntropyLoss()
+
+        def step() -> None:
+            model = kept["model"]
+            assert isinstance(model, nn.Module)
+            kept.setdefault("head", nn.Linear(4, 5))
+            kept.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+
+        return step
+
+    own.make(make)
+    assert own.model is kept["model"]
+    assert own.optimizers == []
+    gc.freeze()  # as before measured steps, which hides what is there from a second look
+    for _ in range(2):
+        heard(own)
+    assert own.optimizers == [kept["optimizer"]]
+    names = {name for name, _ in own.model.named_parameters()}
+    assert names == {"Sequential.0.weight", "Sequential.0.bias", "Sequential.1.weight", "Sequential.1.bias"} | {
+        "Linear.weight",
+        "Linear.bias",
+    }
+    assert all(parameter is not before.weight for parameter in own.model.parameters())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_times_of_a_phase_that_comes_several_times_are_added(device: str) -> None:
+    """Each part multiplies the same matrices, so three of a kind take longer than one, on any host."""
+    matrix = torch.randn(600, 600, device=device)
+
+    def body(own: OwnStep) -> None:
+        for _ in range(3):
+            with own.phase("thrice"):
+                matrix @ matrix
+        with own.phase("once"):
+            matrix @ matrix
+
+    times = time_steps(made(body).phases, make_clock(torch.device(device)), warmup_steps=3, measure_steps=9)
+    thrice, once = (sorted(times.phases[name])[4] for name in ("thrice", "once"))
+    assert thrice > 1.5 * once
+    for index, step in enumerate(times.step):
+        assert sum(samples[index] for samples in times.phases.values()) <= step
+
+
+def test_an_error_leaves_the_phase_for_messages() -> None:
+    def body(own: OwnStep) -> None:
+        with own.phase("forward"):
+            raise RuntimeError("out of memory")
+
+    own = made(body)
+    observer = Heard()
+    with pytest.raises(RuntimeError):
+        run_step(own.phases, [observer, HostClock()])
+    assert observer.words[-1] == "+forward"

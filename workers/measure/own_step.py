@@ -1,0 +1,186 @@
+"""A step that a user's function does, which names its phases while it runs (`flopwatch.phase`).
+
+The step's observers see it as they see ours: phases follow each other and cover the whole step. What lies outside the
+named ones is the phase REST; a step that names none is one phase, WHOLE.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from kernels.ranges import named
+from workers.measure.timing import Observer, begin_phase, end_phase
+
+WHOLE, REST = "step", "rest"
+PHASE = re.compile(r"[a-z][a-z0-9_]{0,49}")
+RESERVED = frozenset(
+    {WHOLE, REST, *("first_step", "isolated_step", "preparation", "initialisation", "oom", "warmup", "graph", "device")}
+)
+"""Names with a meaning of their own in results."""
+MAX_PHASES = 20
+KINDS = ("flops", "tokens", "items")
+MADE: tuple[type, ...] = (nn.Module, Optimizer, torch.amp.GradScaler)
+
+
+class WrongPhase(ValueError):
+    """A phase has a name that results cannot hold."""
+
+
+class NoStep(TypeError):
+    """The user's function has returned something that does no step."""
+
+
+class OwnStep:
+    """A user's step; also what `flopwatch.phase` and `flopwatch.work` in it talk to.
+
+    `make` sets the function, and finds the modules and optimizers that came to be in it.
+    """
+
+    def __init__(self) -> None:
+        self._step: Callable[[], object] | None = None
+        self._observers: Sequence[Observer] | None = None
+        """The observers of the running step; None between steps."""
+        self._open: str | None = None
+        """The named phase that is open."""
+        self._names: dict[str, None] = {}
+        self._of_every_step = dict.fromkeys(KINDS, 0.0)
+        self._of_step = dict.fromkeys(KINDS, 0.0)
+        self._runs = 0
+        # In a unit's process hardly any exist before the user's code runs, and those live on.
+        self._before = {id(one) for kind in MADE for one in _instances(kind)}
+        self._made: dict[type, dict[int, Any]] = {kind: {} for kind in MADE}
+        self._container = nn.Module()
+        self.model = self._container
+        """The modules with parameters or buffers that the code made; several are the children of one."""
+        self.optimizers: list[Optimizer] = []
+        self.scaler: torch.amp.GradScaler | None = None
+
+    def make(self, make_step: Callable[[], object]) -> None:
+        """Let the user's function make the step. Raises NoStep if it returns something that cannot be called."""
+        step = make_step()
+        if not callable(step):
+            raise NoStep(f"it returned {type(step).__name__}, and not a function that does one step")
+        self._step = step
+        self._look()
+
+    @property
+    def phase_names(self) -> tuple[str, ...]:
+        """The phases so far, in the order in which they first came."""
+        return (*self._names, REST) if self._names else (WHOLE,)
+
+    def prepare(self) -> None:
+        """Look, after the first step, for what it made: optimizers make their state there."""
+        if self._runs == 1:
+            self._look()
+
+    def phases(self, observers: Sequence[Observer]) -> None:
+        """Do one step; the form in which `run_step` takes it."""
+        assert self._step is not None
+        self._of_step = dict.fromkeys(KINDS, 0.0)
+        self._observers, self._open = observers, None
+        begin_phase(self._outside, observers)
+        try:
+            self._step()
+        finally:
+            self._observers = None
+        end_phase(self._outside, observers)
+        self._runs += 1
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Name the part of the step inside the context: a phase, or inside of one a range of the profile.
+
+        Raises:
+            WrongPhase: results cannot hold such a name.
+        """
+        if self._observers is None or self._open is not None:
+            with named(name):
+                yield
+            return
+        observers = self._observers
+        # After an error there is no end: observers then still know the phase in which it was raised.
+        end_phase(self._outside, observers)
+        self._know(name)
+        self._open = name
+        begin_phase(name, observers)
+        yield
+        end_phase(name, observers)
+        self._open = None
+        begin_phase(REST, observers)
+
+    def work(self, *, flops: float | None, tokens: float | None, items: float | None) -> None:
+        """Add to the work of the running step or, outside of steps, set that of every step."""
+        for kind, amount in zip(KINDS, (flops, tokens, items), strict=True):
+            if amount is None:
+                continue
+            if self._observers is None:
+                self._of_every_step[kind] = float(amount)
+            else:
+                self._of_step[kind] += float(amount)
+
+    def work_of_step(self, kind: str) -> float | None:
+        """Return the FLOPs ("flops"), tokens or items of the last step; None if the code has not told them."""
+        return self._of_step[kind] or self._of_every_step[kind] or None
+
+    @property
+    def _outside(self) -> str:
+        return REST if self._names else WHOLE
+
+    def _know(self, name: str) -> None:
+        if name in self._names:
+            return
+        if not PHASE.fullmatch(name):
+            raise WrongPhase(f"phase {name!r}: a name has lower-case letters, digits and underscores, at most 50")
+        if name in RESERVED or re.fullmatch(r"step_\d+", name):
+            raise WrongPhase(f"phase {name!r}: this name has a meaning of its own in results; choose another")
+        if len(self._names) == MAX_PHASES:
+            raise WrongPhase(f"phase {name!r}: a step has at most {MAX_PHASES} phases")
+        self._names[name] = None
+
+    def _look(self) -> None:
+        """Add what was made since the last look. Objects that `gc.freeze` hides were seen before it."""
+        for kind, known in self._made.items():
+            known |= {
+                id(one): one for one in _instances(kind) if id(one) not in self._before and one is not self._container
+            }
+        roots = _roots([*self._made[nn.Module].values()])
+        if len(roots) != 1:
+            self._container = nn.ModuleDict(_named(roots))
+        self.model = roots[0] if len(roots) == 1 else self._container
+        self.optimizers = [*self._made[Optimizer].values()]
+        self.scaler = next(iter(self._made[torch.amp.GradScaler].values()), None)
+
+
+def _instances(kind: type) -> list[Any]:
+    # By type: `isinstance` would ask objects that stand for others, which may import modules or warn.
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def _roots(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the modules with parameters or buffers that are part of no other one."""
+    inside = {id(part) for module in modules for part in list(module.modules())[1:]}
+    return [
+        module
+        for module in modules
+        if id(module) not in inside and (any(True for _ in module.parameters()) or any(True for _ in module.buffers()))
+    ]
+
+
+def _named(modules: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Name modules by their classes: `Actor`, `Critic`, `Critic_2`."""
+    by_name: dict[str, nn.Module] = {}
+    for module in modules:
+        name, number = type(module).__name__, 2
+        key = name
+        while key in by_name:
+            key, number = f"{name}_{number}", number + 1
+        by_name[key] = module
+    return by_name
