@@ -79,10 +79,12 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _describe_kind(error)
     if kind == "extra_forbidden":
-        return _describe_unknown(str(error["loc"][-1]), fields_at(model, error["loc"][:-1]))
+        return _describe_unknown(str(error["loc"][-1]), model_at(model, error["loc"][:-1]))
     if kind in ("missing", "field_error"):
         return error["msg"]
-    return f"{error['msg']}; got {shown(error['input'])}"
+    several = isinstance(error["input"], str) and "," in error["input"] and any(part in KINDS for part in error["loc"])
+    cure = "; one job for each of several values is a sweep: `flopwatch sweep`" if several else ""
+    return f"{error['msg']}; got {shown(error['input'])}{cure}"
 
 
 def _describe_kind(error: ErrorDetails) -> str:
@@ -99,26 +101,34 @@ def _describe_kind(error: ErrorDetails) -> str:
     return f"{what} {shown(tag)}{hint}{';' if not near else ''} known kinds{' here' if inside else ''}: {known}"
 
 
-def _describe_unknown(name: str, known: Sequence[str]) -> str:
+def _describe_unknown(name: str, model: type[BaseModel] | None) -> str:
+    known = [] if model is None else list(model.model_fields)
+    inside = _fields_inside(model, name) if model is not None else []
     swapped = [
         field for field in known if sorted(field) == sorted(name)
     ]  # difflib finds modle nearer to mode than to model
-    near = swapped or difflib.get_close_matches(name, known, n=1)
+    near = inside or swapped or difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}" if known else ""
     return f"Unknown field{hint}"
 
 
-def fields_at(model: type[BaseModel], location: Iterable[int | str]) -> list[str]:
-    """Return the names of the fields allowed at a pydantic location below `model`."""
+def _fields_inside(model: type[BaseModel], name: str) -> list[str]:
+    """Return the dotted paths of the fields of this name in the objects that a model has: "model.size" for "size"."""
+    objects = ((field, _model_in(info.annotation)) for field, info in model.model_fields.items())
+    return [f"{field}.{name}" for field, inner in objects if inner is not None and name in inner.model_fields]
+
+
+def model_at(model: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel] | None:
+    """Return the model of the object at a pydantic location below `model`; None if there is none."""
     current: type[BaseModel] | None = model
     for part in location:
         if current is None:
-            return []
+            return None
         if isinstance(part, str) and part in current.model_fields:
             current = _model_in(current.model_fields[part].annotation)
         elif isinstance(part, str) and part in KINDS:
             current = KINDS[part]
-    return list(current.model_fields) if current is not None else []
+    return current
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

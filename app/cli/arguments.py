@@ -184,7 +184,14 @@ def parse_fit(argument: str, step: int) -> dict[str, Any]:
 
 def parse_labels(arguments: Iterable[str]) -> dict[str, str]:
     """Parse labels, given as key=value, each key once."""
-    return _once(map(split_pair, arguments))
+    return _once(map(_label, arguments))
+
+
+def _label(argument: str) -> tuple[str, str]:
+    key, colon, value = argument.partition(":")
+    if colon and "=" not in key:  # the HTTP API's way
+        raise typer.BadParameter(f"{argument!r} is not of the form key=value; write {key}={value}.")
+    return split_pair(argument)
 
 
 def parse_point(argument: str, lists: Collection[str] = ()) -> dict[str, Any]:

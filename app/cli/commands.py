@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated
 
 import typer
 
 from app.cli import comparing, history, jobs, processes, queue, results, site
-from app.cli.common import DataDir, Url, before_command
+from app.cli.common import DataDir, FieldsCommand, Url, before_command
 from app.cli.terminal import echo
 
 cli = typer.Typer(
@@ -18,7 +19,8 @@ cli = typer.Typer(
 )
 for module in (processes, jobs, queue, results, comparing, history, site):
     for command in module.COMMANDS:
-        cli.command()(command)
+        takes_fields = "fields" in inspect.signature(command).parameters
+        cli.command(cls=FieldsCommand if takes_fields else None)(command)
 cli.add_typer(comparing.baseline, name="baseline")
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from app.cli import completing
 from app.cli.terminal import echo, fail
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class FieldsCommand(TyperCommand):
+    """A command that takes fields as key=value; it names the field where one is written as an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for place, word in enumerate(args):
+            option, equals, value = word.partition("=")
+            if word == "--":
+                break
+            if not option.startswith("--") or option in options:
+                continue
+            from app.cli.specs import paths_of
+
+            if paths := paths_of(option[2:].replace("-", "_"), args):
+                following = value if equals else next(iter(args[place + 1 :]), "VALUE")
+                written = " or ".join(f"{path}={following}" for path in paths)
+                raise typer.BadParameter(f"{option} is a field of the job, and no option: write {written}")
+        return super().parse_args(ctx, args)
 
 
 def of_jobs(metavar: str, text: str) -> Any:

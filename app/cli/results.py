@@ -13,7 +13,7 @@ from app.cli.arguments import parse_labels, split_pair
 from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table, fail
 from app.table_options import FORMATS, Format, Statistic
-from flopwatch.spelling import argument, arguments
+from flopwatch.spelling import argument, arguments, fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -228,6 +228,7 @@ def specs(
     from flopwatch import ClientError
 
     listed = server.specs()
+    usual = {spec["kind"]: dict(fields(spec["example"])) for spec in listed}
     if kind is not None:
         listed = [spec for spec in listed if spec["kind"] == kind]
         if not listed:
@@ -239,7 +240,9 @@ def specs(
             ("kind", "description"), [(spec["kind"], spec["description"].partition("\n")[0]) for spec in listed]
         )
     else:
-        print_columns(("field", "default", "description"), list(_fields(listed[0]["schema"], listed[0]["example"])))
+        print_columns(
+            ("field", "default", "description"), list(_fields(listed[0]["schema"], listed[0]["example"], usual))
+        )
         if listed[0]["presets"]:
             echo()
             shapes = _shapes(listed[0]["schema"])
@@ -251,10 +254,13 @@ def specs(
             print_columns(head if shapes else head[:2], presets if shapes else [preset[:2] for preset in presets])
 
 
-def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
+def _fields(
+    schema: dict[str, Any], example: dict[str, Any], usual: dict[str, dict[str, Any]], prefix: str = ""
+) -> list[tuple[str, str, str]]:
     """Return (dotted path, default, description) of every field; nested models are flattened.
 
-    A default is written as `flopwatch submit` takes it.
+    A default is written as `flopwatch submit` takes it. Of a spec inside another one the fields are shown whose values
+    differ from those that are `usual` for its kind.
     """
     definitions = schema.get("$defs", {})
     rows = []
@@ -262,23 +268,31 @@ def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -
         path, default = prefix + name, example.get(name)
         inner = definitions.get(field.get("$ref", "").rpartition("/")[2])
         if inner is not None and isinstance(default, dict):
-            rows += _fields({**inner, "$defs": definitions}, default, path + ".")
+            rows += _fields({**inner, "$defs": definitions}, default, usual, path + ".")
+            continue
+        text = field.get("description", "").replace("\n", " ")
+        if isinstance(default, dict) and default.get("kind") in usual:
+            kind = default["kind"]
+            rows.append(
+                (f"{path}.kind", kind, f"{text} `flopwatch specs {kind}` lists its fields: {path}.FIELD=VALUE.")
+            )
+            own = {at: value for at, value in fields(default) if usual[kind].get(at) != value}
+            rows += [(f"{path}.{at}", argument(value), "") for at, value in own.items()]
         elif path != "kind":
             choices = " | ".join(map(argument, field.get("enum", ())))
-            text = field.get("description", "").replace("\n", " ")
             rows.append((path, argument(default), f"{choices}: {text}" if choices else text))
     return rows
 
 
 def _shapes(schema: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Return the hyper-parameters of each model size, if the kind has a model."""
-    fields = schema.get("$defs", {}).get("ModelSpec", {}).get("properties", {})
-    shapes = fields.get("size", {}).get("x-flopwatch-shapes", {})
-    return {size: {name: shape[name] for name in fields if name in shape} for size, shape in shapes.items()}
+    named = schema.get("$defs", {}).get("ModelSpec", {}).get("properties", {})
+    shapes = named.get("size", {}).get("x-flopwatch-shapes", {})
+    return {size: {name: shape[name] for name in named if name in shape} for size, shape in shapes.items()}
 
 
-def _numbers(fields: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
-    size = fields.get("model", {}).get("size")
+def _numbers(preset: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
+    size = preset.get("model", {}).get("size")
     return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import typer
 from app.cli.arguments import list_fields, parse_spec
 from app.cli.terminal import fail
 from flopwatch.own_code import OwnCode, put_into
+from flopwatch.spelling import fields as spec_fields
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
@@ -65,6 +66,16 @@ def local(
         ]
         fail("\n".join(["The spec is not valid", *dict.fromkeys(wrong)]), 2)
     return text, files
+
+
+def paths_of(name: str, words: Iterable[str]) -> list[str]:
+    """Return the dotted paths of the fields with this name, of the kind that is one of a command's words; of any kind
+    if there is none."""
+    from app.specs import KINDS
+
+    kinds = [word for word in words if word in KINDS] or KINDS
+    paths = [path for kind in kinds for path, _ in spec_fields(KINDS[kind].example().model_dump(mode="json"))]
+    return list(dict.fromkeys(path for path in paths if name in (path, path.rpartition(".")[2])))
 
 
 def without_effect(spec: dict[str, Any]) -> list[str]:

@@ -271,6 +271,43 @@ def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("submit", *TINY, "--context-length", "64"), "write context_length=64"),
+        (("sweep", *TINY, "--context-length=64,128"), "write context_length=64,128"),
+        (("submit", "benchmark", "--size", "tiny"), "write model.size=tiny"),
+        (("submit", "compare", "--precision", "bf16"), "write baseline.precision=bf16 or candidate.precision=bf16"),
+        (("run", "benchmark", "--batch_size", "1"), "write batch_size=1"),
+        (("rerun", "1", "--sequence-lengths", "64"), "write sequence_lengths=64"),
+    ],
+)
+def test_an_option_in_place_of_a_field_is_named(flopwatch: Any, words: tuple[str, ...], meant: str) -> None:
+    assert meant in " ".join(ended(flopwatch(*words), 2).replace("│", " ").split())
+
+
+def test_words_that_are_no_fields_stay_mistakes(flopwatch: Any) -> None:
+    assert "No such option" in ended(flopwatch("submit", *TINY, "--colour", "red"), 2)
+    assert "No such option" in ended(flopwatch("jobs", "--context-length", "64"), 2)
+
+
+def test_a_field_inside_the_model_is_named(flopwatch: Any) -> None:
+    meant = "/size: Unknown field; did you mean model.size?"
+    assert f"/spec{meant}" in ended(flopwatch("submit", "benchmark", "size=tiny"), 1)
+    assert f"/grid{meant}" in ended(flopwatch("sweep", "benchmark", "size=tiny,small"), 1)
+    assert meant in ended(flopwatch("run", "benchmark", "size=tiny"), 2)
+    nested = ("baseline.kind=benchmark", "candidate.kind=benchmark", "candidate.size=tiny")
+    assert f"/spec/candidate{meant}" in ended(flopwatch("submit", "compare", *nested), 1)
+
+
+@pytest.mark.parametrize("field", ["context_length=64,128", "model.size=tiny,small", "compile=true,false"])
+def test_several_values_of_a_field_are_a_sweep(flopwatch: Any, field: str) -> None:
+    cure = "one job for each of several values is a sweep: `flopwatch sweep`"
+    assert cure in ended(flopwatch("submit", "benchmark", field), 1)
+    assert cure in ended(flopwatch("run", "benchmark", field), 2)
+    assert cure not in ended(flopwatch("submit", "benchmark", field.partition(",")[0] + "x"), 1)
+
+
 def test_presets(site: Any, flopwatch: Any) -> None:
     submit = ("submit", "attention", "--json", "--preset", "cpu")
     spec = json.loads(ended(flopwatch(*submit, "sequence_lengths=128", "implementations=eager,tiled")))["spec"]
@@ -304,6 +341,30 @@ def test_label(site: Any, flopwatch: Any) -> None:
     job = site.job(job_id)
     assert (job["name"], job["labels"], job["note"]) == (None, {"kept": "y", "new": "z"}, "No gain.")
     assert flopwatch("label", str(job_id)).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("submit", *TINY),
+        ("sweep", *TINY, "seed=1,2"),
+        ("jobs",),
+        ("table",),
+        ("cancel",),
+        ("delete",),
+        ("check", "--baseline", "main"),
+    ],
+)
+def test_labels_are_written_one_way(flopwatch: Any, command: tuple[str, ...]) -> None:
+    refused = ended(flopwatch(*command, "--label", "run:old"), 2)
+    assert "write run=old" in " ".join(refused.replace("│", " ").split())
+
+
+def test_a_value_of_a_label_may_have_a_colon(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--label", "at=http://x")
+    assert json.loads(ended(flopwatch("jobs", "--label", "at=http://x", "--json")))[0]["id"] == job_id
+    assert "at=http://x" in ended(flopwatch("jobs"))
+    ended(flopwatch("cancel", str(job_id)))
 
 
 def test_jobs_of_a_user(site: Any, flopwatch: Any) -> None:
@@ -778,6 +839,17 @@ def test_specs(flopwatch: Any) -> None:
     presets = ended(flopwatch("specs", "attention"))
     assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE)
     assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
+    compared = ended(flopwatch("specs", "compare"))
+    assert "{" not in compared
+    assert re.findall(r"^(baseline|candidate)\.(\S+) +(\S+)", compared, re.MULTILINE) == [
+        ("baseline", "kind", "benchmark"),
+        ("baseline", "model.size", "tiny"),
+        ("baseline", "context_length", "64"),
+        ("candidate", "kind", "benchmark"),
+        ("candidate", "model.size", "tiny"),
+        ("candidate", "context_length", "64"),
+        ("candidate", "precision", "bf16"),
+    ]
     assert json.loads(ended(flopwatch("specs", "benchmark", "--json")))[0]["kind"] == "benchmark"
     assert "no kind 'nothing'" in ended(flopwatch("specs", "nothing"), 1)
 
