@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parallel.collectives import (
@@ -158,8 +159,12 @@ class FullyShardedDataParallel(nn.Module):
     """Shards parameters, gradients and optimizer state over the ranks, unit by unit.
 
     A unit is a child of a ModuleList, or else a module without children; a parameter that several units use, or that
-    belongs to a module with children outside a ModuleList, is gathered for the whole forward and backward pass. A
-    parameter with two axes or more is sharded, whatever module it belongs to: each rank's part is one-dimensional and
+    belongs to a module with children outside a ModuleList, is gathered for the whole forward and backward pass. So is
+    one that the model's forward pass uses between units, such as `F.linear(x, self.embedding.weight)`: the first
+    forward passes in training and in evaluation are watched for such uses. Within a unit, other units' parameters are
+    parts, and so are all parameters outside the forward pass.
+
+    A parameter with two axes or more is sharded, whatever module it belongs to: each rank's part is one-dimensional and
     of the same length, the last ones filled up with zeros. Others are kept by every rank, and their gradients are
     averaged.
 
@@ -207,6 +212,10 @@ class FullyShardedDataParallel(nn.Module):
         held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
+        self.inside: ShardedUnit | None = None
+        """In a watched forward pass: the unit that runs, or that has failed."""
+        self._watched: set[tuple[bool, bool]] = set()
+        """Kinds of forward passes that have been watched for uses of parameters outside their units."""
         self._order: list[ShardedUnit] = []
         """The units in the order in which they ran in the last forward pass."""
         self._previous_order: list[ShardedUnit] = []
@@ -222,7 +231,33 @@ class FullyShardedDataParallel(nn.Module):
         self._attach()
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        return self.module(*inputs, **named_inputs)
+        kind = (self.training, torch.is_grad_enabled())
+        if kind in self._watched:
+            return self.module(*inputs, **named_inputs)
+        self.inside = None
+        try:
+            with _PartsAreUsed(self):
+                outputs = self.module(*inputs, **named_inputs)
+        except Exception as error:
+            if self.inside is not None:
+                error.add_note(_OTHER_UNITS.format(unit=self.inside.name))
+            raise
+        self._watched.add(kind)
+        return outputs
+
+    def keep_whole(self, unit: ShardedUnit, parameter: UnitParameter) -> None:
+        """Move a parameter that is used outside its unit to the root, which is whole for the entire pass."""
+        root = self.units[0]
+        self._make_whole(unit)
+        self._make_whole(root)
+        unit.held.remove(parameter)
+        root.held.append(parameter)
+        if parameter.is_sharded:
+            unit.sharded.remove(parameter)
+            root.sharded.append(parameter)
+        root.show_whole()
+        if root not in self._order:
+            self._order.insert(0, root)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -271,12 +306,9 @@ class FullyShardedDataParallel(nn.Module):
                 unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
                 held_parameter = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype)
                 held.setdefault(unit_name, []).append(held_parameter)
-        units = [ShardedUnit(name, modules[name], held[name]) for name in modules if name in held]
-        if "\0root" in held:
-            root = ShardedUnit("", self.module, held["\0root"])
-            root.stays_whole = True
-            units.insert(0, root)
-        return units
+        root = ShardedUnit("", self.module, held.get("\0root", []))
+        root.stays_whole = True
+        return [root, *(ShardedUnit(name, modules[name], held[name]) for name in modules if name in held)]
 
     def _outside(self, unit_modules: Any) -> list[nn.Module]:
         inside = {id(child) for module in unit_modules for child in module.modules()}
@@ -315,7 +347,7 @@ class FullyShardedDataParallel(nn.Module):
             return
         starts: list[Callable[[], Any]] = []
         parts = []
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             for parameter in unit.held:
                 parameter.take_memory()
                 if parameter.is_sharded:
@@ -669,17 +701,66 @@ def _in_backward() -> bool:
 def _forward_hooks(
     this: weakref.ReferenceType[FullyShardedDataParallel], unit: ShardedUnit
 ) -> tuple[Callable[..., None], Callable[..., None]]:
+    paused: list[_PartsAreUsed] = []
+
     def before(module: nn.Module, inputs: Any, named_inputs: Any) -> None:
         wrapper = this()
-        if wrapper is not None:
-            wrapper.before_forward(unit, (inputs, named_inputs))
+        if wrapper is None or not unit.held:
+            return
+        watching = _get_current_function_mode()  # type: ignore[no-untyped-call]
+        if isinstance(watching, _PartsAreUsed) and unit.module is not wrapper.module:
+            # What a unit compiles must not depend on it.
+            paused.append(_pop_mode())  # type: ignore[no-untyped-call]
+            wrapper.inside = unit
+        wrapper.before_forward(unit, (inputs, named_inputs))
 
     def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
         wrapper = this()
-        if wrapper is not None:
+        if wrapper is not None and unit.held:
             wrapper.after_forward(unit, outputs)
+        if paused:
+            _push_mode(paused.pop())  # type: ignore[no-untyped-call]
+            if wrapper is not None and outputs is not None:
+                wrapper.inside = None
 
     return before, after
+
+
+_OTHER_UNITS = (
+    "This happened in the unit {unit!r}, where parameters of other units are one-dimensional parts. If it uses one, "
+    "register that parameter in both modules (self.weight = other.weight): it is then whole for the entire pass."
+)
+
+
+class _PartsAreUsed(TorchFunctionMode):
+    """Watches what runs between units: a part that a function of torch gets is replaced by the full parameter, which
+    from then on is whole for entire passes."""
+
+    def __init__(self, wrapper: FullyShardedDataParallel) -> None:
+        super().__init__()
+        self._wrapper = wrapper
+        self._places = {id(one.part): (unit, one) for unit in wrapper.units for one in unit.held}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function not in _SAME_FOR_PARTS and any(id(leaf) in self._places for leaf in tree_leaves((args, kwargs))):
+            args, kwargs = tree_map(self._whole, (args, kwargs))
+        return function(*args, **(kwargs or {}))
+
+    def _whole(self, value: Any) -> Any:
+        if id(value) not in self._places:
+            return value
+        unit, parameter = self._places[id(value)]
+        if parameter in unit.held and unit is not self._wrapper.units[0]:
+            self._wrapper.keep_whole(unit, parameter)
+        return parameter.whole
+
+
+_SAME_FOR_PARTS = {
+    getattr(Tensor, name).__get__ for name in ("device", "grad", "is_cuda", "is_leaf", "layout", "requires_grad")
+}
+"""What parts and full parameters have in common."""
 
 
 def _backward_hook(

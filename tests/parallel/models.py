@@ -57,6 +57,28 @@ class Block(nn.Module):
         return out
 
 
+class UsedOutside(nn.Module):
+    """Uses parameters outside their modules: in its own forward, in another block, and in torch's attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(WIDTH, 2, 11, dropout=0.0, batch_first=True)])
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens).to(self.embedding.weight.device)
+        x = x + self.attention(x, x, x)[0]
+        for block in self.blocks:
+            x = block(x)
+        x = x + functional.linear(x, self.blocks[0].up.weight) @ self.blocks[1].down.weight.T
+        for layer in self.layers:
+            x = layer(x)
+        return functional.linear(self.norm(x), self.embedding.weight)
+
+
 class Branches(nn.Module):
     """Ranks use different branches, and no rank the last."""
 

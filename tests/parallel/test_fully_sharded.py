@@ -27,6 +27,27 @@ def test_gradients_accumulate(ranks: Pool) -> None:
     ranks(training.fully_sharded_parity, True, "", 2)
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("evaluate_first", [False, True])
+def test_parameters_used_outside_their_modules(two_and_three: Pool, evaluate_first: bool, checkpoint: bool) -> None:
+    for report in two_and_three(training.fully_sharded_used_outside, evaluate_first, checkpoint):
+        # The others are whole only while their unit runs.
+        assert sorted(report["root"]) == [
+            "attention.in_proj_weight",
+            "attention.out_proj.weight",
+            "blocks.0.up.weight",
+            "blocks.1.down.weight",
+            "embedding.weight",
+        ]
+
+
+def test_the_error_of_a_unit_that_uses_anothers_parameter_says_what_to_do(two_and_three: Pool) -> None:
+    for note in two_and_three(training.fully_sharded_used_in_another_unit, False):
+        assert "in the unit 'blocks.1', where parameters of other units are one-dimensional parts" in note
+        assert "register that parameter in both modules (self.weight = other.weight)" in note
+    assert set(two_and_three(training.fully_sharded_used_in_another_unit, True)) == {""}
+
+
 @pytest.mark.parametrize("finished", ["", " finished"])
 @pytest.mark.parametrize("passes", ["0 1", "1", "1 2", "0 1 2"])
 def test_gradients_accumulate_without_being_sent(two_and_three: Pool, passes: str, finished: str) -> None:

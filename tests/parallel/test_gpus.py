@@ -80,6 +80,12 @@ def test_accumulating_without_sending(two_gpus: Pool, passes: str) -> None:
     two_gpus(training.accumulating, passes)
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_parameters_used_outside_their_modules(two_gpus: Pool, checkpoint: bool) -> None:
+    for report in two_gpus(training.fully_sharded_used_outside, True, checkpoint):
+        assert "embedding.weight" in report["root"]
+
+
 def test_fully_sharded_with_an_opaque_operation(two_gpus: Pool) -> None:
     """Triton's attention is a single operation for autograd."""
     two_gpus(training.fully_sharded_opaque)

@@ -15,7 +15,7 @@ import parallel
 import parallel.data_parallel
 import parallel.fully_sharded
 from parallel import collectives
-from tests.parallel.models import Branches, Everything, batch, loss_of
+from tests.parallel.models import Branches, Everything, UsedOutside, batch, loss_of
 
 WRAPPERS = {
     "naive": parallel.NaiveDataParallel,
@@ -455,6 +455,77 @@ def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: in
                 inputs, _ = batch(99)
                 close(model(inputs.to(device())), alone(inputs.to(device())), "logits")
     same_state(model, alone)
+
+
+def fully_sharded_used_outside(evaluate_first: bool, checkpoint: bool) -> dict[str, Any]:
+    """Train a model that uses parameters outside their modules; return which are whole for entire passes."""
+    from torch.utils.checkpoint import checkpoint as checkpointed
+
+    torch.manual_seed(dist.get_rank())
+    model = parallel.FullyShardedDataParallel(UsedOutside().to(device()))
+    torch.manual_seed(0)
+    alone = UsedOutside().to(device())
+    if checkpoint:
+        forward = model.module.forward
+        model.module.forward = lambda tokens: checkpointed(forward, tokens, use_reentrant=False)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9) for m in (model, alone))
+    inputs, targets = batch(99)
+
+    def evaluated() -> None:
+        for one in (model, alone):
+            one.eval()
+        with torch.no_grad():
+            close(model(inputs.to(device())), alone(inputs.to(device())), "logits")
+        for one in (model, alone):
+            one.train()
+
+    if evaluate_first:
+        evaluated()
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        same_gradients(model, alone)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    evaluated()
+    same_state(model, alone)
+    return {
+        "root": [one.name for one in model.units[0].held],
+        "memory": sum(one.memory.untyped_storage().nbytes() for unit in model.units for one in unit.held),
+    }
+
+
+def fully_sharded_used_in_another_unit(tied: bool) -> str:
+    """One block uses another's weight: that fails with an advice, whose following helps."""
+
+    class Borrower(nn.Module):
+        def __init__(self, lender: nn.Linear) -> None:
+            super().__init__()
+            self.lend = lambda: lender.weight
+            if tied:
+                self.weight = lender.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.lend()
+
+    torch.manual_seed(0)
+    lender = nn.Linear(4, 4, bias=False)
+    weight = lender.weight.detach().to(device(), copy=True)
+    module = nn.Module()
+    module.blocks = nn.ModuleList([lender, Borrower(lender)])
+    module.blocks[1].bias = nn.Parameter(torch.zeros(1, 4))
+    module.forward = lambda x: module.blocks[1](module.blocks[0](x))
+    model = parallel.FullyShardedDataParallel(module.to(device()))
+    inputs = torch.randn(6, 4, device=device())
+    try:
+        outputs = model(inputs)
+    except RuntimeError as error:
+        return "\n".join(error.__notes__)
+    close(outputs, inputs @ weight.T @ weight, "outputs")
+    return ""
 
 
 def accumulating(no_sync: str) -> None:

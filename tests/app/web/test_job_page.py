@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.store.records import Offer
+from app.store.records import Offer, UnitRecord
 from app.web.pages.job import varying_columns
 from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
@@ -248,3 +248,40 @@ def test_columns_that_vary_distinguish_measurements() -> None:
     ]
     measurements = {"columns": [{"name": name} for name in names], "rows": rows}
     assert varying_columns(measurements) == ["length", "device_key", "unit_title"]
+
+
+def test_the_reason_of_a_verdict_stands_once(fresh_site: Any, measured: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    check = {"name": "variation", "ok": False, "detail": "known to ±213.5%"}
+    validity = {"verdict": "suspect", "checks": [check]}
+    fresh_site.worker.finish(
+        fresh_site.worker.claim_job(job_id),
+        measurements=[measured("forward_ms", 1.0, model="tiny", validity="suspect")],
+        validity=validity,
+        units=[UnitRecord(0, "benchmark", "succeeded", validity=validity)],
+    )
+    found = page(fresh_site, f"/ui/jobs/{job_id}").text
+    assert found.count("known to ±213.5%") == 1
+    assert "† suspect: the checks of its job say why." in found
+    table = fresh_site.http.get(f"/tables?job={job_id}&format=markdown").text
+    assert "known to ±213.5%" in table, "a table that stands alone has the reason below it"
+
+
+def test_the_reason_of_a_wrong_result_is_not_repeated_by_its_check(fresh_site: Any, measured: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    check = {"name": "measured", "ok": False, "detail": "wrong: the output differs", "severity": "wrong"}
+    fresh_site.worker.finish(
+        fresh_site.worker.claim_job(job_id),
+        measurements=[
+            replace(
+                measured("forward_ms", None, outcome="wrong", model="tiny", validity="wrong"),
+                reason="the output differs",
+            )
+        ],
+        validity={"verdict": "wrong", "checks": [check]},
+    )
+    found = page(fresh_site, f"/ui/jobs/{job_id}").text
+    before, _, checks = found.partition("Checks\n")
+    assert before.partition("All 1 measurements")[0].count("the output differs") == 1
+    assert "measured" in checks
+    assert "the output differs" not in checks
