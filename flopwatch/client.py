@@ -161,6 +161,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        dry_run: bool = False,
     ) -> Submitted:
         """Submit one job.
 
@@ -175,6 +176,7 @@ class Flopwatch(Connection):
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
             wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
+            dry_run: only let the server check it: nothing is stored, and the answer is {"jobs": 1}.
 
         Returns:
             The job; done if it ended within `wait_s`. Its attribute `replayed` is True if an earlier request with this
@@ -191,13 +193,15 @@ class Flopwatch(Connection):
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
+        if dry_run:
+            _refuse_code(implementation, model, step)
         chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model, step=step)
         body = {
             "spec": chosen,
             **_options(name, labels, priority, timeout_s, max_attempts),
             "unique_key": unique_key,
         }
-        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s)
+        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
 
     def sweep(
         self,
@@ -216,6 +220,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        dry_run: bool = False,
     ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
@@ -226,6 +231,7 @@ class Flopwatch(Connection):
                 {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
                 `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
+            dry_run: only let the server check it: nothing is stored, and the answer has the number of `jobs`.
 
         The other arguments are those of `submit`.
 
@@ -237,6 +243,8 @@ class Flopwatch(Connection):
             >>> sum(sweep["counts"].values())
             3
         """
+        if dry_run:
+            _refuse_code(implementation, model, step)
         body = {
             "base": self.with_code(
                 self._with_preset(base, preset), implementation=implementation, model=model, step=step
@@ -246,7 +254,7 @@ class Flopwatch(Connection):
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
         }
-        return self.post_once("/sweeps", body, idempotency_key)
+        return self.post_once("/sweeps", body, idempotency_key, dry_run=dry_run)
 
     def rerun(
         self,
@@ -994,6 +1002,11 @@ def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
     if len(searches) != 1 or searches[0]["largest"] is None:
         return ""
     return f", {searches[0]['axis']} {searches[0]['largest']} fits"
+
+
+def _refuse_code(*files: str | None) -> None:
+    if any(files):
+        raise ClientError("A dry run uploads no file: leave out code of your own.")
 
 
 def _options(

@@ -181,13 +181,22 @@ class Connection:
         return entries
 
     def post_once(
-        self, path: str, body: Mapping[str, Any], idempotency_key: str | None = None, *, wait_s: int = 0
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        idempotency_key: str | None = None,
+        *,
+        wait_s: int = 0,
+        dry_run: bool = False,
     ) -> Submitted:
         """Post a body; the answer tells whether it is the first one to this key."""
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         if wait_s:
             headers["Prefer"] = f"wait={min(wait_s, MAX_PREFERRED_WAIT_S)}"
-        response = self.send("POST", path, body=body, headers=headers, timeout_s=self._timeout_s + wait_s)
+        params = {"dry_run": True if dry_run else None}
+        response = self.send(
+            "POST", path, params=params, body=body, headers=headers, timeout_s=self._timeout_s + wait_s
+        )
         return Submitted(response.json(), replayed="Idempotency-Replayed" in response.headers)
 
     def send(

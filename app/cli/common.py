@@ -69,6 +69,9 @@ WaitAtMost = Annotated[
         "--wait-at-most", min=0, metavar="SECONDS", help="Wait, but no longer than this; exit code 75 if it goes on."
     ),
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Submit nothing: say how many jobs it would be, and guess their time.")
+]
 GOES_ON = 75
 """Exit code if a job was not done in time (EX_TEMPFAIL of sysexits)."""
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]

@@ -14,6 +14,7 @@ from app.cli.common import (
     GOES_ON,
     WRONG,
     AsJson,
+    DryRun,
     Fields,
     Implementation,
     JobId,
@@ -89,8 +90,10 @@ def submit(
     max_attempts: MaxAttempts = 2,
     unique_key: Annotated[str | None, typer.Option(help="Refused while another job with it is queued or runs.")] = None,
     idempotency_key: Key = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Submit one job."""
+    from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
     options = _options(name, label, priority, timeout_s, max_attempts)
@@ -104,7 +107,11 @@ def submit(
         step=step,
         unique_key=unique_key,
         idempotency_key=idempotency_key,
+        dry_run=dry_run,
     )
+    if dry_run:
+        print_dry_run(server, spec["kind"], job["jobs"], searches=False, as_json=as_json)
+        return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 
@@ -176,8 +183,10 @@ def sweep(
     timeout_s: TimeoutS = None,
     max_attempts: MaxAttempts = 2,
     idempotency_key: Key = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
+    from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
@@ -193,7 +202,11 @@ def sweep(
         model=model,
         step=step,
         idempotency_key=idempotency_key,
+        dry_run=dry_run,
     )
+    if dry_run:
+        print_dry_run(server, base["kind"], made["jobs"], searches=search is not None, as_json=as_json)
+        return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 

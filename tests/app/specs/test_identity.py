@@ -524,8 +524,8 @@ def test_identity_holds_every_measured_field() -> None:
 
 
 def test_fields_of_the_model_have_no_effect_beside_a_step_of_ones_own() -> None:
-    spec = BenchmarkSpec(step_code=CodeSpec(**CODE), arguments={"batch_size": 8}, context_length=128, compile=True)
-    assert spec.without_effect() == ["context_length", "compile"]
+    spec = BenchmarkSpec(step_code=CodeSpec(**CODE), arguments={"batch_size": 8}, context_length=128, mode="forward")
+    assert spec.without_effect() == ["context_length", "mode"]
     used = {name for name, value in spec.case().identity.items() if value is not None}
     assert used == {*(f"step_code.{name}" for name in CODE), "arguments.batch_size", "precision", "pacing"}
     assert spec.title("context 128") == f"{spec.label()}, batch_size 8"
@@ -539,6 +539,7 @@ def test_fields_of_the_model_have_no_effect_beside_a_step_of_ones_own() -> None:
         ("benchmark", {"step_code": CODE, "arguments": {"no name": 1}}, "pattern"),
         ("benchmark", {"step_code": CODE, "arguments": {"lr": None}}, "valid"),
         ("benchmark", {"step_code": CODE, "code": CODE}, "leave one of them out"),
+        ("benchmark", {"step_code": CODE, "compile": True}, "in its own way"),
         ("profile", {"step_code": CODE, "phases": ["forward"]}, "leave it out"),
         ("ddp", {"step_code": CODE, "strategy": "flat"}, "does its own parallelism"),
     ],
