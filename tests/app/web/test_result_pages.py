@@ -419,9 +419,14 @@ class TestCompare:
         text = filled.http.get("/ui/compare").text
         assert 'formaction="/ui/new/compare"' in text
         assert 'action="/ui/new/compare"' in filled.http.get("/ui/new?kind=compare").text
-        form = page(filled, "/ui/new/compare?job=1&job=4").text
-        assert "candidate.precision=bf16" in form or '"precision": "bf16"' in form
+        page(filled, "/ui/new/compare?job=1&job=4")
+        form = filled.http.get("/ui/new/compare?job=1&job=4").text
+        assert "candidate.precision=bf16" in form
+        assert re.search(r'name="spec.candidate.precision" value="bf16" checked', form)
+        assert re.search(r'name="spec.baseline.precision" value="fp32" checked', form)
         page(filled, "/ui/new/compare?job=1", 422)
+        kinds = page(filled, "/ui/new/compare?job=1&job=8", 422).text
+        assert "Both sides of a comparison are of one kind: job 1 is of kind benchmark and 8 is of kind" in kinds
         page(filled, "/ui/new/compare?job=1&job=99999", 404)
 
     def test_jobs_without_a_common_case(self, filled: Any) -> None:
