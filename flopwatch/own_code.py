@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
 OPTIONS = {"attention": "implementation", "model": "model", "step": "step"}
 """The option that names the code of each role."""
+GIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class OwnCode:
     path: Path
     content: bytes
     function: str
+    revision: Mapping[str, Any] | None = None
+    """Where it comes from, as a spec has it; None: ask git."""
 
     @classmethod
     def read(cls, named: str) -> OwnCode:
@@ -53,9 +57,33 @@ class OwnCode:
         """Return the SHA-256 of the file."""
         return hashlib.sha256(self.content).hexdigest()
 
-    def as_field(self) -> dict[str, str]:
+    def as_field(self) -> dict[str, Any]:
         """Return the value by which a spec names it."""
-        return {"sha256": self.sha256, "function": self.function}
+        field: dict[str, Any] = {"sha256": self.sha256, "function": self.function, "file": self.path.name}
+        revision = self.revision or revision_of(self.path)
+        return field if revision is None else {**field, "revision": revision}
+
+
+def revision_of(path: Path) -> dict[str, Any] | None:
+    """Return the commit of a file's checkout and how the file differs from it; None if git knows nothing of it."""
+    commit = _git(path, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    name = path.name
+    dirty = bool(_git(path, "status", "--porcelain", "--", name))
+    diff = _git(path, "diff", "--shortstat", "HEAD", "--", name) if dirty else None
+    return {"commit": commit, "dirty": dirty, "diff": diff or None}
+
+
+def _git(path: Path, *command: str) -> str | None:
+    """Return what git says in a file's folder; None if it fails, or is not installed."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(path.parent), *command], capture_output=True, text=True, timeout=GIT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _defined(scope: ast.AST) -> Iterator[str]:

@@ -21,6 +21,7 @@ from app.metrics import column_name
 from app.results.arranging import RUN
 from app.results.footnotes import Doubt, doubts_of
 from app.results.sheet import NOT_MEASURED, Cell
+from app.results.versions import VERSION, short_version, uploaded_version
 from app.specs import Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot
@@ -32,7 +33,7 @@ from app.table_options import Statistic
 
 METRIC_SUFFIXES = ("", "_std", "_low", "_high", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
 OF_THE_JOB = ("job", "kind", "case_key")
-RESERVED = (*OF_THE_JOB, "device", "side", "validity", "validity_reason", "partial", RUN)
+RESERVED = (*OF_THE_JOB, "device", "side", VERSION, "validity", "validity_reason", "partial", RUN)
 """Columns of tables. A coordinate of a case with such a name becomes the column "case.<name>"."""
 
 Measured = measurements.Measured | SimpleNamespace
@@ -202,6 +203,9 @@ def cases_of(
             case = of_job.get(identity)
             if case is None:
                 coordinates = stored.coordinates(row.case, row.device_key, of_side)
+                spec = job.spec if of_side is None else job.spec.get(of_side, {})
+                if (version := uploaded_version(spec, coordinates)) is not None:
+                    coordinates = {**coordinates, VERSION: short_version(version)}
                 case = of_job[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
             case.add(name, row)
         cases += of_job.values()

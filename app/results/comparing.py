@@ -24,6 +24,7 @@ from app.results.pivoting import coordinates_of
 from app.results.profiles import ComparedProfiles, change_and_ratio
 from app.results.sheet import NOT_MEASURED, Cell
 from app.results.sides import Pair, Side, joins_of, sides_of_baseline, sides_of_job, sides_of_jobs
+from app.results.versions import VERSION
 from app.specs import KINDS, Scalar
 from app.states import VERDICTS
 from app.store.database.engine import Database
@@ -296,7 +297,7 @@ def _rows(
     baseline: Side, candidate: Side, differing: Collection[str], requested: Sequence[str]
 ) -> list[ComparedMetric]:
     """Return a row for each metric of each case."""
-    apart = {*differing, "side"}
+    apart = {*differing, "side", VERSION}  # versions of one case meet
     devices = {case.coordinates.get("device") for side in (baseline, candidate) for case in side.cases} - {None}
     if len(devices) == 1:  # a case that was not measured, which has no device, is matched with the one that was
         apart.add("device")

@@ -223,7 +223,7 @@ def _points(
     for (job_id, device, side), processes in gathered.items():
         job = jobs[job_id]
         summary = summarise(processes, planned_processes(job.spec), job.stopped)
-        version = version_of(job.environment, coordinates)
+        version = version_of(job.spec if side is None else job.spec.get(side, {}), job.environment, coordinates)
         points.append(
             Point(
                 job=job_id,

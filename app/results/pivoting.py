@@ -21,6 +21,7 @@ from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cel
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
 from app.results.reasons import Gap, reasons
 from app.results.sheet import Cell, Column, Sheet
+from app.results.versions import VERSION
 from app.specs import KINDS, Scalar, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database
@@ -174,6 +175,8 @@ def _sheet(
         _refuse_unknown_pivot(cases, layout.pivot)
         rows = None if rows is None else [name for name in rows if name != layout.pivot]
     coordinates = coordinates_of(cases, rows, also=layout.pivot)
+    if VERSION not in coordinates and any(case.show(VERSION) is not None for case in cases):
+        coordinates = [*coordinates, VERSION]
     metrics = _metrics(_table_columns(cases), units, _outcomes(cases), layout.columns)
     shown = (
         metrics

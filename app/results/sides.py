@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +14,19 @@ from pydantic import ValidationError
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
+from app.results.versions import VERSION
 from app.specs import Scalar, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot
-from app.store.keeping.baselines import cases_of_baseline
+from app.store.keeping.baselines import BaselineCase, cases_of_baseline
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob, JobChoice
 
 SideName = Literal["baseline", "candidate"]
 SIDES: tuple[SideName, SideName] = ("baseline", "candidate")
+
+HASH = ".sha256"
+"""The end of a coordinate that cases had in release 0.1.0."""
 
 Place = tuple[str | None, Scalar]
 """The key of a case, and the device that measured it; None: nothing was measured, so no device is known."""
@@ -122,6 +127,8 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
     side = _side(snapshot, "candidate", others)
     side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
     kept = cases_of_baseline(snapshot, name)
+    current = _current_keys(snapshot, kept, side.cases)
+    kept = [replace(case, case_key=current.get(case.case_key, case.case_key)) for case in kept]
     places = list(dict.fromkeys(_place_of(case) for case in side.cases))
     matched = _matched_devices({(kept_case.case_key, kept_case.device_key) for kept_case in kept}, places)
     chosen = {(key, device) for (key, _), devices in matched.items() for device in devices}
@@ -130,6 +137,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
         sorted({kept_case.job_id for kept_case in kept if (kept_case.case_key, kept_case.device_key) in chosen}),
     )
     whole = _side(snapshot, "baseline", ones)
+    whole = replace(whole, cases=[replace(case, key=current.get(case.key or "", case.key)) for case in whole.cases])
     of_baseline = {(kept_case.job_id, kept_case.case_key, kept_case.device_key) for kept_case in kept}
     cases = [case for case in whole.cases if (case.job, *_place_of(case)) in of_baseline and _place_of(case) in chosen]
     keys, known = {key for key, _ in places}, {case.key for case in cases}
@@ -150,6 +158,33 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
             (other, device) for (_, device), devices in matched.items() for other in devices if device != other
         ],
         notes=notes,
+    )
+
+
+def _current_keys(snapshot: Snapshot, kept: Iterable[BaselineCase], cases: Iterable[CaseOfJob]) -> dict[str, str]:
+    """Return the keys of a candidate's cases by the keys that a baseline of release 0.1.0 has for them.
+
+    There the hash of uploaded code was part of a case, and the name of its file was not.
+    """
+    wanted = {
+        _without_version(case): case.key for case in cases if case.key is not None and case.show(VERSION) is not None
+    }
+    others = {case.job_id for case in kept if case.case_key not in wanted.values()} if wanted else ()
+    return {
+        case.key: wanted[identity]
+        for case in (_side(snapshot, "baseline", _finished(snapshot, sorted(others))).cases if others else ())
+        if case.key is not None
+        and any(name.endswith(HASH) for name in case.coordinates)
+        and (identity := _without_version(case)) in wanted
+    }
+
+
+def _without_version(case: CaseOfJob) -> frozenset[tuple[str, Scalar]]:
+    """Return the coordinates of a case without hashes and names of files, which its labels have behind an @."""
+    return frozenset(
+        (name, re.sub(r"@\S+", "@", value) if isinstance(value, str) else value)
+        for name, value in case.coordinates.items()
+        if value is not None and not name.endswith((HASH, ".file")) and name not in ("device", VERSION)
     )
 
 

@@ -8,20 +8,36 @@ from typing import Any
 from app.specs import Scalar
 
 COMMIT_CHARACTERS = 40
+VERSION = "version"
+"""Column of tables: the version of the uploaded code of a case."""
 SHORT = 8
 """Characters of a short version."""
 DIRTY = "-dirty"
 """The end of the version of a checkout with changes that are not committed."""
 
 
-def version_of(environment: Mapping[str, Any] | None, coordinates: Mapping[str, Scalar]) -> str | None:
-    """Return the version of a measurement of a case in an environment; None if it is unknown.
+def uploaded_version(spec: Mapping[str, Any], coordinates: Mapping[str, Scalar]) -> str | None:
+    """Return the version of the uploaded code that a case runs: "+" stands between the hashes of several files.
 
-    Several uploaded files are written with "+" between their hashes.
+    Args:
+        spec: the job's spec, or that of a side of a comparison.
+        coordinates: the case's. A job may measure cases with its code beside others without.
     """
-    uploaded = [str(value) for name, value in coordinates.items() if name.endswith(".sha256") and value]
-    if uploaded:
-        return "+".join(uploaded)
+    hashes = [
+        str(code["sha256"])
+        for field, code in spec.items()
+        if isinstance(code, Mapping) and "sha256" in code and coordinates.get(f"{field}.function") is not None
+    ]
+    return "+".join(hashes) or None
+
+
+def version_of(
+    spec: Mapping[str, Any], environment: Mapping[str, Any] | None, coordinates: Mapping[str, Scalar]
+) -> str | None:
+    """Return the version of a measurement of a case in an environment; None if it is unknown."""
+    uploaded = uploaded_version(spec, coordinates)
+    if uploaded is not None:
+        return uploaded
     software = (environment or {}).get("software") or {}
     commit = software.get("git_commit")
     return None if not commit else f"{commit}{DIRTY if software.get('git_dirty') else ''}"

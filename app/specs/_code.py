@@ -2,6 +2,9 @@
 
 It is the one exception to "nothing is imported by a name from a request", and needs a worker whose operator has allowed
 it. The spec names the file by its content, so that equal specs always mean equal code.
+
+The content is a version of the case, not a part of it: the case has the names of the file and of the function, so that
+results of an edited file meet those of the file before.
 """
 
 from __future__ import annotations
@@ -19,11 +22,29 @@ FAMILY, NAME = "code", "uploaded"
 RUNS_CODE = f"{FAMILY}:{NAME}"
 """The name that a worker started with --allow-code registers, and that jobs with uploaded code need."""
 ALLOW_IT = "start one with `flopwatch worker --allow-code`"
-LABEL_DIGITS = 8
+UNNAMED = "uploaded"
+"""Stands for the name of a file that the spec does not name."""
 
 Role = Literal["attention", "model", "step"]
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field; clients find the field by it."""
+
+
+class Revision(StrictModel):
+    """Where uploaded code comes from, for people: it changes nothing."""
+
+    label: Annotated[str, Field(max_length=200)] | None = None
+    """What its author calls this version, such as "main" or "HEAD~3"."""
+    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None = None
+    """The git commit that the file is of, or that its changes are based on."""
+    dirty: bool = False
+    """True if the file has changes that are not committed."""
+    diff: Annotated[str, Field(max_length=200)] | None = None
+    """Those changes in short: "1 file changed, 3 insertions(+)"."""
+
+
+COORDINATES = ("function", "file")
+"""The parts of a field of code that are coordinates of a case."""
 
 
 class CodeSpec(StrictModel):
@@ -33,10 +54,15 @@ class CodeSpec(StrictModel):
     """SHA-256 of the file, in lower-case hexadecimal digits."""
     function: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
     """Its name in the file."""
+    file: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")] | None = None
+    """The name that the file has where it comes from. Of the same function, files with one name are versions of one
+    case."""
+    revision: Revision | None = None
+    """Where it comes from."""
 
     def label(self) -> str:
-        """Return the name that tables show: `attention@3f2a9c1b`. No registered name has an @ in it."""
-        return f"{self.function}@{self.sha256[:LABEL_DIGITS]}"
+        """Return the name that tables show: `attention@my_attention.py`. No registered name has an @ in it."""
+        return f"{self.function}@{self.file or UNNAMED}"
 
 
 class Uploaded(Needs):
@@ -55,7 +81,7 @@ def codes_of(spec: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tupl
     specs."""
     for field, value in spec.items():
         if isinstance(value, Mapping):
-            if set(value) == set(CodeSpec.model_fields):
+            if {"sha256", "function"} <= set(value):
                 yield (*at, field), str(value["sha256"])
             else:
                 yield from codes_of(value, (*at, field))
@@ -64,10 +90,9 @@ def codes_of(spec: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tupl
 def coordinates(identity: Mapping[str, Scalar], field: str, code: CodeSpec | None) -> dict[str, Scalar]:
     """Return a case's identity with the coordinates of a field of code, which are null if it has no effect."""
     kept = {name: value for name, value in identity.items() if name.partition(".")[0] != field}
-    parts = dict.fromkeys(CodeSpec.model_fields) if code is None else code.model_dump()
-    return {**kept, **{f"{field}.{name}": value for name, value in parts.items()}}
+    return {**kept, **{f"{field}.{name}": None if code is None else getattr(code, name) for name in COORDINATES}}
 
 
 def names(field: str) -> tuple[str, ...]:
     """Return the names of the coordinates of a field of code."""
-    return tuple(f"{field}.{name}" for name in CodeSpec.model_fields)
+    return tuple(f"{field}.{name}" for name in COORDINATES)

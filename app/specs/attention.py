@@ -196,7 +196,8 @@ class AttentionSpec(SpecBase):
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job, with the uploaded code among the implementations."""
-        return {"implementation": None} | super().overview() | {"implementation": listed(self._names())}
+        whole = coordinates(super().overview(), "code", self.code)
+        return {"implementation": None} | whole | {"implementation": listed(self._names())}
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

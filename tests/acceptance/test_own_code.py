@@ -5,7 +5,6 @@ Where no worker allows it: tests/app/api/test_files.py.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,10 +92,9 @@ def test_right_code_is_measured_beside_the_others(flopwatch: Flopwatch, site: An
     job, found = run(flopwatch, f"{mine}:right")
     assert job["state"] == "succeeded"
     assert {name: row["outcome"] for name, row in found.items()} == {"eager": "ok", "right": "ok"}
-    sha256 = hashlib.sha256(SOURCE.encode()).hexdigest()
-    assert found["right"]["implementation"] == f"right@{sha256[:8]}"
-    assert found["right"]["code.sha256"] == sha256
-    assert found["eager"]["code.sha256"] is None
+    assert found["right"]["implementation"] == "right@mine.py"
+    assert found["right"]["code.file"] == "mine.py"
+    assert found["eager"]["code.file"] is None
     shown: httpx.Response = site.client.get(job["links"]["code"])
     assert shown.text == SOURCE
     again = flopwatch.wait(flopwatch.rerun(job), timeout_s=60, show=lambda *_: None)

@@ -175,10 +175,11 @@ def test_points_between_two_jobs(database: Database, measure: Measure) -> None:
 
 def test_versions() -> None:
     dirty = {"software": {"git_commit": A, "git_dirty": True}}
-    assert version_of(dirty, {"precision": "bf16"}) == f"{A}-dirty"
-    uploaded = version_of(dirty, {"code.sha256": "c" * 64, "code.function": "attention"})
+    spec = {"code": {"sha256": "c" * 64, "function": "attention"}}
+    assert version_of(spec, dirty, {"precision": "bf16"}) == f"{A}-dirty"
+    uploaded = version_of(spec, dirty, {"code.function": "attention"})
     assert uploaded == "c" * 64, "uploaded code decides, not the checkout that ran it"
     assert short_version(f"{A}-dirty") == "aaaaaaaa-dirty"
     assert short_version(uploaded) == "cccccccc"
     assert (commit_of(f"{A}-dirty"), commit_of(uploaded), commit_of(None)) == (A, None, None)
-    assert version_of(None, {}) is version_of({}, {}) is None
+    assert version_of({}, None, {}) is version_of({}, {}, {}) is None

@@ -518,16 +518,26 @@ def test_identity_holds_every_measured_field() -> None:
     spec = BenchmarkSpec.example()
     fields = flat(spec.model_dump(mode="json", exclude={"kind", *spec.unmeasured}))
     codes = {"code", "attention_code", "step_code"}
-    of_code = {f"{field}.{name}" for field in codes for name in CodeSpec.model_fields}
+    of_code = {f"{field}.{name}" for field in codes for name in ("function", "file")}
     assert set(spec.case().identity) == set(fields) - {"model.size", *codes} | of_code
     assert TypeAdapter(dict[str, Any]).dump_json(dict(spec.case().coordinates))
+
+
+def test_an_edited_file_is_the_same_case() -> None:
+    """Its hash and where it comes from are a version; another file, or another function, is another case."""
+
+    def key(**changes: Any) -> str:
+        return BenchmarkSpec(attention_code=CodeSpec(**{**CODE, "file": "a.py", **changes})).case().key
+
+    assert key() == key(sha256="1" * 64) == key(revision={"label": "main", "dirty": True})
+    assert len({key(), key(function="other"), key(file="b.py"), key(file=None)}) == 4
 
 
 def test_fields_of_the_model_have_no_effect_beside_a_step_of_ones_own() -> None:
     spec = BenchmarkSpec(step_code=CodeSpec(**CODE), arguments={"batch_size": 8}, context_length=128, mode="forward")
     assert spec.without_effect() == ["context_length", "mode"]
     used = {name for name, value in spec.case().identity.items() if value is not None}
-    assert used == {*(f"step_code.{name}" for name in CODE), "arguments.batch_size", "precision", "pacing"}
+    assert used == {"step_code.function", "arguments.batch_size", "precision", "pacing"}
     assert spec.title("context 128") == f"{spec.label()}, batch_size 8"
 
 

@@ -1,0 +1,68 @@
+"""Uploaded code is a version of a case: its versions meet in tables, comparisons and baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from app.results import compare, compare_with_baseline
+from app.specs import spec_adapter
+from app.store.database.engine import Database
+from app.store.keeping.baselines import Baselines
+from tests.app.results.conftest import table
+
+Measure = Callable[..., int]
+OLD, NEW = "a" * 64, "b" * 64
+
+
+def spec_of(sha256: str, **code: Any) -> dict[str, Any]:
+    fields = {"sha256": sha256, "function": "mine", "file": "attention.py", **code}
+    return {"kind": "benchmark", "attention_code": {name: value for name, value in fields.items() if value is not None}}
+
+
+def key_of(spec: dict[str, Any]) -> str:
+    return spec_adapter.validate_python(spec).case().key
+
+
+def upload(database: Database) -> None:
+    """Let the store know both files."""
+    with database.write() as connection:
+        for sha256 in (OLD, NEW):
+            connection.exec_driver_sql(
+                "INSERT INTO code_file (sha256, size, put_at) VALUES (?, 1, '2026-01-01 00:00:00')", (sha256,)
+            )
+
+
+def test_versions_of_one_case_meet(database: Database, measure: Measure) -> None:
+    upload(database)
+    one, other = spec_of(OLD), spec_of(NEW, revision={"label": "main"})
+    assert key_of(one) == key_of(other)
+    jobs = [measure(("step_ms", {"case_key": key_of(spec), "median": 2.0}), spec=spec) for spec in (one, other)]
+    plain = measure(("step_ms", {"median": 2.0}))
+    shown = table(database, jobs=[*jobs, plain])
+    names = [column.name for column in shown.columns]
+    assert [row[names.index("version")] for row in shown.rows] == [OLD[:8], NEW[:8], None]
+    comparison = compare(database, jobs[:1], jobs[1:])
+    assert [(row.judged.metric, row.case_key) for row in comparison.rows] == [("step_ms", key_of(one))]
+    assert [(diff.name, diff.baseline, diff.candidate) for diff in comparison.differences] == [
+        ("version", OLD[:8], NEW[:8])
+    ]
+    Baselines(database).put("kept", job=jobs[0])
+    checked = compare_with_baseline(database, "kept", jobs[1:])
+    assert [row.case_key for row in checked.rows] == [key_of(one)]
+
+
+def test_a_baseline_of_release_0_1_0_meets_its_cases(database: Database, measure: Measure) -> None:
+    """There a case had the hash of the code, which its label showed, and no name of a file."""
+    upload(database)
+    former, spec = spec_of(OLD, file=None), spec_of(NEW)
+    case = {"attention": f"mine@{OLD[:8]}", "attention_code.sha256": OLD}
+    kept = measure(("step_ms", {"case_key": "former", "case": case, "median": 2.0}), spec=former)
+    another = {**case, "context_length": 512}
+    measure(("step_ms", {"case_key": "another", "case": another, "median": 9.0}), spec=former)
+    Baselines(database).put("kept", job=kept)
+    Baselines(database).put("other", job=kept + 1)
+    job = measure(("step_ms", {"case_key": key_of(spec), "median": 3.0}), spec=spec)
+    compared = compare_with_baseline(database, "kept", [job])
+    assert [(row.case_key, row.values()["baseline"]) for row in compared.rows] == [(key_of(spec), 2.0)]
+    assert not compare_with_baseline(database, "other", [job]).rows, "another case of the same code"
