@@ -4,6 +4,7 @@ lines, measured, profiled and snapshotted."""
 from __future__ import annotations
 
 import difflib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,3 +117,61 @@ def test_arguments_that_the_function_lacks_fail_with_its_own_words(flopwatch: Fl
     done = flopwatch.wait(job, timeout_s=60, show=lambda *_: None, check=False)
     assert (done["state"], done["error"]["code"]) == ("failed", "failed")
     assert "got an unexpected keyword argument 'batch'" in done["error"]["detail"]
+
+
+MEASURED = """
+import sys
+
+import torch
+
+import flopwatch
+
+model = torch.nn.Linear(16, 16)
+print("it trains with", sys.argv[1:])
+
+
+def step():
+    with flopwatch.phase("forward"):
+        model(torch.randn(8, 16))
+
+
+flopwatch.measure(step, measure_steps=5)
+"""
+
+
+def test_a_script_runs_through_the_queue_and_by_itself(flopwatch: Flopwatch, site: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MEASURED)
+    alone = subprocess.run(
+        [sys.executable, str(script), "--lr", "1"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=SCRIPTS.parent.parent,
+    )
+    assert "the median of 5" in alone.stdout
+    command = [sys.executable, "-m", "app.cli", "run-script", str(script), "--device", "cpu", "--", "--lr", "1 or 2"]
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FLOPWATCH_URL": str(site.client.base_url)},
+        cwd=SCRIPTS.parent.parent,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "it trains with ['--lr', '1 or 2']" in ran.stdout
+    job = flopwatch.list_jobs(kind="script", limit=1)[0]
+    assert "it trains with" in flopwatch.logs(job["id"])
+    measured = numbers(flopwatch, job)
+    assert measured["forward_ms", "forward"]
+    assert measured["parameters", None] == 16 * 16 + 16
+
+
+def test_a_script_that_measures_nothing_fails_with_what_to_do(flopwatch: Flopwatch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('only this')\n")
+    spec = flopwatch.with_code({"kind": "script", "device": "cpu"}, script=f"{tmp_path / 'train.py'}:__main__")
+    done = flopwatch.wait(flopwatch.submit(spec), timeout_s=60, show=lambda *_: None, check=False)
+    assert (done["state"], done["error"]["code"]) == ("failed", "failed")
+    assert "has not called flopwatch.measure(step)" in done["error"]["detail"]
+    assert "only this" in flopwatch.logs(done["id"])

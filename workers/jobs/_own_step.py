@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
 
 
+def listen(listener: steps.Listener) -> None:
+    """Let `flopwatch.phase`, `flopwatch.work` and `flopwatch.measure` of this process talk to a listener."""
+    steps.listen(listener)
+
+
 def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) -> Callable[[], OwnStep]:
     """Return a function that loads the code and makes the step with it, once.
 
@@ -30,7 +35,7 @@ def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) ->
         from workers.measure.own_step import NoStep, OwnStep
 
         step = OwnStep()
-        steps.listen(Listener(step))
+        listen(Listener(step))
         make_step = uploaded.load(code)
         _check_arguments(make_step, code, device, arguments)
         try:

@@ -415,6 +415,17 @@ class TestCompare:
         assert re.findall(r'<td class="case">(length=\d+)</td>', text) == ["length=8", "length=16"]
         assert re.findall(r"<caption>(.*?) Values", text) == ["tiny. 2 rows."]
 
+    def test_the_finding_is_not_repeated_behind_its_name(self, fresh_site: Any, measured: Any) -> None:
+        jobs = [fresh_site.submit(priority=88)["id"] for _side in range(3)]
+        for job, metric in zip(jobs, ("step_ms", "step_ms", "peak_mib"), strict=True):
+            rows = [measured(metric, 1.0, model="tiny")]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
+        text = fresh_site.http.get("/ui/compare", params={"job": jobs}).text
+        sentences = re.findall(r'<p class="sentence"><span [^>]*>([\w ]+)</span> (.*?)</p>', text)
+        assert [name for name, _ in sentences] == ["inconclusive", "missing"]
+        assert sentences[0][1].startswith("step_ms: 1 process each")
+        assert sentences[1][1].startswith("step_ms has no value")
+
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
         text = filled.http.get("/ui/compare").text
         assert 'formaction="/ui/new/compare"' in text
