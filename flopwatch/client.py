@@ -28,6 +28,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote, unquote
@@ -36,6 +37,7 @@ from app.table_options import Format
 from app.text.cases import case_text
 from app.text.times import duration
 from app.text.values import value_text
+from flopwatch import alternating
 from flopwatch.connection import (
     PAGE,
     Answer,
@@ -51,7 +53,7 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.own_code import put_into
+from flopwatch.own_code import OwnCode, put_into
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -203,6 +205,48 @@ class Flopwatch(Connection):
         }
         return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
 
+    def versus(
+        self,
+        old: str,
+        new: str,
+        spec: Mapping[str, Any],
+        *,
+        preset: str | None = None,
+        implementation: str | None = None,
+        model: str | None = None,
+        step: str | None = None,
+        replicates: int = 8,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Submitted:
+        """Submit a comparison of two versions of your own code: fresh processes measure both in turns.
+
+        Args:
+            old: the version to compare with: a file, a folder, or a revision of the git repository ("main", "HEAD~3").
+            new: the version that is compared; "." is the working tree.
+            spec: the spec of both sides, with its `kind`.
+            preset: one of the kind's presets, which `spec` then changes.
+            implementation: "my_attention.py:attention", the file and its function in both versions. Where a version is
+                a file itself, that file has the function.
+            model: likewise, a model class, for training kinds.
+            step: likewise, a training step, for training kinds.
+            replicates: fresh processes of each version.
+            name: of the job; None: both versions.
+
+        Raises:
+            ClientError: a version has no such file or function, or no code is named.
+            Refused, Unreachable: as `submit`.
+        """
+        if not any((implementation, model, step)):
+            raise ClientError("Name the code of which these are versions: implementation, model or step.")
+        plain = self._with_preset(spec, preset)
+        sides = {
+            side: self.with_code(plain, implementation=implementation, model=model, step=step, version=version)
+            for side, version in (("baseline", old), ("candidate", new))
+        }
+        comparison = {"kind": "compare", **sides, "replicates": replicates}
+        return self.submit(comparison, name=name or f"{old} → {new}", labels=labels)
+
     def sweep(
         self,
         base: Mapping[str, Any],
@@ -302,8 +346,9 @@ class Flopwatch(Connection):
         model: str | None = None,
         step: str | None = None,
         script: str | None = None,
+        version: str | None = None,
     ) -> Answer:
-        """Upload the files of code of one's own, and return the spec with it; see `submit`.
+        """Upload the files of code of one's own, and return the spec with it; see `submit`, and for `version` `versus`.
 
         Raises:
             ClientError: a file cannot be read, or specs of this kind take no such code.
@@ -313,7 +358,8 @@ class Flopwatch(Connection):
             return spec
         changed = copy.deepcopy(spec)
         try:
-            files = put_into(changed, self.specs(), named)
+            read = OwnCode.read if version is None else partial(OwnCode.of_version, version)
+            files = put_into(changed, self.specs(), named, read)
         except ValueError as error:
             raise ClientError(f"{error}.") from error
         for code in files:
@@ -803,6 +849,7 @@ class Flopwatch(Connection):
         fail_above_percent: float = 5.0,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        alternate: bool = False,
         show: Show | None = None,
     ) -> Answer:
         """Check jobs against a baseline; without jobs, run its specs again, wait for them, and check those.
@@ -815,6 +862,8 @@ class Flopwatch(Connection):
             labels: of the jobs that run again, beside `check`, which names the baseline unless it is among them. Labels
                 of the baseline's own jobs tell of their run, and are not copied.
             timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
+            alternate: where that is inconclusive, and the jobs run another version of your own code than the baseline,
+                measure both versions in turns, and judge that.
             show: called with each step of progress, in place of a bar.
 
         Returns:
@@ -836,7 +885,32 @@ class Flopwatch(Connection):
             self._wait_for_all(checked, timeout_s, show)
         else:
             checked = [self.job(job) for job in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
-        return self._checked(baseline, checked, metrics, fail_above_percent)
+        answer = self._checked(baseline, checked, metrics, fail_above_percent)
+        if not alternate or answer["outcome"] != "inconclusive":
+            return answer
+        return self._alternated(answer, metrics, fail_above_percent, timeout_s, show)
+
+    def _alternated(
+        self,
+        answer: Answer,
+        metrics: Sequence[str] | None,
+        fail_above_percent: float,
+        timeout_s: float | None,
+        show: Show | None,
+    ) -> Answer:
+        """Measure in turns what a check could not tell, and return the check's answer with that; see `check`."""
+        comparisons: list[Answer] = []
+        for comparison in answer["comparisons"]:
+            sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
+            specs = alternating.comparisons(*sides) if comparison["gate"]["outcome"] == "inconclusive" else []
+            number = alternating.replicates(comparison, fail_above_percent)
+            jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
+            self._wait_for_all(jobs, timeout_s, show)
+            query = comparison_query
+            comparisons += [self.get("/compare", **query(job, None, metrics, fail_above_percent)) for job in jobs] or [
+                comparison
+            ]
+        return _answer_of(answer["jobs"], comparisons)
 
     def _checked(
         self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float
@@ -853,19 +927,7 @@ class Flopwatch(Connection):
             self.get("/compare", **comparison_query(baseline, ids, metrics, fail_above_percent))
             for ids in by_kind.values()
         ]
-        for comparison in comparisons:
-            if comparison["gate"]["outcome"] == "not_comparable":
-                comparison["gate"] |= {
-                    "outcome": "inconclusive",
-                    "sentence": f"inconclusive: {comparison['gate']['sentence']}",
-                }
-        worst = min(comparisons, key=lambda comparison: CHECKED.index(comparison["gate"]["outcome"]))["gate"]
-        return {
-            "outcome": worst["outcome"],
-            "sentence": worst["sentence"],
-            "jobs": [job["id"] for job in jobs],
-            "comparisons": comparisons,
-        }
+        return _answer_of([job["id"] for job in jobs], comparisons)
 
     def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:
         """Submit a job once more, with these labels only: "commit=…" would be wrong of another run."""
@@ -1083,3 +1145,15 @@ def _is_there(target: Path, sha256: str) -> bool:
     if not same:
         raise DownloadFailed(f"{target} exists with other content, and is not overwritten: choose another folder.")
     return True
+
+
+def _answer_of(jobs: list[int], comparisons: list[Answer]) -> Answer:
+    """Return the answer of a check, which is that of its worst comparison; what cannot be compared is inconclusive."""
+    for comparison in comparisons:
+        if comparison["gate"]["outcome"] == "not_comparable":
+            comparison["gate"] |= {
+                "outcome": "inconclusive",
+                "sentence": f"inconclusive: {comparison['gate']['sentence']}",
+            }
+    worst = min(comparisons, key=lambda comparison: CHECKED.index(comparison["gate"]["outcome"]))["gate"]
+    return {"outcome": worst["outcome"], "sentence": worst["sentence"], "jobs": jobs, "comparisons": comparisons}

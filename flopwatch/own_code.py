@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,34 @@ class OwnCode:
         file, colon, function = named.rpartition(":")
         if not colon or not file or not function.isidentifier():
             raise ValueError(f"{named!r} is not of the form FILE.py:NAME, with a name that the file defines")
-        try:
-            content = Path(file).read_bytes()
-        except OSError as error:
-            raise ValueError(f"{file}: {error.strerror}") from error
+        return cls._checked(Path(file), _content(Path(file)), function)
+
+    @classmethod
+    def of_version(cls, version: str, named: str) -> OwnCode:
+        """Read a version of one's code: of the file, folder or git revision that `version` is.
+
+        `named` is "my_attention.py:attention": in the folder, or from here in the revision. Where `version` is a file
+        itself, only the name behind the colon counts. Raises ValueError with a sentence for people.
+        """
+        file, _, function = named.rpartition(":")
+        if Path(version).is_file():
+            code = cls.read(f"{version}:{function}")
+        elif Path(version).is_dir():
+            code = cls.read(f"{Path(version) / file}:{function}")
+        else:
+            path = Path(file)
+            commit = _git(path, "rev-parse", "--verify", "--quiet", f"{version}^{{commit}}")
+            if commit is None:
+                raise ValueError(f"{version!r} is no file, no folder, and no git revision of the folder of {file}")
+            done = _run_git(path, "show", f"{commit}:./{path.name}")
+            if done is None or done.returncode:
+                raise ValueError(f"revision {version} has no {file}")
+            return cls._checked(path, done.stdout, function, {"label": version, "commit": commit, "dirty": False})
+        return replace(code, revision={"label": version, **(revision_of(code.path) or {})})
+
+    @classmethod
+    def _checked(cls, path: Path, content: bytes, function: str, revision: Mapping[str, Any] | None = None) -> OwnCode:
+        file = str(path)
         try:
             module = ast.parse(content, file)
             compile(module, file, "exec", dont_inherit=True)
@@ -52,7 +76,7 @@ class OwnCode:
         defined = list(dict.fromkeys(_defined(module)))
         if function != MAIN and function not in defined and "*" not in defined:
             raise ValueError(f"{file} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
-        return cls(Path(file), content, function)
+        return cls(path, content, function, revision)
 
     @property
     def sha256(self) -> str:
@@ -77,15 +101,24 @@ def revision_of(path: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": dirty, "diff": diff or None}
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+
+
 def _git(path: Path, *command: str) -> str | None:
     """Return what git says in a file's folder; None if it fails, or is not installed."""
+    done = _run_git(path, *command)
+    return None if done is None or done.returncode else done.stdout.decode(errors="replace").strip()
+
+
+def _run_git(path: Path, *command: str) -> subprocess.CompletedProcess[bytes] | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(path.parent), *command], capture_output=True, text=True, timeout=GIT_TIMEOUT_S
-        )
+        return subprocess.run(["git", "-C", str(path.parent), *command], capture_output=True, timeout=GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _defined(scope: ast.AST) -> Iterator[str]:
@@ -107,6 +140,7 @@ def put_into(
     spec: dict[str, Any],
     specs: Iterable[Mapping[str, Any]],
     named: Mapping[str, str | None],
+    read: Callable[[str], OwnCode] = OwnCode.read,
 ) -> list[OwnCode]:
     """Set the fields of a spec that take the user's own code; returns the files to upload.
 
@@ -114,6 +148,7 @@ def put_into(
         spec: changed in place. In a kind that contains specs, the candidate gets the code.
         specs: the answer to `GET /specs`.
         named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
+        read: reads such a file.
 
     Raises:
         ValueError: the file cannot be read, or specs of this kind take no such code.
@@ -132,7 +167,7 @@ def put_into(
         if field is None:
             able = [known for known, schema in schemas.items() if _takes(schema, role)]
             raise ValueError(f"kind {kind} takes no {role} of your own; kinds that do: {', '.join(able)}")
-        code = OwnCode.read(value)
+        code = read(value)
         inside[field] = code.as_field()
         files.append(code)
     return files

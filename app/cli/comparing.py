@@ -153,6 +153,13 @@ def check(
         float | None, typer.Option(metavar="SECONDS", min=0, help="Wait no longer than this for the jobs.")
     ] = None,
     label: Label = None,
+    alternate: Annotated[
+        bool,
+        typer.Option(
+            "--alternate",
+            help="If it is inconclusive: measure both versions of your own code in turns.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
@@ -179,13 +186,17 @@ def check(
             fail_above_percent=limit,
             labels=labels,
             timeout_s=timeout_s,
+            alternate=alternate,
             show=show,
         )
     if as_json:
         print_json(checked)
     else:
         for comparison in checked["comparisons"]:
-            echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}: {comparison['gate']['sentence']}")
+            how = ", in turns" if comparison["alternated"] else ""
+            echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}{how}: {comparison['gate']['sentence']}")
+        if checked["outcome"] == "inconclusive" and not alternate:
+            echo("with code of your own, --alternate measures both versions in turns, which finds more", err=True)
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 

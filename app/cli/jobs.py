@@ -180,6 +180,44 @@ def _go_on(
 
 
 @with_server
+def versus(
+    server: Flopwatch,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A file, a folder, or a git revision, such as main.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Likewise; . is the working tree.")],
+    source: Source,
+    fields: Fields = None,
+    *,
+    preset: Preset = None,
+    implementation: Implementation = None,
+    model: Model = None,
+    step: Step = None,
+    replicates: Annotated[int, typer.Option(min=1, max=100, help="Fresh processes of each version.")] = 8,
+    name: Name = None,
+    label: Label = None,
+    wait_at_most: WaitAtMost = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two versions of your own code, which fresh processes measure in turns."""
+    from app.cli.specs import chosen
+
+    kind, under, lists = chosen(server, source, preset)
+    spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
+    labels = arguments.parse_labels(label or [])
+    job = server.versus(
+        old,
+        new,
+        spec,
+        implementation=implementation,
+        model=model,
+        step=step,
+        replicates=replicates,
+        name=name,
+        labels=labels,
+    )
+    _go_on(server, job, wait=True, at_most=wait_at_most, as_json=as_json)
+
+
+@with_server
 def sweep(
     server: Flopwatch,
     source: Source,
@@ -483,7 +521,7 @@ def label(
         print_job(job)
 
 
-COMMANDS = (submit, sweep, rerun, run_script, jobs, show, label, logs, cancel, delete, retry)
+COMMANDS = (submit, versus, sweep, rerun, run_script, jobs, show, label, logs, cancel, delete, retry)
 
 
 def _chosen(

@@ -6,12 +6,13 @@ Where no worker allows it: tests/app/api/test_files.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from flopwatch import Flopwatch
+from flopwatch import Flopwatch, alternating
 from tools.service import wait_for_job
 
 SOURCE = """
@@ -146,3 +147,34 @@ def test_a_model_with_attention_of_ones_own_is_trained(flopwatch: Flopwatch, sit
     other = flopwatch.submit({**spec, **few}, implementation=f"{mine}:right")
     done = wait_for_job(site.client, other["id"])
     assert done["state"] == "succeeded", done["error"]
+
+
+def test_two_versions_are_measured_in_turns(flopwatch: Flopwatch, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(f"{SOURCE}\n# {name}\n")
+    folders = (str(tmp_path / "old"), str(tmp_path / "new"))
+    spec = {**SPEC, "implementations": []}
+    job = flopwatch.versus(*folders, spec, implementation="mine.py:right", replicates=1)
+    job = flopwatch.wait(job, timeout_s=60, show=lambda *_: None)
+    assert job["name"] == " → ".join(folders)
+    compared = flopwatch.get("/compare", job=job["id"])
+    assert compared["alternated"]
+    assert [difference["name"] for difference in compared["differences"]] == ["version"]
+    assert {row["baseline_outcome"] for row in compared["rows"]} == {"ok"}
+
+
+def test_a_check_of_an_edited_file_goes_on_in_turns(
+    flopwatch: Flopwatch, mine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alternating, "FEWEST", 1)
+    monkeypatch.setattr(alternating, "MOST", 1)
+    kept, _ = run(flopwatch, f"{mine}:right")
+    flopwatch.set_baseline("kept", job=kept)
+    Path(mine).write_text(f"{SOURCE}\n# edited\n")
+    edited, _ = run(flopwatch, f"{mine}:right")
+    alone = flopwatch.check("kept", edited)
+    assert alone["outcome"] == "inconclusive", "one process each; the edited file meets its baseline"
+    turns = flopwatch.check("kept", edited, alternate=True, show=lambda *_: None)
+    assert [comparison["alternated"] for comparison in turns["comparisons"]] == [True]
+    assert turns["jobs"] == [edited["id"]]

@@ -52,7 +52,6 @@ def structure(line: str) -> str:
     line = re.sub(r"\\textbf\{([^}]*)\}", r"\1", line)
     line = re.sub(r"\b(in)?valid\b|\bsuspect\b", "VERDICT", line)
     line = re.sub(r"http://[\d.]+:\d+", "URL", line)
-    line = re.sub(r"@[0-9a-f]{8}\b", "@HASH", line)
     line = re.sub(r":?-{3,}:?", "---", line)
     line = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", line)
     line = re.sub(r"# ± #|# \$\\pm\$ #", "#", line)

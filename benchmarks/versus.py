@@ -1,0 +1,73 @@
+"""Shows how often `flopwatch versus` finds code that is 5 % slower, and how often it finds a difference of equal code.
+
+    python -m benchmarks.versus [--equal 20] [--slower 5] [--replicates 8] [--load 1]
+
+A real server and worker compare two files that repeat a matrix product: 40 and 42 times, or 40 and 40 times.
+`--load` processes that multiply matrices keep the host busy meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from flopwatch import Flopwatch
+from tools.service import Service
+
+SOURCE = """
+import torch
+
+
+def attention(q, k, v, is_causal):
+    for _ in range({number}):
+        scores = (q @ k.transpose(-2, -1)).softmax(-1)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+"""
+SPEC = {
+    "kind": "attention", "implementations": [], "head_dims": [64], "sequence_lengths": [256], "dtypes": ["fp32"],
+    "causal": [False], "batch_size": 1, "num_heads": 4, "mode": "forward", "warmup_steps": 5, "measure_steps": 20,
+    "device": "cpu",
+}  # fmt: skip
+LIMIT_PERCENT = 5.0
+BUSY = "import torch\ntorch.set_num_threads(1)\nx = torch.rand(512, 512)\nwhile True: x @ x"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, default in (("equal", 20), ("slower", 5), ("replicates", 8), ("load", 1)):
+        parser.add_argument(f"--{option}", type=int, default=default)
+    arguments = parser.parse_args()
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(arguments.load)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _measure(Path(folder), arguments)
+    finally:
+        for process in busy:
+            process.kill()
+
+
+def _measure(folder: Path, arguments: argparse.Namespace) -> None:
+    for name, number in (("base", 40), ("equal", 40), ("slower", 42)):
+        (folder / f"{name}.py").write_text(f"{SOURCE.format(number=number)}\n# {name}\n")
+    with Service(folder / "service", {"FLOPWATCH_ALLOW_CODE": "true"}) as service:
+        service.start_server()
+        service.start_worker()
+        flopwatch = Flopwatch(service.url)
+        for name in ("slower", "equal"):
+            found: Counter[str] = Counter()
+            for _ in range(getattr(arguments, name)):
+                files = (str(folder / f"{side}.py") for side in ("base", name))
+                options = {"implementation": "attention.py:attention", "replicates": arguments.replicates}
+                job = flopwatch.wait(flopwatch.versus(*files, SPEC, **options), show=lambda *_: None)
+                comparison = flopwatch.get("/compare", job=job["id"])
+                found[comparison["conclusion"]] += 1
+                print(f"{name}: {comparison['sentence']}", flush=True)
+            print(f"{name}: {dict(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What a check measures in turns when comparing jobs that ran at different times could not tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+FEWEST, MOST = 8, 40
+"""Processes of each side. More than MOST would take hours, and a host that needs more is too noisy."""
+OF_THE_RUN = ("replicates", "seed")
+"""Fields in which jobs of one baseline may differ; a comparison has replicates of its own."""
+
+
+def comparisons(baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the specs, without replicates, of the comparisons of a baseline's jobs with those of a candidate: of each
+    two specs that name different versions of one's code and are otherwise the same."""
+    specs = {_work(job["spec"]): job["spec"] for job in baseline}
+    pairs: dict[str, dict[str, Any]] = {}
+    for job in candidate:
+        before, after = specs.get(work := _work(job["spec"])), job["spec"]
+        if before is not None and _versions(before) != _versions(after):
+            pairs[work] = {"kind": "compare", "baseline": _of_side(before), "candidate": _of_side(after)}
+    return list(pairs.values())
+
+
+def replicates(comparison: Mapping[str, Any], percent: float) -> int:
+    """Return how many processes of each side would find a difference of so many percent, within FEWEST and MOST."""
+    known = [number for number in (1, 3, 5) if number <= percent]
+    column = f"replicates_for_{max(known, default=1)}_percent"
+    needed = [row.get(column) for row in comparison["rows"] if row.get("finding") == "inconclusive"]
+    return min(MOST, max([FEWEST, *(number if number is not None else MOST for number in needed)]))
+
+
+def _versions(spec: Mapping[str, Any]) -> list[str]:
+    return [code["sha256"] for code in spec.values() if isinstance(code, Mapping) and "sha256" in code]
+
+
+def _of_side(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name != "replicates"}
+
+
+def _work(spec: Mapping[str, Any]) -> str:
+    """Return what a spec asks for, without the version of its code."""
+    kept = {
+        name: {part: value[part] for part in ("function", "file") if part in value}
+        if isinstance(value, Mapping) and "sha256" in value
+        else value
+        for name, value in spec.items()
+        if name not in OF_THE_RUN
+    }
+    return json.dumps(kept, sort_keys=True)

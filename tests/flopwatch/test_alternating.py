@@ -1,0 +1,40 @@
+"""Which specs a check measures in turns, and with how many processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flopwatch import alternating
+
+
+def job(sha256: str | None, **fields: Any) -> dict[str, Any]:
+    code = None if sha256 is None else {"sha256": sha256, "function": "f", "file": "a.py", "revision": {"dirty": True}}
+    return {"spec": {"kind": "attention", "code": code, "seed": 0, **fields}}
+
+
+def test_versions_of_the_same_work_are_compared_once() -> None:
+    baseline = [job("old", seed=1, replicates=8), job("old", seed=2), job("old", dtypes=["fp32"])]
+    candidate = [job("new", seed=5), job("new", seed=6), job("new", dtypes=["bf16"])]
+    (spec,) = alternating.comparisons(baseline, candidate)
+    assert (spec["kind"], spec["baseline"]["code"]["sha256"], spec["candidate"]["code"]["sha256"]) == (
+        "compare",
+        "old",
+        "new",
+    )
+    assert "replicates" not in spec["baseline"]
+
+
+def test_equal_code_and_no_code_are_not() -> None:
+    assert alternating.comparisons([job("old")], [job("old")]) == []
+    assert alternating.comparisons([job(None)], [job(None)]) == []
+
+
+@pytest.mark.parametrize(
+    ("needed", "number"), [({}, 8), ({"replicates_for_3_percent": 20}, 20), ({"replicates_for_3_percent": 900}, 40)]
+)
+def test_the_number_of_processes_follows_the_noise(needed: dict[str, int], number: int) -> None:
+    rows = [{"finding": "inconclusive", "replicates_for_3_percent": 3, **needed}, {"finding": "differs"}]
+    assert alternating.replicates({"rows": rows}, 4.5) == number
+    assert alternating.replicates({"rows": [{"finding": "inconclusive"}]}, 5) == 40, "too noisy to say"
