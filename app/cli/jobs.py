@@ -132,8 +132,9 @@ def _go_on(
             when = f"`flopwatch specs {job['kind']}` tells when {words[1]}"
             echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
     if job["waiting"] is not None:
-        echo(f"job {job['id']} waits: {job['waiting']}", err=True)
-        if wait and at_most is None:
+        if not wait:
+            echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+        elif at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
         goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
