@@ -295,14 +295,20 @@ class Flopwatch(Connection):
         return name
 
     def with_code(
-        self, spec: Answer, *, implementation: str | None = None, model: str | None = None, step: str | None = None
+        self,
+        spec: Answer,
+        *,
+        implementation: str | None = None,
+        model: str | None = None,
+        step: str | None = None,
+        script: str | None = None,
     ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`.
 
         Raises:
             ClientError: a file cannot be read, or specs of this kind take no such code.
         """
-        named = {"implementation": implementation, "model": model, "step": step}
+        named = {"implementation": implementation, "model": model, "step": step, "script": script}
         if not any(named.values()):
             return spec
         changed = copy.deepcopy(spec)

@@ -28,7 +28,7 @@ class FieldsCommand(TyperCommand):
     """A command that takes fields as key=value; it names the field where one is written as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        options = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
         for place, word in enumerate(args):
             option, equals, value = word.partition("=")
             if word == "--":

@@ -1,10 +1,12 @@
-"""Commands that submit jobs, watch them and end them: submit, sweep, rerun, jobs, show, logs, cancel, retry, …"""
+"""Commands that submit jobs, watch them and end them: submit, sweep, rerun, run-script, jobs, show, logs, cancel, …"""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -114,6 +116,33 @@ def submit(
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
+
+
+@with_server
+def run_script(
+    server: Flopwatch,
+    script: Annotated[Path, typer.Argument(help="A script that calls flopwatch.measure(step).")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's arguments.")] = None,
+    *,
+    precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+    name: Name = None,
+    label: Label = None,
+    priority: Priority = 0,
+    timeout_s: TimeoutS = None,
+) -> None:
+    """Run a training script through the queue, and wait: its output, then what flopwatch.measure(step) measured."""
+    spec = server.with_code(
+        {"kind": "script", "arguments": shlex.join(words or []), "precision": precision, "device": device},
+        script=f"{script}:__main__",
+    )
+    job = server.submit(spec, **_options(name, label, priority, timeout_s, 2))
+    if not as_json:
+        for event in server.events(job):
+            if event.type == "log":
+                echo(event.data["text"], nl=False)
+    _go_on(server, job, wait=True, at_most=None, as_json=as_json)
 
 
 def _go_on(
@@ -455,7 +484,7 @@ def label(
         print_job(job)
 
 
-COMMANDS = (submit, sweep, rerun, jobs, show, label, logs, cancel, delete, retry)
+COMMANDS = (submit, sweep, rerun, run_script, jobs, show, label, logs, cancel, delete, retry)
 
 
 def _chosen(

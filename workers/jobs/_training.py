@@ -522,10 +522,10 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
     for kind in ("tokens", "items"):
         amount = work_of_step(training, kind)
-        values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], _not_told(kind))
+        values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], not_told(kind))
     flops = work_of_step(training, "flops")
     if flops is None:
-        why = _not_told("flops") if training.own else f"model {name_of(spec)!r} does not tell its FLOPs"
+        why = not_told("flops") if training.own else f"model {name_of(spec)!r} does not tell its FLOPs"
         values.set_missing("unknown", why)
         return []
     rate = 1e-12 * flops / seconds
@@ -537,7 +537,8 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     return [check_rate(rate, spec.precision, device, ceilings)]
 
 
-def _not_told(kind: str) -> str:
+def not_told(kind: str) -> str:
+    """Return why a rate of a step of the user's own is unknown."""
     return f"the step does not tell its {kind}: flopwatch.work({kind}=…)"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from app.cli import specs
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
 from app.store.records import StoredArtifact, UnitRecord
@@ -961,6 +962,11 @@ def test_help_is_quick_and_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "submit" in done.stdout
     assert done.stdout.splitlines()[-1] == "", "nothing slow is imported"
+
+
+def test_help_of_a_command_needs_no_specs(flopwatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "paths_of", lambda *_: pytest.fail("--help is no field"))
+    assert "--dry-run" in ended(flopwatch("submit", "--help"))
 
 
 def test_table_with_pivot_reference_and_union(site: Any, flopwatch: Any) -> None:

@@ -84,6 +84,7 @@ def test_every_table_fits_a_terminal_of_80_columns(
     flopwatch("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--name", "of a grid " * 10)
     flopwatch("sweep", "benchmark", "model.size=tiny", "context_length=8,16", "batch_size=1,2", "precision=fp32,bf16")
     profile, other_profile, one, other = results
+    assert flopwatch("baseline", "set", "kept", one).returncode == 0
     commands = [
         ("jobs",),
         ("table", "--job", one, "--job", other, "--columns", "all"),
@@ -96,6 +97,8 @@ def test_every_table_fits_a_terminal_of_80_columns(
         ("specs", "compare"),
         ("sweeps",),
         ("workers",),
+        ("baseline", "list"),
+        ("baseline", "show", "kept"),
     ]
     widest = {}
     for command in commands:

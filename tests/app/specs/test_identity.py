@@ -24,6 +24,7 @@ from app.specs.kernel import KernelSpec
 from app.specs.memory import MemorySpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from app.specs.profile import ProfileSpec
+from app.specs.script import ScriptSpec
 from app.text.cases import case_text
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
@@ -56,6 +57,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"causal": [False]},
     ],
     "kernel": [{}],
+    "script": [{}],
     "ceiling": [{}],
     "collective": [{}],
     "mixed_precision": [{}, {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}}],
@@ -88,7 +90,8 @@ OTHER_VALUES = {
     "code": [CODE],
     "attention_code": [CODE],
     "step_code": [CODE],
-    "arguments": [{"batch_size": 8}],
+    "script_code": [CODE],
+    "arguments": [{"batch_size": 8}, "--batch-size 8"],
 }
 """Where the schema alone does not give another valid value."""
 
@@ -501,6 +504,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
     ],
     CompareSpec: ["9670ef397cb247e88341", "0d2b135c0f1835cd7845"],
     MemorySpec: ["61e5b4b949587fb65873"],
+    ScriptSpec: ["24f796dffdd94b3083dc"],
 }
 
 

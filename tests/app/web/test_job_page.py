@@ -209,7 +209,45 @@ def test_errors_stand_at_their_fields(fresh_site: Any) -> None:
     assert fresh_site.rows() == before
 
 
-@pytest.mark.parametrize("query", ["kind=none", "kind=attention&preset=none", "job=999999"])
+def sent_by_browser(form: str) -> dict[str, list[str]]:
+    """What a browser sends of a form's inputs that are hidden, filled in or ticked."""
+    fields: dict[str, list[str]] = {}
+    for element in re.findall(r"<input [^>]*>", form.partition('id="new"')[2].partition("</form>")[0]):
+        name, value = re.search(r' name="([^"]*)"', element), re.search(r' value="([^"]*)"', element)
+        if name and value and ('type="checkbox"' not in element or " checked" in element):
+            fields.setdefault(name[1], []).append(html.unescape(value[1]))
+    return fields
+
+
+def test_a_comparison_is_submitted_by_fields(fresh_site: Any) -> None:
+    form = fresh_site.http.get("/ui/new?kind=compare").text
+    answer = fresh_site.http.post("/ui/new", data=sent_by_browser(form), headers=OWN)
+    assert answer.status_code == 303, "it can be sent as it is"
+    spec = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))["spec"]
+    assert [spec[side]["precision"] for side in ("baseline", "candidate")] == ["fp32", "bf16"]
+    assert spec["baseline"]["model"]["size"] == "tiny"
+
+    form = fresh_site.http.get("/ui/new?kind=compare&of=attention").text
+    fields = sent_by_browser(form) | {
+        "spec.candidate.implementations": ["tiled"],
+        "spec.candidate.head_dims": ["16, 32"],
+    }
+    answer = fresh_site.http.post("/ui/new", data=fields | {"spec.candidate.batch_size": ["0"]}, headers=OWN)
+    assert answer.status_code == 422
+    assert 'id="field-candidate-batch_size-error-1">Input should be greater than or equal to 1' in answer.text
+    assert 'id="field-baseline-batch_size-error-1"' not in answer.text
+    answer = fresh_site.http.post("/ui/new", data=fields, headers=OWN)
+    job = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
+    assert (job["spec"]["candidate"]["implementations"], job["spec"]["candidate"]["head_dims"]) == (["tiled"], [16, 32])
+    cloned = sent_by_browser(fresh_site.http.get(f"/ui/new?job={job['id']}").text)
+    answer = fresh_site.http.post("/ui/new", data=cloned, headers=OWN)
+    assert fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))["spec"] == job["spec"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["kind=none", "kind=attention&preset=none", "kind=compare&of=none", "kind=compare&of=compare", "job=999999"],
+)
 def test_unknown_kinds_presets_and_jobs_have_no_form(fresh_site: Any, query: str) -> None:
     assert "All jobs" in page(fresh_site, f"/ui/new?{query}", 404).text
 

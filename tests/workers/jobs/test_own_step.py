@@ -58,6 +58,29 @@ def make_lacking_step(device):
     return step
 
 
+def make_shared_step(device, batch_size):
+    torch.manual_seed(torch.distributed.get_rank())
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 10).to(device))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        x = torch.randn(batch_size, 32, device=device)
+        with flopwatch.phase("forward"):
+            loss = model(x).square().mean()
+        with flopwatch.phase("backward"):
+            loss.backward()
+        with flopwatch.phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        # Equal on all ranks only if they have shared their gradients.
+        mean = model.module.weight.detach().clone()
+        torch.distributed.all_reduce(mean)
+        assert torch.allclose(mean / torch.distributed.get_world_size(), model.module.weight)
+        flopwatch.work(items=batch_size, flops=1e6)
+
+    return step
+
+
 def make_nothing(device):
     return 3
 """
@@ -186,3 +209,19 @@ def test_memory_of_a_step_without_phases_is_that_of_the_step(run: Run) -> None:
 def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
     report = run(kind, "make_lacking_step", measure_steps=1)
     assert {row["outcome"] for row in report.rows if row["phase"] != "initialisation"} == {"oom"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(run: Run, world_size: int) -> None:
+    report = run("ddp", "make_shared_step", world_size=world_size, arguments={"batch_size": 8}, device="auto")
+    rows = {(row["metric"], row["phase"]): row for row in report.rows}
+    for name in ("forward", "backward", "optimizer", "rest", "step"):
+        assert rows[f"{name}_ms", name]["n"] == 3
+    step_s = 1e-3 * rows["step_ms", "step"]["median"]
+    assert rows["items_per_s", None]["median"] == pytest.approx(world_size * 8 / step_s)
+    assert rows["tflops", None]["median"] == pytest.approx(world_size * 1e6 * 1e-12 / step_s)
+    assert rows["parameters", None]["median"] == 32 * 10 + 10
+    assert ("gradient_error", None) not in rows
+    assert len(report.table_rows("ranks")) == world_size
+    if world_size > 1:
+        assert rows["communication_ms", None]["median"] > 0
