@@ -410,9 +410,11 @@ class Flopwatch(Connection):
                 current = self.sweep_state(sweep_id)
                 counts = current["counts"]
                 total, done = sum(counts.values()), sum(counts[current] for current in FINISHED)
-                display(
-                    done, total, f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
-                )
+                message = f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
+                if counts["queued"] and not counts["running"]:
+                    first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
+                    message += "".join(f"; waits: {job['waiting']}" for job in first if job["waiting"])
+                display(done, total, message)
                 if done >= total:
                     return current
                 if time.monotonic() >= deadline:

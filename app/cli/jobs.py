@@ -256,8 +256,9 @@ def _follow_sweep(
             else f"searches by {total} {'job' if total == 1 else 'jobs'} at a time"
         )
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
-    _say_what_waits(server, made["id"])
-    if wait:
+    if not wait:
+        _say_what_waits(server, made["id"])
+    else:
         with (
             _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
             progress_display() as show,
