@@ -161,6 +161,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        dry_run: bool = False,
     ) -> Submitted:
         """Submit one job.
 
@@ -175,6 +176,7 @@ class Flopwatch(Connection):
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
             wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
+            dry_run: only let the server check it: nothing is stored, and the answer is {"jobs": 1}.
 
         Returns:
             The job; done if it ended within `wait_s`. Its attribute `replayed` is True if an earlier request with this
@@ -191,13 +193,15 @@ class Flopwatch(Connection):
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
+        if dry_run:
+            _refuse_code(implementation, model, step)
         chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model, step=step)
         body = {
             "spec": chosen,
             **_options(name, labels, priority, timeout_s, max_attempts),
             "unique_key": unique_key,
         }
-        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s)
+        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
 
     def sweep(
         self,
@@ -216,6 +220,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        dry_run: bool = False,
     ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
@@ -226,6 +231,7 @@ class Flopwatch(Connection):
                 {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
                 `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
+            dry_run: only let the server check it: nothing is stored, and the answer has the number of `jobs`.
 
         The other arguments are those of `submit`.
 
@@ -237,6 +243,8 @@ class Flopwatch(Connection):
             >>> sum(sweep["counts"].values())
             3
         """
+        if dry_run:
+            _refuse_code(implementation, model, step)
         body = {
             "base": self.with_code(
                 self._with_preset(base, preset), implementation=implementation, model=model, step=step
@@ -246,7 +254,7 @@ class Flopwatch(Connection):
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
         }
-        return self.post_once("/sweeps", body, idempotency_key)
+        return self.post_once("/sweeps", body, idempotency_key, dry_run=dry_run)
 
     def rerun(
         self,
@@ -287,14 +295,20 @@ class Flopwatch(Connection):
         return name
 
     def with_code(
-        self, spec: Answer, *, implementation: str | None = None, model: str | None = None, step: str | None = None
+        self,
+        spec: Answer,
+        *,
+        implementation: str | None = None,
+        model: str | None = None,
+        step: str | None = None,
+        script: str | None = None,
     ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`.
 
         Raises:
             ClientError: a file cannot be read, or specs of this kind take no such code.
         """
-        named = {"implementation": implementation, "model": model, "step": step}
+        named = {"implementation": implementation, "model": model, "step": step, "script": script}
         if not any(named.values()):
             return spec
         changed = copy.deepcopy(spec)
@@ -341,8 +355,8 @@ class Flopwatch(Connection):
 
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
-            show: called with each step of progress, in place of the bar. If it has a method `tell`, that gets a line
-                about each finished cell.
+            show: called with each step of progress, and with each new reason why the job waits, in place of the bar. If
+                it has a method `tell`, that gets a line about each finished cell.
             check: raise JobFailed unless the job succeeded.
 
         Returns:
@@ -357,8 +371,16 @@ class Flopwatch(Connection):
             display = show or stack.enter_context(progress_bar())
             tell = getattr(display, "tell", None)
             seconds: list[float] = []
-            for event in self.events(job_id, timeout_s=timeout_s):
-                if event.type == "progress":
+            queued, reason = False, None
+            for event in self._events(job_id, timeout_s):
+                if event is not None and event.type == "state":
+                    queued, reason = event.data["state"] == "queued", None
+                    display(0, 0, event.data["state"])
+                # What the reason depends on, such as the workers, makes no event of the job.
+                if queued and (latest := self.job(job_id)["waiting"]) != reason:
+                    reason = latest
+                    display(0, 0, f"job {job_id} waits: {reason}" if reason else "queued")
+                if event is not None and event.type == "progress":
                     done, total, message = (event.data[name] for name in ("done", "total", "message"))
                     if "cell" in event.data:
                         seconds.append(event.data["cell"]["seconds"])
@@ -366,8 +388,6 @@ class Flopwatch(Connection):
                         if tell is not None:
                             tell(f"{done}/{total} {message}")
                     display(done, total, message)
-                elif event.type == "state":
-                    display(0, 0, event.data["state"])
         done = self.job(job_id)
         if check and done["state"] != "succeeded":
             raise JobFailed(done)
@@ -390,9 +410,11 @@ class Flopwatch(Connection):
                 current = self.sweep_state(sweep_id)
                 counts = current["counts"]
                 total, done = sum(counts.values()), sum(counts[current] for current in FINISHED)
-                display(
-                    done, total, f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
-                )
+                message = f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
+                if counts["queued"] and not counts["running"]:
+                    first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
+                    message += "".join(f"; waits: {job['waiting']}" for job in first if job["waiting"])
+                display(done, total, message)
                 if done >= total:
                     return current
                 if time.monotonic() >= deadline:
@@ -405,7 +427,10 @@ class Flopwatch(Connection):
         Raises:
             WaitTimeout: the job was not done after `timeout_s`. It is noticed at the server's next sign of life.
         """
-        return self.stream(f"/jobs/{id_of(job)}/events", f"Job {id_of(job)}", timeout_s)
+        return (event for event in self._events(id_of(job), timeout_s) if event is not None)
+
+    def _events(self, job_id: int, timeout_s: float | None) -> Iterator[Event | None]:
+        return self.stream(f"/jobs/{job_id}/events", f"Job {job_id}", timeout_s)
 
     # Looking
 
@@ -994,6 +1019,11 @@ def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
     if len(searches) != 1 or searches[0]["largest"] is None:
         return ""
     return f", {searches[0]['axis']} {searches[0]['largest']} fits"
+
+
+def _refuse_code(*files: str | None) -> None:
+    if any(files):
+        raise ClientError("A dry run uploads no file: leave out code of your own.")
 
 
 def _options(

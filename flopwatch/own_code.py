@@ -14,8 +14,10 @@ from typing import Any
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
-OPTIONS = {"attention": "implementation", "model": "model", "step": "step"}
+OPTIONS = {"attention": "implementation", "model": "model", "step": "step", "script": "script"}
 """The option that names the code of each role."""
+MAIN = "__main__"
+"""In place of a function: the whole file, as a script."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class OwnCode:
             reason = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ValueError(f"{file}{line}: this is not Python: {reason}") from error
         defined = list(dict.fromkeys(_defined(module)))
-        if function not in defined and "*" not in defined:
+        if function != MAIN and function not in defined and "*" not in defined:
             raise ValueError(f"{file} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
         return cls(Path(file), content, function)
 
@@ -83,7 +85,7 @@ def put_into(
     Args:
         spec: changed in place. In a kind that contains specs, the candidate gets the code.
         specs: the answer to `GET /specs`.
-        named: the file and its function by option ("implementation", "model", "step"); None: not given.
+        named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
 
     Raises:
         ValueError: the file cannot be read, or specs of this kind take no such code.

@@ -14,7 +14,7 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +87,45 @@ def implementation(code: CodeSpec) -> Implementation:
     return Implementation(code.label(), loaded, dtypes=dict.fromkeys(DEVICES, DTYPES))
 
 
+def content(code: CodeSpec) -> bytes:
+    """Return the uploaded file. Raises InvalidEnvironment if this process has no such file."""
+    try:
+        found = _path(code).read_bytes()
+    except OSError as error:
+        raise InvalidEnvironment(f"{code.label()}: its file is not here: {error.strerror}") from error
+    if hashlib.sha256(found).hexdigest() != code.sha256:
+        raise InvalidEnvironment(f"{code.label()}: its file has changed since it was uploaded")
+    return found
+
+
+def run_as_main(source: bytes, name: str, arguments: Sequence[str]) -> None:
+    """Run a script as `python NAME ARGUMENTS` would, in this process; it may end itself with exit code 0.
+
+    Raises:
+        BrokenCode: it is not Python, or has ended itself with another exit code.
+        Exception: whatever it raises.
+    """
+    module = ModuleType("__main__")
+    before, sys.argv = sys.argv, [name, *arguments]
+    module.__file__ = name
+    main, sys.modules["__main__"] = sys.modules["__main__"], module
+    try:
+        compiled = compile(source, name, "exec", dont_inherit=True)
+        _remember_lines(Path(name), source)
+        exec(compiled, vars(module))  # noqa: S102  # only under --allow-code
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise BrokenCode(f"{name} has ended itself with exit code {end.code}") from end
+    except SyntaxError as error:
+        raise BrokenCode(f"{name}: {_describe(error, Path(name))}") from error
+    finally:
+        sys.argv, sys.modules["__main__"] = before, main
+
+
+def _path(code: CodeSpec) -> Path:
+    return Path(os.environ.get(FOLDER, "")) / f"{code.sha256}.py"
+
+
 def _is_implementation(loaded: object) -> bool:
     from kernels.registry import Implementation
 
@@ -97,21 +136,15 @@ def _module(code: CodeSpec) -> ModuleType:
     name = f"uploaded_{code.sha256}"
     if name in sys.modules:
         return sys.modules[name]
-    path = Path(os.environ.get(FOLDER, "")) / f"{code.sha256}.py"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidEnvironment(f"{code.label()}: its file is not here: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != code.sha256:
-        raise InvalidEnvironment(f"{code.label()}: its file has changed since it was uploaded")
+    path, source = _path(code), content(code)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     # Registered before it runs, as Python does: dataclasses and pickles look for their module there.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         # The very bytes whose hash was checked: the loader would read the file a second time.
-        compiled = compile(content, str(path), "exec", dont_inherit=True)
-        _remember_lines(path, content)
+        compiled = compile(source, str(path), "exec", dont_inherit=True)
+        _remember_lines(path, source)
         exec(compiled, vars(module))  # noqa: S102  # only under --allow-code
     except Exception as error:
         del sys.modules[name]

@@ -26,13 +26,14 @@ from app.api.parameters import (
     Limit,
     Moment,
     StrictQuery,
+    SubmissionQuery,
     Text,
     declared,
     idempotency,
     user_of,
     wait_seconds,
 )
-from app.api.schemas import Job, Page
+from app.api.schemas import DryRun, Job, Page
 from app.api.services import CurrentServices, Services
 from app.defaults import USER
 from app.errors import STORE_UNAVAILABLE
@@ -68,13 +69,15 @@ class JobsQuery(StrictQuery):
     "",
     operation_id="submit_job",
     status_code=201,
-    responses={201: {"model": Job}},
+    responses={200: {"model": DryRun, "description": "With `dry_run`"}, 201: {"model": Job}},
     openapi_extra=request_body(JobBody) | declared("Idempotency-Key", "Prefer", USER),
-    dependencies=[NO_QUERY],
     summary="Submit a job",
 )
 async def submit(
-    request: Request, services: CurrentServices, body: Annotated[Body[JobBody], Depends(read_job_body)]
+    request: Request,
+    services: CurrentServices,
+    query: Annotated[SubmissionQuery, Query()],
+    body: Annotated[Body[JobBody], Depends(read_job_body)],
 ) -> Response:
     """Submits a job. `Idempotency-Key` makes repeating the request safe; `Prefer: wait=N` holds the answer until the
     job is done.
@@ -83,6 +86,9 @@ async def submit(
     repeated request may wait for it. While another job with the same `unique_key` is queued or running, the answer is
     409 with that job's `job_id` and `Location`.
     """
+    if query.dry_run:
+        await run_sync(lambda: check_names(body.model.spec, known_names(services), "/spec"))
+        return Json({"jobs": 1})
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, "POST /jobs", body.sent, awaits=seconds is not None)
     submitted = await submit_job(services, body.model, key, user_of(request.headers))

@@ -71,6 +71,11 @@ class StrictQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
+class SubmissionQuery(StrictQuery):
+    dry_run: bool = False
+    """Only check the request: nothing is stored, and the answer is 200 with the number of `jobs`."""
+
+
 def _cursor(value: str) -> str:
     if re.fullmatch(r"[0-9]{1,18}", value, re.ASCII):
         return value

@@ -48,6 +48,11 @@ class Job(TypedDict):
     links: dict[str, str]
 
 
+class DryRun(TypedDict):
+    jobs: int
+    """Jobs that the same request without `dry_run` submits at once; with `fit`, one for each search."""
+
+
 class BulkCancelled(TypedDict):
     cancelled: int
     requested: int

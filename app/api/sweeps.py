@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, JsonValue, ValidationError, model_validator
@@ -15,9 +16,20 @@ from pydantic_core import to_json
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.links import linked_sweep
 from app.api.names import known_names, unknown_names
-from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, declared, idempotency, user_of
+from app.api.parameters import (
+    NO_QUERY,
+    Cursor,
+    Json,
+    Limit,
+    StrictQuery,
+    SubmissionQuery,
+    SweepId,
+    declared,
+    idempotency,
+    user_of,
+)
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
-from app.api.schemas import Page, Sweep
+from app.api.schemas import DryRun, Page, Sweep
 from app.api.services import CurrentServices, Services
 from app.defaults import USER
 from app.errors import FieldError, InvalidRequest
@@ -25,7 +37,7 @@ from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error
 from app.specs._fit import MAX_SEARCHES, Fit, FitBody, GridPath
 from app.specs._sweep import Point, expand
-from app.store.records import Idempotency, Submitted
+from app.store.records import Idempotency, NewJob, Submitted
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
@@ -72,16 +84,21 @@ class SweepsQuery(StrictQuery):
     "",
     operation_id="submit_sweep",
     status_code=201,
-    responses={201: {"model": Sweep}},
+    responses={200: {"model": DryRun, "description": "With `dry_run`"}, 201: {"model": Sweep}},
     openapi_extra=request_body(SweepBody) | declared("Idempotency-Key", USER),
-    dependencies=[NO_QUERY],
     summary="Submit a sweep",
 )
 async def submit(
-    request: Request, services: CurrentServices, body: Annotated[Body[SweepBody], Depends(read_sweep_body)]
+    request: Request,
+    services: CurrentServices,
+    query: Annotated[SubmissionQuery, Query()],
+    body: Annotated[Body[SweepBody], Depends(read_sweep_body)],
 ) -> Response:
     """Submits all jobs of the grid or, if one of them is not valid, none. `Idempotency-Key` makes repeating the request
     safe."""
+    if query.dry_run:
+        jobs, _ = await run_sync(lambda: planned(services, body.model))
+        return Json({"jobs": len(jobs)})
     key = idempotency(request.headers, "POST /sweeps", body.sent)
     submitted = await submit_sweep(services, body.model, key, user_of(request.headers))
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
@@ -98,20 +115,26 @@ async def submit_sweep(
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
             return first
-        if body.fit is not None:
-            return search(services, body, body.fit, key, user)
-        default = services.settings.default_timeout_s
-        points = expand(body.base, body.grid, body.exclude)
-        specs = valid_specs(services, points)
-        jobs = [
-            replace(body.new_job(spec, default, point.choice), submitted_by=user)
-            for spec, point in zip(specs, points, strict=True)
-        ]
-        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key)
+        jobs, fit = planned(services, body)
+        sent = [replace(job, submitted_by=user) for job in jobs]
+        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, sent, key, fit)
 
     count = math.prod(map(len, body.grid.values()))
     run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
     return await run(store)
+
+
+def planned(services: Services, body: SweepBody) -> tuple[list[NewJob], Fit | None]:
+    """Return the jobs that a sweep begins with, and its search; raises InvalidRequest with pointers into the body."""
+    if body.fit is not None:
+        return first_of_searches(services, body, body.fit)
+    points = expand(body.base, body.grid, body.exclude)
+    return _jobs(services, body, valid_specs(services, points), points), None
+
+
+def _jobs(services: Services, body: SweepBody, specs: Sequence[SpecBase], points: Sequence[Point]) -> list[NewJob]:
+    default = services.settings.default_timeout_s
+    return [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -128,10 +151,8 @@ class SearchPoint(Point):
         return ("fit", self.said_by) if location[: len(axis)] == axis else super().origin(location)
 
 
-def search(
-    services: Services, options: SweepBody, body: FitBody, key: Idempotency | None, user: str | None
-) -> Submitted:
-    """Submit the first job of each search; raises InvalidRequest if its first or its largest value is not valid."""
+def first_of_searches(services: Services, options: SweepBody, body: FitBody) -> tuple[list[NewJob], Fit]:
+    """Return the first job of each search; raises InvalidRequest if its first or its largest value is not valid."""
     points = expand(options.base, options.grid, options.exclude) if options.grid else [Point(options.base, {})]
     if len(points) > MAX_SEARCHES:
         raise _wrong(("grid",), f"{len(points)} searches; a sweep has at most {MAX_SEARCHES}: split it")
@@ -142,14 +163,7 @@ def search(
         for value, said_by in ((fit.start, "start"), (fit.upto, "upto"))
     )
     specs = valid_specs(services, [*firsts, *lasts])
-    default = services.settings.default_timeout_s
-    jobs = [
-        replace(options.new_job(spec, default, point.choice), submitted_by=user)
-        for spec, point in zip(specs, firsts, strict=False)
-    ]
-    return services.queue.submit_sweep(
-        options.name, options.labels, options.base, options.grid, options.exclude, jobs, key, fit
-    )
+    return _jobs(services, options, specs[: len(firsts)], firsts), fit
 
 
 def _axis(spec: SpecBase, axis: str) -> tuple[Any, int]:

@@ -28,7 +28,7 @@ class FieldsCommand(TyperCommand):
     """A command that takes fields as key=value; it names the field where one is written as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        options = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
         for place, word in enumerate(args):
             option, equals, value = word.partition("=")
             if word == "--":
@@ -68,6 +68,9 @@ WaitAtMost = Annotated[
     typer.Option(
         "--wait-at-most", min=0, metavar="SECONDS", help="Wait, but no longer than this; exit code 75 if it goes on."
     ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Submit nothing: say how many jobs it would be, and guess their time.")
 ]
 GOES_ON = 75
 """Exit code if a job was not done in time (EX_TEMPFAIL of sysexits)."""

@@ -1,10 +1,12 @@
-"""Commands that submit jobs, watch them and end them: submit, sweep, rerun, jobs, show, logs, cancel, retry, …"""
+"""Commands that submit jobs, watch them and end them: submit, sweep, rerun, run-script, jobs, show, logs, cancel, …"""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +16,7 @@ from app.cli.common import (
     GOES_ON,
     WRONG,
     AsJson,
+    DryRun,
     Fields,
     Implementation,
     JobId,
@@ -89,8 +92,10 @@ def submit(
     max_attempts: MaxAttempts = 2,
     unique_key: Annotated[str | None, typer.Option(help="Refused while another job with it is queued or runs.")] = None,
     idempotency_key: Key = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Submit one job."""
+    from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
     options = _options(name, label, priority, timeout_s, max_attempts)
@@ -104,9 +109,40 @@ def submit(
         step=step,
         unique_key=unique_key,
         idempotency_key=idempotency_key,
+        dry_run=dry_run,
     )
+    if dry_run:
+        print_dry_run(server, spec["kind"], job["jobs"], searches=False, as_json=as_json)
+        return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
+
+
+@with_server
+def run_script(
+    server: Flopwatch,
+    script: Annotated[Path, typer.Argument(help="A script that calls flopwatch.measure(step).")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's arguments.")] = None,
+    *,
+    precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+    name: Name = None,
+    label: Label = None,
+    priority: Priority = 0,
+    timeout_s: TimeoutS = None,
+) -> None:
+    """Run a training script through the queue, and wait: its output, then what flopwatch.measure(step) measured."""
+    spec = server.with_code(
+        {"kind": "script", "arguments": shlex.join(words or []), "precision": precision, "device": device},
+        script=f"{script}:__main__",
+    )
+    job = server.submit(spec, **_options(name, label, priority, timeout_s, 2))
+    if not as_json:
+        for event in server.events(job):
+            if event.type == "log":
+                echo(event.data["text"], nl=False)
+    _go_on(server, job, wait=True, at_most=None, as_json=as_json)
 
 
 def _go_on(
@@ -125,8 +161,9 @@ def _go_on(
             when = f"`flopwatch specs {job['kind']}` tells when {words[1]}"
             echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
     if job["waiting"] is not None:
-        echo(f"job {job['id']} waits: {job['waiting']}", err=True)
-        if wait and at_most is None:
+        if not wait:
+            echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+        elif at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
         goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
@@ -176,8 +213,10 @@ def sweep(
     timeout_s: TimeoutS = None,
     max_attempts: MaxAttempts = 2,
     idempotency_key: Key = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
+    from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
@@ -193,7 +232,11 @@ def sweep(
         model=model,
         step=step,
         idempotency_key=idempotency_key,
+        dry_run=dry_run,
     )
+    if dry_run:
+        print_dry_run(server, base["kind"], made["jobs"], searches=search is not None, as_json=as_json)
+        return
     note = f" {SUBMITTED_BEFORE}" if made.replayed else ""
     _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 
@@ -213,8 +256,9 @@ def _follow_sweep(
             else f"searches by {total} {'job' if total == 1 else 'jobs'} at a time"
         )
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
-    _say_what_waits(server, made["id"])
-    if wait:
+    if not wait:
+        _say_what_waits(server, made["id"])
+    else:
         with (
             _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
             progress_display() as show,
@@ -441,7 +485,7 @@ def label(
         print_job(job)
 
 
-COMMANDS = (submit, sweep, rerun, jobs, show, label, logs, cancel, delete, retry)
+COMMANDS = (submit, sweep, rerun, run_script, jobs, show, label, logs, cancel, delete, retry)
 
 
 def _chosen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,18 +70,26 @@ def _broken_name(name: str, width: int) -> str:
 
 def _least(column: Sequence[str]) -> int:
     """Return the least width of a column: of its longest line, but at most WIDEST_UNBROKEN."""
-    return min(WIDEST_UNBROKEN, max(len(line) for text in column for line in text.split("\n")))
+    return min(WIDEST_UNBROKEN, _widest(line for text in column for line in text.split("\n")))
+
+
+def _widest(texts: Iterable[str]) -> int:
+    """Return the number of a terminal's cells that the widest text takes: a Chinese character takes two."""
+    from rich.cells import cell_len
+
+    return max(map(cell_len, texts), default=0)
 
 
 def _blocks(columns: Rows, width: int) -> Iterator[list[int]]:
-    """Divide columns into tables that fit, each of which begins with the columns that identify the rows."""
-    number_of_rows = len(columns[0])
-    keys = next(
-        (at + 1 for at in range(len(columns)) if len(set(zip(*columns[: at + 1], strict=True))) == number_of_rows), 1
-    )
+    """Divide columns into tables that fit, each of which begins with the columns that identify the rows, unless these
+    take more than half of the width."""
+    leasts = [_least(column) + GAP for column in columns]
+    ends = range(1, len(columns) + 1)
+    identifying = next((end for end in ends if len(set(zip(*columns[:end], strict=True))) == len(columns[0])), 1)
+    keys = max((end for end in ends[:identifying] if 2 * sum(leasts[:end]) <= width), default=1)
     block = list(range(keys))
     for at in range(keys, len(columns)):
-        if len(block) > keys and sum(_least(columns[shown]) + GAP for shown in (*block, at)) - GAP > width:
+        if len(block) > keys and sum(leasts[shown] for shown in (*block, at)) - GAP > width:
             yield block
             block = list(range(keys))
         block.append(at)
@@ -99,7 +107,7 @@ def _written(columns: Rows, rights: Collection[int], width: int) -> str:
             justify="right" if place in rights else "left",
             vertical="top",
             overflow="fold",
-            no_wrap=max(map(len, cells), default=0) <= WIDEST_UNBROKEN,
+            no_wrap=_widest(cells) <= WIDEST_UNBROKEN,
         )
     for row in zip(*(column[1:] for column in columns), strict=True):
         grid.add_row(*map(Text, row))

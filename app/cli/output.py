@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import shlex
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from app.states import FIRST_IN_QUEUE
 from app.text.cases import case_text
 from app.text.markdown_tables import cut
 from app.text.numbers import number
-from app.text.times import age, duration, moment, ran
+from app.text.times import age, duration, moment, parsed_time, ran
 from app.text.validity import doubts, noisy_host, notes, verdict
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
@@ -24,6 +25,8 @@ MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait."""
 MOST_KERNELS = 10
 """Number of kernels that are printed when a profile has ended."""
+GUESSED_BY = 100
+"""Number of the last jobs of a kind by which the time of others is guessed."""
 MOST_COMPARED = 5
 """Number of rows that are printed when a comparison has ended."""
 
@@ -258,6 +261,32 @@ def print_searches(sweep: Mapping[str, Any]) -> None:
         state = "" if search["state"] == "done" else f" [{search['state']}]"
         reason = f". {search['reason']}" if search["reason"] else ""
         echo(cell(f"{f'{point}: ' if point else ''}{result}{state}{reason}"))
+
+
+def print_dry_run(server: Flopwatch, kind: Any, jobs: int, *, searches: bool, as_json: bool) -> None:
+    """Print how many jobs a submission would be, and a guess of their time by earlier jobs of the same kind."""
+    finished = server.list_jobs(kind=kind, state="succeeded", limit=GUESSED_BY)
+    times = [
+        (parsed_time(job["finished_at"]) - parsed_time(job["started_at"])).total_seconds()
+        for job in finished
+        if job["started_at"] and job["finished_at"]
+    ]
+    median_s = statistics.median(times) if times else None
+    if as_json:
+        print_json({"jobs": jobs, "median_s": median_s})
+        return
+    several = "" if jobs == 1 else "s"
+    echo(f"{jobs} search{'es' if several else ''}, one job at a time each" if searches else f"{jobs} job{several}")
+    if median_s is None:
+        echo("no finished job of this kind to guess the time from")
+    elif searches or jobs == 1:
+        echo(f"about {duration(median_s)} for each job, the median of the last {len(times)} of this kind")
+    else:
+        echo(
+            f"about {duration(jobs * median_s)} one after the other: {duration(median_s)} each, the median of the last "
+            f"{len(times)} of this kind"
+        )
+    echo("nothing was submitted (--dry-run)", err=True)
 
 
 def print_missing(lines: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ class _Group:
 
     def text(self, mark: str) -> str:
         if not self.doubts:
-            why = "the verdict of its job says why" if self.rows == 1 else "the verdicts of their jobs say why"
+            why = "the checks of its job say why" if self.rows == 1 else "the checks of their jobs say why"
         elif self.rows == 1:
             why = "; ".join(f"{name}: {_short(detail)}" if detail else name for name, detail in self.doubts)
         else:
@@ -70,6 +70,8 @@ class _Group:
 class Footnotes:
     """Assigns signs to rows while a table is made, and then writes the notes that explain them."""
 
+    reasons: bool = True
+    """False: the notes have no reasons, because the reader sees the checks beside the table."""
     groups: dict[tuple[str, tuple[str, ...]], _Group] = field(default_factory=dict)
     noise: list[float] = field(default_factory=list)
     """The noise of each row that is valid, but noisy."""
@@ -80,6 +82,7 @@ class Footnotes:
         """Count a row that is not valid; others are ignored, and rows that were not measured: their cells say so."""
         if _needs_no_sign(verdict, doubts):
             return
+        doubts = doubts if self.reasons else ()
         group = self.groups.setdefault(_key(str(verdict), doubts), _Group(str(verdict), _each_once(doubts)))
         group.rows += 1
 
@@ -98,7 +101,7 @@ class Footnotes:
             return signs
         if len(self.groups) == 1:
             return DAGGER + signs
-        place = list(self.groups).index(_key(str(verdict), doubts))
+        place = list(self.groups).index(_key(str(verdict), doubts if self.reasons else ()))
         return (f"{DAGGER}{place + 1}" if place < MAX_GROUPS else DAGGER) + signs
 
     def notes(self) -> list[str]:
@@ -112,7 +115,7 @@ class Footnotes:
         if rest := groups[MAX_GROUPS:]:
             rows = sum(group.rows for group in rest)
             verdicts = " or ".join(dict.fromkeys(group.verdict for group in rest))
-            notes.append(f"{DAGGER} {verdicts} ({rows} cases): the verdicts of their jobs say why.")
+            notes.append(f"{DAGGER} {verdicts} ({rows} cases): the checks of their jobs say why.")
         if self.noise:
             noisy = f"{len(self.noise)} row{'s' if len(self.noise) > 1 else ''}"
             notes.append(

@@ -59,6 +59,8 @@ class Layout:
     """Set the best cell of each column in bold, in formats for people."""
     links: bool = False
     """Show the job of each row in formats for people; JSON and CSV always have it."""
+    reasons: bool = True
+    """Say in footnotes why rows are not valid. Pages that list the checks themselves do without."""
 
 
 PLAIN = Layout()
@@ -178,7 +180,7 @@ def _sheet(
         if layout.columns is not None or layout.pivot is None
         else [name for name in [headline(metrics)] if name]
     )
-    lines, notes = _lines(cases, shown, layout.statistic, why)
+    lines, notes = _lines(cases, shown, layout, why)
     related = Related()
     if layout.relative_to:
         of = shown if layout.columns is not None else [name for name in [headline(shown)] if name]
@@ -212,15 +214,15 @@ def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Re
 
 
 def _lines(
-    cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, why: Reasons
+    cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, why: Reasons
 ) -> tuple[list[Line], list[str]]:
     """Return the cells of all cases, with their verdicts, and the footnotes."""
-    footnotes = Footnotes()
+    footnotes = Footnotes(layout.reasons)
     lines: list[tuple[Line, Sequence[Doubt]]] = []
     for case in cases:
         verdict = case.validity()
         doubts = why(case) if verdict in VERDICTS[1:] else ()
-        cells = {metric: cell_of(case, metric, statistic) for metric in metrics}
+        cells = {metric: cell_of(case, metric, layout.statistic) for metric in metrics}
         partial = case.partial and any(cell.value is not None for cell in cells.values())
         footnotes.count(verdict, doubts)
         if partial and case.stopped is not None:

@@ -21,7 +21,7 @@ RUNS_CODE = f"{FAMILY}:{NAME}"
 ALLOW_IT = "start one with `flopwatch worker --allow-code`"
 LABEL_DIGITS = 8
 
-Role = Literal["attention", "model", "step"]
+Role = Literal["attention", "model", "step", "script"]
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field; clients find the field by it."""
 

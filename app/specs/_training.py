@@ -220,9 +220,9 @@ class TrainingSpec(SpecBase):
             return self
         if "device" in self.arguments:
             raise field_error("arguments/device", "the function gets the job's device: set the field device instead")
-        for field in ("code", "attention_code"):
-            if getattr(self, field) is not None:
-                raise field_error(field, "step_code does the whole step: leave one of them out")
+        for field in ("code", "attention_code", "compile", "cuda_graph"):
+            if getattr(self, field):
+                raise field_error(field, "step_code does the whole step, in its own way: leave one of them out")
         return self
 
     @model_validator(mode="after")
@@ -272,8 +272,7 @@ class TrainingSpec(SpecBase):
             )
 
     def resources(self) -> Resources:
-        graphed = self.cuda_graph and self.step_code is None
-        return Resources(device_type="cuda" if graphed else self.device, devices=1)
+        return Resources(device_type="cuda" if self.cuda_graph else self.device, devices=1)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields that the mode does not use to null."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -91,17 +91,23 @@ class Check:
     where: str
 
 
-def checks(validity: Mapping[str, Any]) -> list[Check]:
-    """Return the checks of a job, those that failed first; at most MAX_CHECKS."""
+def checks(validity: Mapping[str, Any], without_details: Collection[str] = ()) -> list[Check]:
+    """Return the checks of a job, those that failed first; at most MAX_CHECKS.
+
+    Args:
+        validity: the job's verdict.
+        without_details: names of checks whose details the page has elsewhere.
+    """
     listed = []
     for check in validity.get("checks") or ():
         severity = str(check.get("severity") or "suspect")
-        where = list(dict.fromkeys(str(check[name]) for name in ("unit", "case") if check.get(name)))
+        name = str(check.get("name") or "check")
+        where = list(dict.fromkeys(str(check[key]) for key in ("unit", "case") if check.get(key)))
         listed.append(
             Check(
                 "passed" if check.get("ok") else severity,
-                str(check.get("name") or "check"),
-                str(check.get("detail") or ""),
+                name,
+                "" if name in without_details else str(check.get("detail") or ""),
                 ", ".join(where),
             )
         )

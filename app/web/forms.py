@@ -4,6 +4,9 @@ Several values in a field that takes one make a sweep, with a job for each combi
 not sent, so that the request, and the equivalent command, are as short as people would write them. Empty fields are not
 sent either, except where null has a meaning. The API reports wrong values: a text that is not a number is sent
 unchanged.
+
+A field that holds a spec, such as the baseline of a comparison, becomes the fields of that spec's kind: a *side* of the
+form.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from app.api.bodies import JobOptions
 from app.specs import KINDS
 from app.text.values import parse_json
 from app.web import separated
-from app.web.facts import changed_only
 
-Widget = Literal["choices", "number", "text", "json"]
+Widget = Literal["choices", "number", "text", "json", "hidden"]
 Type = Literal["integer", "number", "string", "boolean", "json"]
 
 FIRST_FIELDS = 9
@@ -40,7 +42,7 @@ class Field:
     """One field of a form."""
 
     path: str
-    """Dotted path below the spec."""
+    """Dotted path below the spec, which begins with the side."""
     type: Type
     description: str
     choices: tuple[str, ...] = ()
@@ -55,6 +57,14 @@ class Field:
     values: tuple[str, ...] = ()
     """The texts that are filled in."""
     errors: tuple[str, ...] = ()
+    side: str = ""
+    """The field of the form's spec that holds the spec to which it belongs: "baseline"; "" if that is the form's own.
+    """
+
+    @property
+    def inner(self) -> str:
+        """Its dotted path below the spec to which it belongs."""
+        return self.path.removeprefix(f"{self.side}.")
 
     @property
     def key(self) -> str:
@@ -63,6 +73,8 @@ class Field:
 
     @property
     def widget(self) -> Widget:
+        if self.side and self.inner == "kind":
+            return "hidden"
         if self.choices:
             return "choices"
         if self.type in ("integer", "number"):
@@ -99,6 +111,9 @@ def _walk(place: Mapping[str, Any], defs: Mapping[str, Any], example: Mapping[st
             continue
         path, default = f"{at}{name}", example.get(name)
         inner, is_nullable = _resolved(property_schema, defs)
+        if "discriminator" in inner and isinstance(default, Mapping) and default.get("kind") in KINDS:
+            yield from _side(name, inner, defs, default)
+            continue
         if "properties" in inner and not is_nullable and isinstance(default, Mapping) and "kind" not in default:
             yield from _walk(inner, defs, default, f"{path}.")
             continue
@@ -111,6 +126,34 @@ def _walk(place: Mapping[str, Any], defs: Mapping[str, Any], example: Mapping[st
             own_default=property_schema.get("default"),
         )
         yield replace(field, values=texts_of(field, default))
+
+
+def _side(name: str, union: Mapping[str, Any], defs: Mapping[str, Any], example: Mapping[str, Any]) -> Iterator[Field]:
+    """Yield the fields of a spec that the form's spec holds in field `name`; it has the kind of this example."""
+    kind = example["kind"]
+    yield Field(f"{name}.kind", "string", "", values=(kind,), side=name)
+    own, _ = _resolved({"$ref": union["discriminator"]["mapping"][kind]}, defs)
+    for field in _walk(own, defs, example, f"{name}."):
+        # The form's spec has replicates of its own, which count for all its sides.
+        if field.path != f"{name}.replicates":
+            yield replace(field, side=name)
+
+
+def with_sides(example: Mapping[str, Any], kind: str | None) -> dict[str, Any]:
+    """Return an example whose sides are the example of this kind; None: of the kind that they have."""
+    return {
+        name: KINDS[kind or value["kind"]].example().model_dump(mode="json") if _is_spec(value) else value
+        for name, value in example.items()
+    }
+
+
+def side_kind(spec: Mapping[str, Any]) -> str | None:
+    """Return the kind of a spec's sides; None if it has none."""
+    return next((str(value["kind"]) for value in spec.values() if _is_spec(value)), None)
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("kind") in KINDS
 
 
 def _resolved(place: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
@@ -141,9 +184,7 @@ def texts_of(field: Field, value: Any) -> tuple[str, ...]:
     if value is None or value == []:
         return ()
     if field.type == "json":
-        # A spec inside of a spec is written as short as people would.
-        shown = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
-        return (json.dumps(shown, indent=2, ensure_ascii=False),)
+        return (json.dumps(value, indent=2, ensure_ascii=False),)
     values = value if isinstance(value, list) else [value]
     return tuple(value if isinstance(value, str) else json.dumps(value) for value in values)
 
@@ -158,7 +199,7 @@ def with_values(fields: Sequence[Field], spec: Mapping[str, Any]) -> list[Field]
             inside = inside.get(parent) if isinstance(inside, Mapping) else None
         if isinstance(inside, Mapping) and last in inside:
             filled_fields.append(replace(field, values=texts_of(field, inside[last])))
-        elif isinstance(inside, Mapping) and parents:
+        elif isinstance(inside, Mapping) and "." in field.inner:
             filled_fields.append(replace(field, values=texts_of(field, field.own_default)))
         else:
             filled_fields.append(field)
@@ -215,10 +256,9 @@ def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> d
     spec: dict[str, Any] = {"kind": kind}
     grid: dict[str, list[Any]] = {}
     # An object that differs somewhere is given as a whole, and then its own defaults count.
-    whole = {field.path.partition(".")[0] for field in fields if field.is_changed and "." in field.path}
+    whole = {_object_of(field) for field in fields if field.is_changed and "." in field.inner}
     for field in fields:
-        top, dot, _ = field.path.partition(".")
-        default = field.own_default if dot and top in whole else field.default
+        default = field.own_default if "." in field.inner and _object_of(field) in whole else field.default
         values = [_parsed(field, text) for text in field.values]
         if not field.is_list and len(values) > 1:
             grid[field.path] = values
@@ -231,6 +271,10 @@ def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> d
     if grid:
         return {"base": spec, "grid": grid, **options}
     return {"spec": spec, **options}
+
+
+def _object_of(field: Field) -> tuple[str, str]:
+    return field.side, field.inner.partition(".")[0]
 
 
 def _set(target: dict[str, Any], path: str, value: Any) -> None:
@@ -303,7 +347,7 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
     def grouped(own: Sequence[Field]) -> list[tuple[str, list[Field]]]:
         groups: dict[str, list[Field]] = {}
         for field in own:
-            groups.setdefault(field.path.rpartition(".")[0], []).append(field)
+            groups.setdefault(field.inner.rpartition(".")[0], []).append(field)
         return list(groups.items())
 
     # Of an object's fields, those that the defaults set come first: a model's size before its single widths.
@@ -311,13 +355,41 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
         field
         for field in fields
         # A newcomer does not need empty objects, such as code, either.
-        if ("." not in field.path or field.default != field.own_default) and field.default is not None
+        if ("." not in field.inner or field.default != field.own_default) and field.default not in (None, {})
     ]
-    shown = {field.path for field in first[:FIRST_FIELDS]} | {"device"}
+    shown = {field.inner for field in first[:FIRST_FIELDS]} | {"device"}
     return (
-        grouped([field for field in fields if field.path in shown]),
-        grouped([field for field in fields if field.path not in shown]),
+        grouped([field for field in fields if field.inner in shown]),
+        grouped([field for field in fields if field.inner not in shown]),
     )
+
+
+@dataclass(frozen=True)
+class Section:
+    """The fields of one spec in a form: those that it shows, and those that it folds, by their object ("")."""
+
+    side: str
+    shown: list[tuple[str, list[Field]]]
+    folded: list[tuple[str, list[Field]]]
+
+    @property
+    def is_unfolded(self) -> bool:
+        return any(field.is_changed or field.errors for _, group in self.folded for field in group)
+
+
+def sections_of(fields: Sequence[Field]) -> list[Section]:
+    """Return the sides of a form, and its own fields last; hidden fields are left out."""
+    by_side: dict[str, list[Field]] = {}
+    for field in fields:
+        if field.widget != "hidden":
+            by_side.setdefault(field.side, []).append(field)
+    sides = [*filter(None, by_side), *([""] if "" in by_side else [])]
+    return [Section(side, *groups_of(by_side[side])) for side in sides]
+
+
+def side_kinds() -> list[str]:
+    """Return the kinds that a side may have, in the order of `kinds`."""
+    return [kind for kind in kinds() if not KINDS[kind].holds_specs]
 
 
 def kinds() -> list[str]:

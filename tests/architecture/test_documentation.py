@@ -78,7 +78,7 @@ def test_every_setting_is_documented(settings: frozenset[str]) -> None:
 
 
 def test_every_command_is_documented(commands: frozenset[str]) -> None:
-    documented = re.findall(r"^## `flopwatch (\w+)", (ROOT / "docs/cli.md").read_text(), flags=re.MULTILINE)
+    documented = re.findall(r"^## `flopwatch ([\w-]+)", (ROOT / "docs/cli.md").read_text(), flags=re.MULTILINE)
     assert sorted(documented) == sorted(commands)
 
 

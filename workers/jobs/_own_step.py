@@ -18,29 +18,26 @@ if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
 
 
-def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) -> Callable[[], OwnStep]:
-    """Load the function; returns one that makes the step with it, once.
+def listen(listener: steps.Listener) -> None:
+    """Let `flopwatch.phase`, `flopwatch.work` and `flopwatch.measure` of this process talk to a listener."""
+    steps.listen(listener)
 
-    Raises:
-        BrokenCode: the code cannot be imported, or its function does not take these arguments.
+
+def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) -> Callable[[], OwnStep]:
+    """Return a function that loads the code and makes the step with it, once.
+
+    That function raises:
+        BrokenCode: the code cannot be imported, its function does not take these arguments, or it makes no step.
         InvalidEnvironment: this process has no such file.
     """
-    from workers.measure.own_step import NoStep, OwnStep
-
-    # Made first, since the code may make its model when it is imported.
-    step = OwnStep()
-    steps.listen(Listener(step))
-    make_step = uploaded.load(code)
-    try:
-        inspect.signature(make_step).bind(device, **arguments)
-    except TypeError as error:
-        raise BrokenCode(
-            f"{code.label()}: {code.function}(device, **arguments) with the arguments of the spec: {error}"
-        ) from error
-    except ValueError:
-        pass  # a function in another language has no signature
 
     def make() -> OwnStep:
+        from workers.measure.own_step import NoStep, OwnStep
+
+        step = OwnStep()
+        listen(Listener(step))
+        make_step = uploaded.load(code)
+        _check_arguments(make_step, code, device, arguments)
         try:
             step.make(lambda: make_step(device, **arguments))
         except NoStep as error:
@@ -48,6 +45,18 @@ def maker(code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) ->
         return step
 
     return make
+
+
+def _check_arguments(make_step: Any, code: CodeSpec, device: torch.device, arguments: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(make_step)
+    except ValueError:  # a function in another language has none
+        return
+    try:
+        signature.bind(device, **arguments)
+    except TypeError as error:
+        call = ", ".join(["device", *(f"{name}=" for name in arguments)])
+        raise BrokenCode(f"{code.label()} is called as {code.function}({call}): {error}") from error
 
 
 class Listener:

@@ -64,7 +64,7 @@ LOOP_S = 2.0
 loops."""
 MIN_LOOP_STEPS = 10
 OWN_WHOLE = ("items_per_s", "items/s")
-"""A further one of a step of the user's own."""
+"""A further metric of a step of the user's own."""
 GPU_ONLY = "known on GPUs only"
 MAX_BUSY_PERCENT = 101.0
 """The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
@@ -113,6 +113,11 @@ class Training:
     """The step, if it is a CUDA graph."""
     own: OwnStep | None = None
     """The step, if it is the user's own."""
+
+    @property
+    def modules(self) -> torch.nn.Module:
+        """The model; of a step of the user's own, what has parameters or buffers so far."""
+        return self.model if self.own is None else self.own.model
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -477,7 +482,7 @@ def add_times(values: Values, training: Training, times: StepTimes, step_ms: Seq
         values.set(phase_metric(spec, phase), phase, samples, why_not or "the phase was not timed")
     values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
     add_busy(values, statistics.median(step_ms), busy)
-    trainable = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
+    trainable = sum(parameter.numel() for parameter in training.modules.parameters() if parameter.requires_grad)
     values.set("parameters", None, [trainable])
 
 
@@ -517,10 +522,10 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
     for kind in ("tokens", "items"):
         amount = work_of_step(training, kind)
-        values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], _not_told(kind))
+        values.set(f"{kind}_per_s", None, None if amount is None else [amount / seconds], not_told(kind))
     flops = work_of_step(training, "flops")
     if flops is None:
-        why = _not_told("flops") if training.own else f"model {name_of(spec)!r} does not tell its FLOPs"
+        why = not_told("flops") if training.own else f"model {name_of(spec)!r} does not tell its FLOPs"
         values.set_missing("unknown", why)
         return []
     rate = 1e-12 * flops / seconds
@@ -532,7 +537,8 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     return [check_rate(rate, spec.precision, device, ceilings)]
 
 
-def _not_told(kind: str) -> str:
+def not_told(kind: str) -> str:
+    """Return why a rate of a step of the user's own is unknown."""
     return f"the step does not tell its {kind}: flopwatch.work({kind}=…)"
 
 

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from app.specs._training import PHASES
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 from workers.jobs import _training
 from workers.jobs._base import Unit
@@ -56,6 +55,7 @@ WHOLE = (
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
+OF_OUR_MODEL = ("residual_stream_mib", "residual_stream_seen_mib", "residual_streams_seen")
 EACH_PHASE = ("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib", "fragmentation_mib")
 WORK = {"forward": "inference", "forward_backward": "forward and backward pass", "train_step": "full step"}
 """The work that the snapshots of a mode's phases show."""
@@ -65,6 +65,8 @@ MAX_DIFFERENCE = 1e-3
 MAX_POINTS = 1000
 """Largest number of rows of the timeline."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
+PREPARATION = "preparation"
+"""What precedes the phases of a step in a recording (workers.measure.allocations.recording)."""
 PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
 
 
@@ -96,12 +98,12 @@ class MemoryRunner:
 RUNNER = MemoryRunner()
 
 
-def metrics(mode: str) -> list[Metric]:
-    """Return the metrics of a mode in the order of the report."""
-    phases = (INITIALISATION, *PHASES[mode])
+def metrics(spec: MemorySpec, phases: Sequence[str]) -> list[Metric]:
+    """Return the metrics of a spec, whose step has these phases, in the order of the report."""
+    whole = [(name, unit) for name, unit in WHOLE if spec.step_code is None or name not in OF_OUR_MODEL]
     return [
-        *(Metric(name, None, unit) for name, unit in WHOLE),
-        *(Metric(name, phase, "MiB") for phase in phases for name in EACH_PHASE),
+        *(Metric(name, None, unit) for name, unit in whole),
+        *(Metric(name, phase, "MiB") for phase in (INITIALISATION, *phases) for name in EACH_PHASE),
     ]
 
 
@@ -125,14 +127,17 @@ class Session:
     """Bytes of each snapshot, by its phase."""
 
     def phases(self) -> list[RecordedStretch]:
-        """Return the phases of the last step, without its preparation."""
-        known = PHASES[self.spec.mode]
-        return [recorded for recorded in self.steps[-1] if recorded.stretch.phase in known] if self.steps else []
+        """Return the phases of the last step, without its preparation. Of a phase that comes several times in a step of
+        the user's own, it is the time with the highest peak."""
+        highest: dict[str, RecordedStretch] = {}
+        for recorded in self.steps[-1] if self.steps else []:
+            name = recorded.stretch.phase
+            if name != PREPARATION and (name not in highest or height(recorded) > height(highest[name])):
+                highest[name] = recorded
+        return [*highest.values()]
 
 
-def record(
-    spec: MemorySpec, device: torch.device, build_model: Callable[[], torch.nn.Module], report: Reporter
-) -> Session:
+def record(spec: MemorySpec, device: torch.device, build_model: _training.Maker, report: Reporter) -> Session:
     """Record initialisation and steps, and save the snapshots."""
     from workers.measure.allocations import make_recording
     from workers.measure.memory import OutOfMemory
@@ -149,9 +154,6 @@ def record(
         recording.mark(INITIALISATION, owners(), keep=True)
         (session.initialisation,) = recording.end()
         save_snapshot(session, INITIALISATION, session.initialisation, report)
-        session.parameters = sum(
-            parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad
-        )
         record_steps(session, training, recording, owners, where, report)
     except OutOfMemory as error:
         session.reason = str(error)
@@ -181,8 +183,8 @@ def owners_in(training: Training) -> Callable[[], Owners]:
         inputs, losses = present[:2], present[2:]
         return owners_of(
             training.device,
-            training.model,
-            getattr(step, "optimizer", None),
+            training.modules,
+            [one for one in (getattr(step, "optimizer", None),) if one is not None] or getattr(step, "optimizers", ()),
             getattr(step, "scaler", None),
             [tensor for tensor in inputs if tensor is not None],
             [loss for loss in losses if loss is not None],
@@ -206,11 +208,13 @@ def record_steps(
     """
     from workers.measure.allocations.recording import PhaseMarks
     from workers.measure.allocations.residual import ResidualStream
+    from workers.measure.own_step import REST
     from workers.measure.timing import run_step, translate_oom_in_step
 
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
-    marks, stream = PhaseMarks(recording, owners), ResidualStream()
+    own, stream = training.own, ResidualStream()
+    marks = PhaseMarks(recording, owners, without=() if own is None else [REST])
     # The profiler of a CPU would keep each of the compiler's millions of calls.
     recording.begin(owners(), stacks=not spec.compile)
     recorded: list[list[RecordedStretch]] = []
@@ -226,9 +230,10 @@ def record_steps(
             where.preparation_begins()
             step.prepare()
             # A hook on a compiled block would cause a recompilation.
-            with nullcontext() if spec.compile else stream.of(training.model):
+            with nullcontext() if spec.compile or own else stream.of(training.model):
                 run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
+    session.parameters = sum(one.numel() for one in training.modules.parameters() if one.requires_grad)
     session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)
@@ -246,9 +251,9 @@ def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report
     spec, what = session.spec, recorded.snapshot
     about = {
         **what["flopwatch"],
-        "mode": spec.mode,
+        "mode": spec.mode if spec.step_code is None else None,
         "of": work_of(session, name),
-        "model": spec.model.label(),
+        "model": spec.model.label() if spec.step_code is None else spec.label(),
         "precision": spec.precision,
     }
     session.files[name] = snapshot.write({**what, "flopwatch": about}, report.scratch / file)
@@ -257,28 +262,33 @@ def save_snapshot(session: Session, name: str, recorded: RecordedStretch, report
 
 def work_of(session: Session, name: str) -> str:
     """Return the work that a snapshot shows. If memory ran out while the model was built, there was no step."""
-    return INITIALISATION if name == INITIALISATION or session.initialisation is None else WORK[session.spec.mode]
+    if name == INITIALISATION or session.initialisation is None:
+        return INITIALISATION
+    return WORK["train_step" if session.spec.step_code is not None else session.spec.mode]
 
 
 def results(session: Session) -> tuple[Values, list[Check]]:
     """Return the values of each metric, and the checks of the recording."""
-    values = Values(metrics(session.spec.mode))
+    phases = session.phases()
+    named = session.spec.step_phases() or [recorded.stretch.phase for recorded in phases]
+    values = Values(metrics(session.spec, named))
     if session.initialisation is not None:
         add_phase(values, session.initialisation, INITIALISATION)
     if session.lacked is not None:
         values.set_missing("oom", session.reason)
         return values, [check_history([session.lacked])]
-    for recorded in session.phases():
+    for recorded in phases:
         add_phase(values, recorded, recorded.stretch.phase)
     add_whole(values, session)
-    add_residual_stream(values, session)
+    if session.spec.step_code is None:
+        add_residual_stream(values, session)
     everything = [recorded for step in session.steps for recorded in step]
     if session.initialisation is not None:
         everything = [session.initialisation, *everything]
     checks = [check_history(everything), *check_accounted(everything)]
     percent = values.samples("unknown_percent", None)
     if percent is not None:
-        checks.append(check_unknown(percent[0], max(session.phases(), key=height).stretch))
+        checks.append(check_unknown(percent[0], max(phases, key=height).stretch))
     return values, checks
 
 
@@ -352,7 +362,7 @@ def add_whole(values: Values, session: Session) -> None:
         values.set("rounding_mib", None, rest, PEAK_LOST)
     final = session.steps[-1][-1]
     values.set("history_entries", None, [final.history])
-    values.set("snapshot_mib", None, [session.files[final.stretch.phase] / MIB])
+    values.set("snapshot_mib", None, [[*session.files.values()][-1] / MIB])
     values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
 
 

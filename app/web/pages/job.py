@@ -19,6 +19,7 @@ from app.api.bodies import NO_TIMEOUT, JobChanges, parse, read_limited
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
+from app.results.footnotes import NOT_MEASURED
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store.keeping.describing import describe_job
@@ -46,6 +47,8 @@ SIZES = ("total_ms", "peak_mib", "size_mib")
 MAX_SORTED = 5000
 SHOWN_UNITS = 100
 SHOWN_CHECKS = 6
+# The reasons of a verdict stand in the list of checks, and not below the table again.
+WITHOUT_REASONS = results.Layout(reasons=False)
 SHOWN_FILES = 200
 SHOWN_ATTEMPTS = 50
 CELLS_PER_PAGE = 100
@@ -81,7 +84,6 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         steps=facts.steps(progress),
         differences=facts.differences(spec),
         environment=facts.environment_facts(job["environment"] or {}),
-        checks=facts.checks(job["validity"] or {}),
         shown_checks=SHOWN_CHECKS,
         command=command(again),
         curl=curl(again, str(request.base_url)),
@@ -97,10 +99,11 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
     job_id = job["id"]
     measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
     sheet = (
-        results.table(services.database, results.JobChoice(jobs=[job_id]), first=SHOWN_CASES)
+        results.table(services.database, results.JobChoice(jobs=[job_id]), WITHOUT_REASONS, first=SHOWN_CASES)
         if measurements["rows"]
         else None
     )
+    missing = [] if sheet is None else sheet.missing
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
     artifacts = services.reading.artifacts(job_id)
@@ -109,7 +112,8 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "table": table(sheet) if sheet is not None and job["state"] == "succeeded" else "",
         "sheet": sheet,
-        "missing": [] if sheet is None else sheet.missing,
+        "missing": missing,
+        "checks": facts.checks(job["validity"] or {}, without_details=(NOT_MEASURED,) if missing else ()),
         "measurements": measurements,
         "columns": columns,
         "several_cases": len({row["case_key"] for row in measurements["rows"]}) > 1,

@@ -40,9 +40,10 @@ MAX_VALUES = 10_000
 
 
 class NewQuery(StrictQuery):
-    """The kind to begin with, and the values: a preset's, or those of a job."""
+    """The kind to begin with, and of a comparison that of its sides; and the values: a preset's, or those of a job."""
 
     kind: Text = "benchmark"
+    of: Text | None = None
     preset: Text | None = None
     job: Id | None = None
 
@@ -55,12 +56,15 @@ def new(request: Request, services: CurrentServices, query: Annotated[NewQuery, 
         job, _version = services.reading.job(query.job)
         kind, values, options = job["kind"], job["spec"], resubmission(job, services.settings.default_timeout_s)
     described = _described(services, kind)
+    of = query.of or forms.side_kind(values)
     if query.preset is not None:
         if query.preset not in described["presets"]:
             known = ", ".join(described["presets"]) or "none"
             raise NotFound(f"Kind {kind} has no preset {query.preset!r}; its presets: {known}.")
         values = described["presets"][query.preset]
-    fields = forms.with_values(forms.fields_of(described["schema"], described["example"]), values)
+    if not values and of in (None, forms.side_kind(described["example"])):
+        values = described["example"]  # sides that differ in something
+    fields = forms.with_values(_fields(described, of), values)
     return _form(request, described, fields, forms.option_texts(options), preset=query.preset, cloned=query.job)
 
 
@@ -74,8 +78,12 @@ def compare(request: Request, services: CurrentServices, query: Annotated[SidesQ
     """Show the form of a comparison, filled with the specs of two jobs."""
     specs = [services.reading.job(job_id)[0]["spec"] for job_id in query.job]
     values = dict(zip(("baseline", "candidate"), specs, strict=True))
+    kinds = [str(spec.get("kind")) for spec in specs]
+    if len(set(kinds)) > 1:
+        of_jobs = " and ".join(f"{job} is of kind {kind}" for job, kind in zip(query.job, kinds, strict=True))
+        raise InvalidRequest(f"Both sides of a comparison are of one kind: job {of_jobs}. Choose two jobs of one kind.")
     described = _described(services, "compare")
-    fields = forms.with_values(forms.fields_of(described["schema"], described["example"]), values)
+    fields = forms.with_values(_fields(described, kinds[0]), values)
     return _form(request, described, fields, forms.option_texts({}), preset=None, cloned=None)
 
 
@@ -83,6 +91,17 @@ def _described(services: Services, kind: str) -> dict[str, Any]:
     if kind not in KINDS:
         raise NotFound(f"There is no kind {kind!r}; known kinds: {', '.join(sorted(KINDS))}.")
     return describe(kind, KINDS[kind], known_names(services))
+
+
+def _fields(described: Mapping[str, Any], of: str | None) -> list[Field]:
+    """Return the fields of a kind with its defaults. `of`: the kind of a comparison's sides; None: its example's.
+
+    Raises:
+        NotFound: `of` is no kind that a side may have.
+    """
+    if of is not None and of not in forms.side_kinds():
+        raise NotFound(f"A comparison has no sides of kind {of!r}; kinds: {', '.join(forms.side_kinds())}.")
+    return forms.fields_of(described["schema"], forms.with_sides(described["example"], of))
 
 
 def _form(
@@ -95,7 +114,7 @@ def _form(
 ) -> Response:
     """Return the form, with problems shown at their fields."""
     own, of_options, others = forms.with_errors(fields, errors)
-    shown, folded = forms.groups_of(own)
+    *sides, own_section = forms.sections_of(own)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
     return render(
         request,
@@ -103,9 +122,10 @@ def _form(
         status_code=UNPROCESSABLE if errors else 200,
         kinds=forms.kinds(),
         described=described,
-        shown=shown,
-        folded=folded,
-        is_unfolded=any(field.is_changed or field.errors for _, group in folded for field in group),
+        sides=sides,
+        own=own_section,
+        side_kinds=forms.side_kinds() if sides else [],
+        hidden=[field for field in own if field.widget == "hidden"],
         wrong=[field for field in own if field.errors],
         options=texts,
         option_errors=of_options,
@@ -131,7 +151,8 @@ def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Fiel
     except ValueError:
         raise InvalidRequest(f"The form has more than {MAX_VALUES} values.") from None
     described = _described(services, form.get("kind", [""])[0])
-    return described, forms.with_form_texts(forms.fields_of(described["schema"], described["example"]), form), form
+    of = form.get("spec.baseline.kind", [None])[0] if KINDS[described["kind"]].holds_specs else None
+    return described, forms.with_form_texts(_fields(described, of), form), form
 
 
 @router.post("/new", dependencies=[NO_QUERY])

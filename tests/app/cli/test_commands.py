@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from app.cli import specs
 from app.specs import KINDS
 from app.states import FIRST_IN_QUEUE
 from app.store.records import StoredArtifact, UnitRecord
@@ -330,6 +331,46 @@ def test_a_sweep_leaves_lists_out(site: Any, flopwatch: Any) -> None:
     sweep = json.loads(ended(flopwatch("sweep", "attention", *fields, *exclude, "--json")))
     assert sweep["counts"]["queued"] == 3
     site.http.post(f"/sweeps/{sweep['id']}/cancel")
+
+
+def test_a_dry_run_stores_nothing_and_guesses_the_time(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
+    with serve(tmp_path) as site:
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return flopwatch(*arguments, "--dry-run", FLOPWATCH_URL=site.url)
+
+        grid = ("sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2")
+        done = run(*grid, "--idempotency-key", "dry", "--wait")
+        assert ended(done) == "3 jobs\nno finished job of this kind to guess the time from\n"
+        assert "nothing was submitted" in done.stderr
+        for seconds in (10, 20, 90):
+            job_id = site.submit()["id"]
+            site.worker.finish(site.worker.claim_job(job_id))
+            with site.services.database.write() as connection:
+                connection.exec_driver_sql(
+                    "update job set started_at = '2026-01-01 00:00:00', finished_at = ? where id = ?",
+                    (f"2026-01-01 00:{seconds // 60:02}:{seconds % 60:02}", job_id),
+                )
+        guess = "20 s each, the median of the last 3 of this kind\n"
+        assert ended(run(*grid)) == f"3 jobs\nabout 1 min one after the other: {guess}"
+        assert ended(run("submit", *TINY)) == "1 job\nabout 20 s for each job, the median of the last 3 of this kind\n"
+        assert json.loads(ended(run(*grid, "--json"))) == {"jobs": 3, "median_s": 20.0}
+        assert "no finished job of this kind" in ended(run("submit", "attention"))
+        search = ("sweep", *TINY, "seed=1,2", "--fit", "context_length=64", "--multiple-of", "8")
+        assert ended(run(*search)) == (
+            "2 searches, one job at a time each\nabout 20 s for each job, the median of the last 3 of this kind\n"
+        )
+        assert "/grid/context_length/1" in ended(run("sweep", *TINY, "context_length=8,-8"), 1)
+        assert "/spec/context_lenght: Unknown field" in ended(run("submit", *TINY, "context_lenght=8"), 1)
+        site.worker.register()
+        assert "No worker has the attention" in ended(run("submit", *TINY, "attention=nobodys"), 1)
+        assert "No worker has the attention" in ended(run("sweep", *TINY, "attention=nobodys", "seed=1,2"), 1)
+        assert "uploads no file" in ended(run("submit", *TINY, "--implementation", "mine.py:f"), 1)
+        assert len(site.http.get("/jobs").json()["data"]) == 3
+        assert site.http.get("/sweeps").json()["data"] == []
+        assert "submitted before" not in ended(flopwatch(*grid, "--idempotency-key", "dry", FLOPWATCH_URL=site.url)), (
+            "the dry run kept no answer"
+        )
 
 
 def test_label(site: Any, flopwatch: Any) -> None:
@@ -903,7 +944,8 @@ def test_parsing_a_stream() -> None:
         "",
     ]
     found = list(parse_stream(iter(lines)))
-    assert [(event_id, event.type, event.data) for event_id, event in found] == [
+    assert found[0] == ("", None), "a sign of life"
+    assert [(event_id, event.type, event.data) for event_id, event in found[1:] if event is not None] == [
         ("1", "log", {"text": "a: b"}),
         ("2", "done", {}),
     ]
@@ -920,6 +962,11 @@ def test_help_is_quick_and_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "submit" in done.stdout
     assert done.stdout.splitlines()[-1] == "", "nothing slow is imported"
+
+
+def test_help_of_a_command_needs_no_specs(flopwatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "paths_of", lambda *_: pytest.fail("--help is no field"))
+    assert "--dry-run" in ended(flopwatch("submit", "--help"))
 
 
 def test_table_with_pivot_reference_and_union(site: Any, flopwatch: Any) -> None:

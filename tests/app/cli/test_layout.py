@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from app.cli import layout
 
@@ -83,6 +84,7 @@ def test_every_table_fits_a_terminal_of_80_columns(
     flopwatch("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--name", "of a grid " * 10)
     flopwatch("sweep", "benchmark", "model.size=tiny", "context_length=8,16", "batch_size=1,2", "precision=fp32,bf16")
     profile, other_profile, one, other = results
+    assert flopwatch("baseline", "set", "kept", one).returncode == 0
     commands = [
         ("jobs",),
         ("table", "--job", one, "--job", other, "--columns", "all"),
@@ -95,6 +97,8 @@ def test_every_table_fits_a_terminal_of_80_columns(
         ("specs", "compare"),
         ("sweeps",),
         ("workers",),
+        ("baseline", "list"),
+        ("baseline", "show", "kept"),
     ]
     widest = {}
     for command in commands:
@@ -146,6 +150,19 @@ class TestTable:
         text = layout.table(["id", "what"], [["1", "some words " * 20], ["2", "one"]])
         assert max(map(len, text.splitlines())) <= 60
         assert " ".join(text.split()).count("some words") == 20
+
+    def test_many_columns_that_identify_the_rows(self) -> None:
+        """Six columns of 16 characters, which together identify the rows: they follow in parts."""
+        rows = [[f"{at:04}{'x' * 8}{(number >> at) % 2:04}" for at in range(6)] for number in range(64)]
+        text = layout.table([*"abcdef"], rows)
+        assert max(map(len, text.splitlines())) <= 60
+        assert set(text.split()) == {*"abcdef", *(value for row in rows for value in row)}
+
+    def test_wide_characters_take_two_cells(self) -> None:
+        rows = [[number, *(3 * ["模型" * 5])] for number in "12"]
+        text = layout.table(["id", "name", "labels", "note"], [*rows, ["3", "a", "b", "c"]])
+        assert max(map(cell_len, text.splitlines())) <= 60
+        assert text.count("模型" * 5) == 6, "none is broken"
 
     def test_one_row_keeps_its_columns(self) -> None:
         assert layout.table(["id", "kind"], [["1", "benchmark"]]).splitlines() == ["id  kind", "1   benchmark"]

@@ -50,7 +50,7 @@ def test_several_reasons_are_numbered() -> None:
     assert footnotes.notes() == [
         "†1 suspect: variation: 26.4%.",
         "†2 invalid: host_load: 11.9%.",
-        "†3 suspect: the verdict of its job says why.",
+        "†3 suspect: the checks of its job say why.",
     ]
 
 
@@ -59,7 +59,7 @@ def test_very_many_reasons_share_the_last_sign() -> None:
     for number in range(MAX_GROUPS + 4):
         footnotes.count("suspect", [(f"check{number}", "")])
     assert footnotes.mark("suspect", [(f"check{MAX_GROUPS}", "")], partial=False) == "†"
-    assert footnotes.notes()[-1] == "† suspect (4 cases): the verdicts of their jobs say why."
+    assert footnotes.notes()[-1] == "† suspect (4 cases): the checks of their jobs say why."
 
 
 def test_a_long_detail_is_cut() -> None:
@@ -116,3 +116,13 @@ def test_noisy_rows_share_one_sentence() -> None:
         footnotes.count_noisy(noise)
     (note,) = footnotes.notes()
     assert note.startswith("‡ noisy (2 rows): medians are known to ±14% or better, not to ±5%")
+
+
+def test_notes_without_reasons_count_rows_by_verdict() -> None:
+    footnotes = Footnotes(reasons=False)
+    footnotes.count("suspect", [VARIES])
+    footnotes.count("suspect", [LOADED])
+    footnotes.count("wrong", [("measured", "wrong: the output")])
+    assert footnotes.mark("suspect", [LOADED], partial=False) == "†"
+    assert footnotes.mark("wrong", [("measured", "wrong: the output")], partial=False) == ""
+    assert footnotes.notes() == ["† suspect (2 cases): the checks of their jobs say why."]

@@ -24,6 +24,7 @@ from app.specs.kernel import KernelSpec
 from app.specs.memory import MemorySpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from app.specs.profile import ProfileSpec
+from app.specs.script import ScriptSpec
 from app.text.cases import case_text
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
@@ -56,6 +57,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"causal": [False]},
     ],
     "kernel": [{}],
+    "script": [{}],
     "ceiling": [{}],
     "collective": [{}],
     "mixed_precision": [{}, {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}}],
@@ -88,7 +90,8 @@ OTHER_VALUES = {
     "code": [CODE],
     "attention_code": [CODE],
     "step_code": [CODE],
-    "arguments": [{"batch_size": 8}],
+    "script_code": [CODE],
+    "arguments": [{"batch_size": 8}, "--batch-size 8"],
 }
 """Where the schema alone does not give another valid value."""
 
@@ -501,6 +504,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
     ],
     CompareSpec: ["9670ef397cb247e88341", "0d2b135c0f1835cd7845"],
     MemorySpec: ["61e5b4b949587fb65873"],
+    ScriptSpec: ["24f796dffdd94b3083dc"],
 }
 
 
@@ -524,8 +528,8 @@ def test_identity_holds_every_measured_field() -> None:
 
 
 def test_fields_of_the_model_have_no_effect_beside_a_step_of_ones_own() -> None:
-    spec = BenchmarkSpec(step_code=CodeSpec(**CODE), arguments={"batch_size": 8}, context_length=128, compile=True)
-    assert spec.without_effect() == ["context_length", "compile"]
+    spec = BenchmarkSpec(step_code=CodeSpec(**CODE), arguments={"batch_size": 8}, context_length=128, mode="forward")
+    assert spec.without_effect() == ["context_length", "mode"]
     used = {name for name, value in spec.case().identity.items() if value is not None}
     assert used == {*(f"step_code.{name}" for name in CODE), "arguments.batch_size", "precision", "pacing"}
     assert spec.title("context 128") == f"{spec.label()}, batch_size 8"
@@ -539,6 +543,7 @@ def test_fields_of_the_model_have_no_effect_beside_a_step_of_ones_own() -> None:
         ("benchmark", {"step_code": CODE, "arguments": {"no name": 1}}, "pattern"),
         ("benchmark", {"step_code": CODE, "arguments": {"lr": None}}, "valid"),
         ("benchmark", {"step_code": CODE, "code": CODE}, "leave one of them out"),
+        ("benchmark", {"step_code": CODE, "compile": True}, "in its own way"),
         ("profile", {"step_code": CODE, "phases": ["forward"]}, "leave it out"),
         ("ddp", {"step_code": CODE, "strategy": "flat"}, "does its own parallelism"),
     ],

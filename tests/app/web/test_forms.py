@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ NOBODY = Known({"kinds": set(), "capabilities": set()})
 
 def fields_of(kind: str) -> list[forms.Field]:
     described = describe(kind, KINDS[kind], NOBODY)
-    return forms.fields_of(described["schema"], described["example"])
+    return forms.fields_of(described["schema"], forms.with_sides(described["example"], None))
 
 
 def filled_in(kind: str, **values: Any) -> dict[str, list[str]]:
@@ -40,9 +39,11 @@ def test_forms_have_every_field_and_send_no_defaults(kind: str) -> None:
     tops = {field.path.partition(".")[0] for field in fields}
     places = KINDS[kind].model_json_schema()["properties"]
     assert tops == {name for name, place in places.items() if "const" not in place}, "there is no choice in a constant"
-    assert body(kind) == {"spec": {"kind": kind}}
-    shown, folded = forms.groups_of(fields)
-    assert sorted(f.path for _, group in (*shown, *folded) for f in group) == sorted(f.path for f in fields)
+    sides = {"baseline": {"kind": "benchmark"}, "candidate": {"kind": "benchmark"}} if kind == "compare" else {}
+    assert body(kind) == {"spec": {"kind": kind, **sides}}
+    groups = [group for section in forms.sections_of(fields) for _, group in (*section.shown, *section.folded)]
+    hidden = [f"{side}.kind" for side in sides]
+    assert sorted([*hidden, *(f.path for group in groups for f in group)]) == sorted(f.path for f in fields)
 
 
 def test_values_have_the_types_of_the_schema() -> None:
@@ -85,7 +86,7 @@ def test_an_emptied_field_is_null_or_left_out() -> None:
 def test_a_text_that_is_no_number_is_sent_unchanged() -> None:
     assert body("benchmark", context_length="abc")["spec"]["context_length"] == "abc"
     assert body("benchmark", context_length="NaN")["spec"]["context_length"] == "NaN"
-    assert body("compare", baseline="{")["spec"]["baseline"] == "{"
+    assert body("benchmark", code="{")["spec"]["code"] == "{"
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -104,13 +105,39 @@ def test_a_stored_spec_fills_the_form_in() -> None:
     }
 
 
-def test_json_is_short_and_folded_where_nothing_is_filled_in() -> None:
-    [baseline] = [field for field in fields_of("compare") if field.path == "baseline"]
-    assert json.loads(baseline.text)["kind"] == "benchmark"
-    assert "null" not in baseline.text, "what has its default goes without saying"
+def test_objects_are_folded_where_nothing_is_filled_in() -> None:
     shown, folded = forms.groups_of(fields_of("benchmark"))
-    assert "code" in {field.path for _, group in folded for field in group}
-    assert "code" not in {field.path for _, group in shown for field in group}
+    assert {"code", "arguments"} <= {field.path for _, group in folded for field in group}
+    assert {"code", "arguments"}.isdisjoint(field.path for _, group in shown for field in group)
+
+
+def test_the_sides_of_a_comparison_have_the_fields_of_their_kind() -> None:
+    sides = body("compare", baseline__context_length="64", candidate__model__d_model="512", candidate__compile="true")
+    assert sides == {
+        "spec": {
+            "kind": "compare",
+            "baseline": {"kind": "benchmark", "context_length": 64},
+            "candidate": {"kind": "benchmark", "model": {"size": "small", "d_model": 512}, "compile": True},
+        }
+    }, "a changed model is given as a whole on its side only"
+    sweep = body("compare", candidate__precision=["bf16", "fp16"])
+    assert sweep["grid"] == {"candidate.precision": ["bf16", "fp16"]}
+    assert "baseline.replicates" not in {field.path for field in fields_of("compare")}, "the comparison has its own"
+    [baseline, candidate, own] = forms.sections_of(fields_of("compare"))
+    assert (baseline.side, candidate.side, own.side) == ("baseline", "candidate", "")
+
+
+@pytest.mark.parametrize("kind", forms.side_kinds())
+def test_a_comparison_of_stored_specs_fills_the_form_in(kind: str) -> None:
+    """Each kind's presets, as a job stores them, come back from the fields of a side."""
+    described = describe("compare", KINDS["compare"], NOBODY)
+    fields = forms.fields_of(described["schema"], forms.with_sides(described["example"], kind))
+    for preset in [{}, *KINDS[kind].presets.values()]:
+        stored = KINDS[kind].model_validate(preset) if preset else KINDS[kind].example()
+        sides = dict.fromkeys(("baseline", "candidate"), stored.model_dump(mode="json"))
+        made = forms.body_of("compare", forms.with_values(fields, sides), {})["spec"]
+        for side in sides:
+            assert KINDS[kind].model_validate(made[side]) == stored
 
 
 def test_problems_stand_at_their_fields() -> None:
@@ -121,6 +148,12 @@ def test_problems_stand_at_their_fields() -> None:
         {"pointer": "/labels/a b", "detail": "no key"},
         {"pointer": "", "detail": "no job is left"},
     ]
+    wrong = {"pointer": "/spec/candidate/model/size", "detail": "no size"}
+    sides, _, others = forms.with_errors(fields_of("compare"), [wrong])
+    assert ({field.path: field.errors for field in sides if field.errors}, others) == (
+        {"candidate.model.size": ("no size",)},
+        [],
+    )
     fields, options, others = forms.with_errors(fields_of("benchmark"), errors)
     found = {field.path: field.errors for field in fields if field.errors}
     assert found == {"model.d_model": ("too narrow",), "context_length": ("no number",)}

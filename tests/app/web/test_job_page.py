@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.store.records import Offer
+from app.store.records import Offer, UnitRecord
 from app.web.pages.job import varying_columns
 from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
@@ -209,7 +209,45 @@ def test_errors_stand_at_their_fields(fresh_site: Any) -> None:
     assert fresh_site.rows() == before
 
 
-@pytest.mark.parametrize("query", ["kind=none", "kind=attention&preset=none", "job=999999"])
+def sent_by_browser(form: str) -> dict[str, list[str]]:
+    """What a browser sends of a form's inputs that are hidden, filled in or ticked."""
+    fields: dict[str, list[str]] = {}
+    for element in re.findall(r"<input [^>]*>", form.partition('id="new"')[2].partition("</form>")[0]):
+        name, value = re.search(r' name="([^"]*)"', element), re.search(r' value="([^"]*)"', element)
+        if name and value and ('type="checkbox"' not in element or " checked" in element):
+            fields.setdefault(name[1], []).append(html.unescape(value[1]))
+    return fields
+
+
+def test_a_comparison_is_submitted_by_fields(fresh_site: Any) -> None:
+    form = fresh_site.http.get("/ui/new?kind=compare").text
+    answer = fresh_site.http.post("/ui/new", data=sent_by_browser(form), headers=OWN)
+    assert answer.status_code == 303, "it can be sent as it is"
+    spec = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))["spec"]
+    assert [spec[side]["precision"] for side in ("baseline", "candidate")] == ["fp32", "bf16"]
+    assert spec["baseline"]["model"]["size"] == "tiny"
+
+    form = fresh_site.http.get("/ui/new?kind=compare&of=attention").text
+    fields = sent_by_browser(form) | {
+        "spec.candidate.implementations": ["tiled"],
+        "spec.candidate.head_dims": ["16, 32"],
+    }
+    answer = fresh_site.http.post("/ui/new", data=fields | {"spec.candidate.batch_size": ["0"]}, headers=OWN)
+    assert answer.status_code == 422
+    assert 'id="field-candidate-batch_size-error-1">Input should be greater than or equal to 1' in answer.text
+    assert 'id="field-baseline-batch_size-error-1"' not in answer.text
+    answer = fresh_site.http.post("/ui/new", data=fields, headers=OWN)
+    job = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
+    assert (job["spec"]["candidate"]["implementations"], job["spec"]["candidate"]["head_dims"]) == (["tiled"], [16, 32])
+    cloned = sent_by_browser(fresh_site.http.get(f"/ui/new?job={job['id']}").text)
+    answer = fresh_site.http.post("/ui/new", data=cloned, headers=OWN)
+    assert fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))["spec"] == job["spec"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["kind=none", "kind=attention&preset=none", "kind=compare&of=none", "kind=compare&of=compare", "job=999999"],
+)
 def test_unknown_kinds_presets_and_jobs_have_no_form(fresh_site: Any, query: str) -> None:
     assert "All jobs" in page(fresh_site, f"/ui/new?{query}", 404).text
 
@@ -248,3 +286,40 @@ def test_columns_that_vary_distinguish_measurements() -> None:
     ]
     measurements = {"columns": [{"name": name} for name in names], "rows": rows}
     assert varying_columns(measurements) == ["length", "device_key", "unit_title"]
+
+
+def test_the_reason_of_a_verdict_stands_once(fresh_site: Any, measured: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    check = {"name": "variation", "ok": False, "detail": "known to ±213.5%"}
+    validity = {"verdict": "suspect", "checks": [check]}
+    fresh_site.worker.finish(
+        fresh_site.worker.claim_job(job_id),
+        measurements=[measured("forward_ms", 1.0, model="tiny", validity="suspect")],
+        validity=validity,
+        units=[UnitRecord(0, "benchmark", "succeeded", validity=validity)],
+    )
+    found = page(fresh_site, f"/ui/jobs/{job_id}").text
+    assert found.count("known to ±213.5%") == 1
+    assert "† suspect: the checks of its job say why." in found
+    table = fresh_site.http.get(f"/tables?job={job_id}&format=markdown").text
+    assert "known to ±213.5%" in table, "a table that stands alone has the reason below it"
+
+
+def test_the_reason_of_a_wrong_result_is_not_repeated_by_its_check(fresh_site: Any, measured: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    check = {"name": "measured", "ok": False, "detail": "wrong: the output differs", "severity": "wrong"}
+    fresh_site.worker.finish(
+        fresh_site.worker.claim_job(job_id),
+        measurements=[
+            replace(
+                measured("forward_ms", None, outcome="wrong", model="tiny", validity="wrong"),
+                reason="the output differs",
+            )
+        ],
+        validity={"verdict": "wrong", "checks": [check]},
+    )
+    found = page(fresh_site, f"/ui/jobs/{job_id}").text
+    before, _, checks = found.partition("Checks\n")
+    assert before.partition("All 1 measurements")[0].count("the output differs") == 1
+    assert "measured" in checks
+    assert "the output differs" not in checks

@@ -415,13 +415,29 @@ class TestCompare:
         assert re.findall(r'<td class="case">(length=\d+)</td>', text) == ["length=8", "length=16"]
         assert re.findall(r"<caption>(.*?) Values", text) == ["tiny. 2 rows."]
 
+    def test_the_finding_is_not_repeated_behind_its_name(self, fresh_site: Any, measured: Any) -> None:
+        jobs = [fresh_site.submit(priority=88)["id"] for _side in range(3)]
+        for job, metric in zip(jobs, ("step_ms", "step_ms", "peak_mib"), strict=True):
+            rows = [measured(metric, 1.0, model="tiny")]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
+        text = fresh_site.http.get("/ui/compare", params={"job": jobs}).text
+        sentences = re.findall(r'<p class="sentence"><span [^>]*>([\w ]+)</span> (.*?)</p>', text)
+        assert [name for name, _ in sentences] == ["inconclusive", "missing"]
+        assert sentences[0][1].startswith("step_ms: 1 process each")
+        assert sentences[1][1].startswith("step_ms has no value")
+
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
         text = filled.http.get("/ui/compare").text
         assert 'formaction="/ui/new/compare"' in text
         assert 'action="/ui/new/compare"' in filled.http.get("/ui/new?kind=compare").text
-        form = page(filled, "/ui/new/compare?job=1&job=4").text
-        assert "candidate.precision=bf16" in form or '"precision": "bf16"' in form
+        page(filled, "/ui/new/compare?job=1&job=4")
+        form = filled.http.get("/ui/new/compare?job=1&job=4").text
+        assert "candidate.precision=bf16" in form
+        assert re.search(r'name="spec.candidate.precision" value="bf16" checked', form)
+        assert re.search(r'name="spec.baseline.precision" value="fp32" checked', form)
         page(filled, "/ui/new/compare?job=1", 422)
+        kinds = page(filled, "/ui/new/compare?job=1&job=8", 422).text
+        assert "Both sides of a comparison are of one kind: job 1 is of kind benchmark and 8 is of kind" in kinds
         page(filled, "/ui/new/compare?job=1&job=99999", 404)
 
     def test_jobs_without_a_common_case(self, filled: Any) -> None:

@@ -58,6 +58,29 @@ def make_lacking_step(device):
     return step
 
 
+def make_shared_step(device, batch_size):
+    torch.manual_seed(torch.distributed.get_rank())
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 10).to(device))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        x = torch.randn(batch_size, 32, device=device)
+        with flopwatch.phase("forward"):
+            loss = model(x).square().mean()
+        with flopwatch.phase("backward"):
+            loss.backward()
+        with flopwatch.phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        # Equal on all ranks only if they have shared their gradients.
+        mean = model.module.weight.detach().clone()
+        torch.distributed.all_reduce(mean)
+        assert torch.allclose(mean / torch.distributed.get_world_size(), model.module.weight)
+        flopwatch.work(items=batch_size, flops=1e6)
+
+    return step
+
+
 def make_nothing(device):
     return 3
 """
@@ -143,3 +166,62 @@ def test_out_of_memory_is_a_result(run: Run) -> None:
 def test_what_is_wrong_with_the_code_is_said(run: Run, function: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(BrokenCode, match=words):
         run("benchmark", function, arguments=arguments)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_profile_lists_kernels_and_classes_of_each_phase(run: Run, device: str) -> None:
+    report = run("profile", device=device, profile_steps=2)
+    phases = ("forward", "backward", "optimizer", "rest")
+    assert {f"{table}-{phase}" for table in ("kernels", "operators") for phase in phases} <= set(report.tables)
+    assert {"trace.json.gz", "flamegraph.svg"} <= set(report.files)
+    shares = {(row["metric"], row["phase"]): row["median"] for row in report.rows}
+    assert shares["optimizer_share_percent", "optimizer"] == 100
+    assert shares["matmul_share_percent", "forward"] > 0
+    assert shares["matmul_share_percent", "rest"] == 0
+    of_step = [share for (name, phase), share in shares.items() if name.endswith("_share_percent") and phase == "step"]
+    assert sum(of_step) == pytest.approx(100)
+    work = sum(shares["work_ms", phase] for phase in phases)
+    calls = sum(row["total_ms"] for phase in phases for row in report.table_rows(f"kernels-{phase}"))
+    assert calls == pytest.approx(work, rel=0.05)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_has_the_categories_of_the_codes_own_tensors(run: Run, device: str) -> None:
+    report = run("memory", device=device, warmup_steps=2, measure_steps=1)
+    phases = ("initialisation", "forward", "backward", "optimizer")
+    assert {f"snapshot-{phase}.pickle" for phase in phases} == set(report.files)
+    assert {f"categories-{phase}" for phase in (*phases, "rest")} <= set(report.tables)
+    end = {row["category"]: row["end_bytes"] for row in report.table_rows("categories-backward")}
+    assert (end["parameter"], end["gradient"]) == (4 * PARAMETERS, 4 * PARAMETERS)
+    assert end["optimizer_state"] >= 2 * 4 * PARAMETERS
+    forward = {row["category"]: row["end_bytes"] for row in report.table_rows("categories-forward")}
+    assert forward["activation"] > 0
+    assert medians(report)["parameters"] == PARAMETERS
+    assert not any(row["metric"].startswith("residual") for row in report.rows)
+
+
+def test_memory_of_a_step_without_phases_is_that_of_the_step(run: Run) -> None:
+    report = run("memory", "make_plain_step", measure_steps=1)
+    assert set(report.files) == {"snapshot-initialisation.pickle", "snapshot-step.pickle"}
+
+
+@pytest.mark.parametrize("kind", ["profile", "memory"])
+def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
+    report = run(kind, "make_lacking_step", measure_steps=1)
+    assert {row["outcome"] for row in report.rows if row["phase"] != "initialisation"} == {"oom"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(run: Run, world_size: int) -> None:
+    report = run("ddp", "make_shared_step", world_size=world_size, arguments={"batch_size": 8}, device="auto")
+    rows = {(row["metric"], row["phase"]): row for row in report.rows}
+    for name in ("forward", "backward", "optimizer", "rest", "step"):
+        assert rows[f"{name}_ms", name]["n"] == 3
+    step_s = 1e-3 * rows["step_ms", "step"]["median"]
+    assert rows["items_per_s", None]["median"] == pytest.approx(world_size * 8 / step_s)
+    assert rows["tflops", None]["median"] == pytest.approx(world_size * 1e6 * 1e-12 / step_s)
+    assert rows["parameters", None]["median"] == 32 * 10 + 10
+    assert ("gradient_error", None) not in rows
+    assert len(report.table_rows("ranks")) == world_size
+    if world_size > 1:
+        assert rows["communication_ms", None]["median"] > 0

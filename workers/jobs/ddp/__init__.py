@@ -39,7 +39,8 @@ class DdpRunner:
     def plan(self, spec: DdpSpec) -> list[Unit]:
         """Plan one unit, whose process starts the ranks."""
         ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
-        return [Unit(title=spec.title(spec.strategy, ranks))]
+        title = spec.title(spec.strategy, ranks)
+        return [Unit(title=title if spec.step_code is None else f"{title}, {ranks}")]
 
     def run(self, spec: DdpSpec, unit: Unit, report: Reporter) -> None:
         """Start the ranks, and report their measurements. Running out of memory is a result.
@@ -56,8 +57,9 @@ class DdpRunner:
         set_precision(spec.precision)
         report.environment(environment.fingerprint(devices[0], *devices[1:]))
         monitor = Monitor(devices)
-        values, case = Values(metrics(spec)), spec.case()
+        case = spec.case()
         found = run_ranks(spec, monitor, report)
+        values = Values(metrics(spec, () if isinstance(found, str) else found[0]["phases"]))
         if isinstance(found, str):
             monitor.watch(last=True)
             values.set_missing("oom", found)

@@ -46,8 +46,9 @@ class MemoryMarks:
         """Do nothing: memory is read before the optimizer's phase and at the end."""
 
     def step_ends(self) -> None:
-        if self._trained.optimizer is None:
+        if self._memory.parameters_mib is None:  # no phase is called so
             self._before()
+        if self._trained.optimizer is None:
             return
         self._memory.optimizer_state_mib = state_bytes(self._trained.optimizer) / MIB
         self._memory.after_optimizer_mib, self._memory.after_optimizer_peak_mib = self._now()

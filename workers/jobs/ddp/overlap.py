@@ -70,7 +70,7 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
             ranges.counting = number > 0  # the first one includes the profiler's start-up
             timer.step()
 
-    compiled_whole = context.spec.compile and context.spec.compile_scope == "model"
+    compiled_whole = trained.own is not None or (context.spec.compile and context.spec.compile_scope == "model")
     try:
         with named_layers(trained.model, compiled=compiled_whole):
             profiled = record_overlap(run, names, on_gpu=context.on_gpu)

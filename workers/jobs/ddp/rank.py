@@ -30,6 +30,7 @@ from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
 from workers.measure.memory import MIB, CudaMemory, OutOfMemory, is_out_of_memory, memory_meter, short_message
+from workers.measure.own_step import KINDS
 from workers.outcome import RunnerError
 from workers.torch_host import set_precision
 
@@ -106,8 +107,10 @@ class RankRun:
         gc.collect()
         gc.freeze()
         turns: list[Turn] = []
-        for number in range(min(ROUNDS, self.context.spec.measure_steps)):
-            steps = self.context.spec.measure_steps // ROUNDS + (number < self.context.spec.measure_steps % ROUNDS)
+        # A step of the user's own is the only side, and its code is imported once.
+        rounds = ROUNDS if self.context.spec.step_code is None else 1
+        for number in range(min(rounds, self.context.spec.measure_steps)):
+            steps = self.context.spec.measure_steps // rounds + (number < self.context.spec.measure_steps % rounds)
             for side in self.context.sides[:: -1 if number % 2 else 1]:
                 if side == NO_COMMUNICATION and found["alone"] is not None:
                     continue
@@ -167,8 +170,11 @@ class RankRun:
 
     def _facts(self, trained: Trained) -> dict[str, Any]:
         """Return facts about the model: its size, the FLOPs of a rank's step, and the bytes that are communicated."""
+        spec, own = self.context.spec, trained.own
         return {
             "parameters": sum(size.numel for size in trained.sizes),
-            "flops": _training.step_flops(self.context.spec, trained.model),
-            "communication": strategies.communication(self.context.spec, trained.sizes),
+            "flops": _training.step_flops(spec, trained.model) if own is None else own.work_of_step("flops"),
+            "work": None if own is None else {kind: own.work_of_step(kind) for kind in KINDS},
+            "phases": None if own is None else own.phase_names,
+            "communication": strategies.communication(spec, trained.sizes),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 import parallel
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from parallel.accounting import step_traffic, traffic_factor
-from workers.jobs import _training
+from workers.jobs import _own_step, _training
 from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.memory import MIB, translate_oom
+from workers.measure.own_step import OwnStep
 from workers.measure.warmup import min_calls
 from workers.model.batches import Batches, RandomBatches
 from workers.model.compiled import BLOCKS
@@ -55,8 +56,13 @@ class Trained:
     sizes: list[Size]
     """The sizes of the model's parameters."""
 
+    own: OwnStep | None = None
+    """The step, if it is the user's own."""
+
     @property
     def optimizer(self) -> Optimizer | None:
+        if self.own is not None:
+            return next(iter(self.own.optimizers), None)
         return self.step.optimizer if isinstance(self.step, TrainStep) else None
 
 
@@ -85,6 +91,8 @@ def build(
     """
     with translate_oom("making the model"):
         torch.manual_seed(spec.seed)
+        if spec.step_code is not None:
+            return of_own_step(_own_step.maker(spec.step_code, device, spec.arguments)())
         with device:
             model = _training.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
@@ -99,6 +107,12 @@ def build(
         micro_batches = ranks * spec.accumulation_steps
         step = make_step(spec, name, wrapped, batches, finish, group, micro_batches=micro_batches)
         return Trained(strategy, model, wrapped, step, sizes)
+
+
+def of_own_step(own: OwnStep) -> Trained:
+    """Return a step of the user's own, which does its own parallelism."""
+    sizes = [Size(one.numel(), one.element_size(), one.dim()) for one in own.model.parameters() if one.requires_grad]
+    return Trained(NO_COMMUNICATION, own.model, own.model, cast("BackwardStep", own), sizes, own)
 
 
 def wrap(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
+from workers.jobs import _training
 from workers.jobs._limits import check_rate
 from workers.jobs._ranks import check_cores
 from workers.jobs._values import Metric, Values
@@ -39,6 +40,15 @@ NARROW_PARAMETER_TOLERANCE = 0.5
 COMPUTATION = ("computation_step_ms", "exposed_communication_ms")
 ALONE = ("alone_step_ms", "net_cost_ms")
 """Metrics of a side that takes turns with the strategy: its step, and how much longer the strategy's takes."""
+OF_OUR_STRATEGIES = frozenset(
+    {
+        *COMPUTATION,
+        *ALONE,
+        *PARITY,
+        *("exposed_communication_error_ms", "exposed_communication_percent", "communication_mib"),
+    }
+)
+"""Metrics that a step of the user's own has not."""
 MAX_ERROR_PERCENT = 5.0
 """Largest error of the exposed communication, in percent of the step, of a valid case."""
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
@@ -54,10 +64,31 @@ MEMORY = {
 """Metrics of memory, with the fields of `memory.Memory`."""
 
 
-def metrics(spec: DdpSpec) -> list[Metric]:
-    """Return the metrics in the order of the report."""
+def metrics(spec: DdpSpec, named: Sequence[str] | None = None) -> list[Metric]:
+    """Return the metrics in the order of the report.
+
+    Args:
+        spec: The job's spec.
+        named: The phases that a step of the user's own has named.
+    """
+    if spec.step_code is not None:
+        return [*_of_own_step(named or ())]
     phases = list(spec.step_phases())
     phases.insert(phases.index("backward") + 1, SYNCHRONIZATION)
+    return _metrics(phases)
+
+
+def _of_own_step(named: Sequence[str]) -> Iterator[Metric]:
+    """Yield the metrics of a step of the user's own: nothing takes turns with it or is compared to it."""
+    for metric in _metrics([phase for phase in named if phase != "step"]):
+        if metric.name in OF_OUR_STRATEGIES:
+            continue
+        yield metric
+        if metric.name == "tokens_per_s":
+            yield Metric("items_per_s", None, "items/s")
+
+
+def _metrics(phases: Sequence[str]) -> list[Metric]:
     return [
         Metric("step_ms", "step", "ms"),
         *(Metric(f"{phase}_ms", phase, "ms") for phase in phases),
@@ -109,14 +140,27 @@ def add_values(
     turns = turns_of(found, spec.strategy)
     step_ms = [time_ms for turn in steps_of(turns) for time_ms in turn]
     add_times(values, turns, step_ms)
-    exposed = add_exposed(values, spec, found)
+    exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
     add_memory(values, spec, found, turns)
     sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
     values.set("parameters", None, [found[0]["parameters"]])
-    rates = add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), ceilings)
-    return [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms), *exposed, *rates]
+    flops = found[0]["flops"]
+    if spec.step_code is not None:
+        flops = add_own_work(values, [rank["work"] for rank in found], statistics.median(step_ms))
+    rates = add_rates(values, spec, devices[0], flops, statistics.median(step_ms), ceilings)
+    parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
+    return [*parity, *check_times(spec, turns, step_ms), *exposed, *rates]
+
+
+def add_own_work(values: Values, ranks: Sequence[Mapping[str, float | None]], step_ms: float) -> float | None:
+    """Set tokens and items per second of all ranks; return the mean FLOPs of a rank, None if no rank tells them."""
+    totals = {kind: sum(work[kind] or 0 for work in ranks) for kind in ranks[0]}
+    for kind in ("tokens", "items"):
+        rate = [1e3 * totals[kind] / step_ms] if totals[kind] else None
+        values.set(f"{kind}_per_s", None, rate, _training.not_told(kind))
+    return totals["flops"] / len(ranks) or None
 
 
 def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> None:
@@ -187,7 +231,7 @@ def half_width(samples: Sequence[float]) -> float | None:
 def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]], step_ms: float) -> None:
     """Set the profiler's results: the time of communication itself, and the part during which nothing was computed."""
     reason = next((rank["overlap"]["why_not"] for rank in found if rank["overlap"]["why_not"]), None)
-    if spec.strategy == "none":
+    if spec.strategy == "none" and spec.step_code is None:
         reason = DOES_NOT_COMMUNICATE
     if reason is not None:
         add_operations(values, found, step_ms, reason)
@@ -226,11 +270,13 @@ def add_memory(
     for metric, name in MEMORY.items():
         amounts = [rank["memory"][name] for rank in found if rank["memory"][name] is not None]
         why_not = GPU_ONLY if spec.backend == "gloo" and "memory" in metric else f"mode {spec.mode} has no optimizer"
+        if spec.step_code is not None and why_not != GPU_ONLY:
+            why_not = "the code has made no optimizer that is known"
         values.set(metric, None, [max(amounts)] if amounts else None, why_not)
 
 
 def add_rates(
-    values: Values, spec: DdpSpec, device: torch.device, flops: int | None, step_ms: float, ceilings: Path
+    values: Values, spec: DdpSpec, device: torch.device, flops: float | None, step_ms: float, ceilings: Path
 ) -> list[Check]:
     """Set the rates of the median step: those of all ranks together, and their share of the peak of all devices.
 
@@ -241,10 +287,12 @@ def add_rates(
     from workers.model.accounting import peak_tflops
 
     seconds, ranks = 1e-3 * step_ms, spec.world_size
-    tokens = ranks * spec.accumulation_steps * spec.batch_size * spec.context_length
-    values.set("tokens_per_s", None, [tokens / seconds])
+    if spec.step_code is None:
+        tokens = ranks * spec.accumulation_steps * spec.batch_size * spec.context_length
+        values.set("tokens_per_s", None, [tokens / seconds])
     if flops is None:
-        why_not = f"model {spec.model.name!r} does not tell its FLOPs"
+        own = _training.not_told("flops") if spec.step_code is not None else None
+        why_not = own or f"model {spec.model.name!r} does not tell its FLOPs"
         for name in ("tflops", "mfu", "ceiling_percent"):
             values.set(name, None, None, why_not or "not measured")
         return []

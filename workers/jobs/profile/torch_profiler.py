@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from workers.jobs import _training
 from workers.jobs._base import Unit
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 GRAPH = "graph"
 """The only phase of a step that is a CUDA graph."""
+WHOLE_STEP = "step"
+"""The scope of all phases, and the only phase of a step of the user's own that names none."""
 NO_PHASES = "a CUDA graph replays all its kernels in one launch: to a profiler it is one phase"
 NO_NORMS = (
     "norms that are written out have no kernels of their own, and a CUDA graph has no ranges that tell them: "
@@ -69,9 +70,9 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     if has_roofline(spec):
         measure_missing_ceilings(spec, device, report)
     case, device_key = spec.case(), environment.device_key(device)
-    values = Values(profile_metrics(spec))
     with _training.known_errors():
         timed = time_unprofiled(spec, unit, device, build_model, report)
+        values = Values(profile_metrics(spec, timed.training.phases if isinstance(timed, Timed) else ()))
         if isinstance(timed, Timed):
             try:
                 Profiling(timed, values, report).run()
@@ -82,13 +83,15 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     values.report(case, device_key, report)
 
 
-def phases_of(spec: ProfileSpec) -> tuple[str, ...]:
-    """Return the phases that the profiler can distinguish."""
-    return (GRAPH,) if spec.cuda_graph else PHASES[spec.mode]
+def phases_of(spec: ProfileSpec, phases: Sequence[str]) -> tuple[str, ...]:
+    """Return those of a step's phases that the profiler can distinguish."""
+    return (GRAPH,) if spec.cuda_graph else tuple(phases)
 
 
-def scopes_of(spec: ProfileSpec) -> dict[str, tuple[str, ...] | None]:
+def scopes_of(spec: ProfileSpec, phases: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
     """Return the scopes of the shares of classes, each with its phases; None for a scope whose phases are unknown."""
+    if spec.step_code is not None:
+        return {**{phase: (phase,) for phase in phases}, WHOLE_STEP: tuple(phases)}
     forward, backward, optimizer = ("forward",), ("forward", "backward"), ("forward", "backward", "optimizer")
     scopes: dict[str, tuple[str, ...] | None]
     match spec.mode:
@@ -111,10 +114,17 @@ def timing_metrics() -> list[Metric]:
     return [Metric("unprofiled_step_ms", None, "ms"), Metric("host_bound", None, "boolean")]
 
 
-def profile_metrics(spec: ProfileSpec) -> list[Metric]:
-    """Return the metrics of the profiled steps, in the order of the report."""
+def profile_metrics(spec: ProfileSpec, named: Sequence[str] = ()) -> list[Metric]:
+    """Return the metrics of the profiled steps, in the order of the report.
+
+    Args:
+        spec: The job's spec.
+        named: The phases that a step of the user's own has named.
+    """
+    of_step = spec.step_phases() or named
+    known = phases_of(spec, of_step)
     metrics = [Metric("profiled_step_ms", None, "ms"), Metric("profiler_overhead_percent", None, "%")]
-    phases = list(dict.fromkeys([*PHASES[spec.mode], *phases_of(spec)]))
+    phases = list(dict.fromkeys([*of_step, *known]))
     for phase in phases:
         metrics += [Metric("profiled_ms", phase, "ms"), Metric("work_ms", phase, "ms")]
     metrics += [
@@ -122,10 +132,10 @@ def profile_metrics(spec: ProfileSpec) -> list[Metric]:
         Metric("profiled_idle_ms", None, "ms"),
         Metric("largest_gap_ms", None, "ms"),
         Metric("launches", None, "launches"),
-        Metric("top_kernel_calls", phases_of(spec)[0], "calls"),
-        *(Metric(f"{name}_share_percent", scope, "%") for scope in scopes_of(spec) for name in CLASSES),
+        *(Metric("top_kernel_calls", phase, "calls") for phase in known[:1]),
+        *(Metric(f"{name}_share_percent", scope, "%") for scope in scopes_of(spec, of_step) for name in CLASSES),
     ]
-    for phase in PHASES[spec.mode]:
+    for phase in spec.step_phases():
         if phase != "optimizer":
             for part in PARTS:
                 metrics += [
@@ -182,7 +192,7 @@ class Timed:
 
 
 def time_unprofiled(
-    spec: ProfileSpec, unit: Unit, device: torch.device, build_model: Callable[[], torch.nn.Module], report: Reporter
+    spec: ProfileSpec, unit: Unit, device: torch.device, build_model: _training.Maker, report: Reporter
 ) -> Timed | str:
     """Build the model, time its steps without a profiler, and report their times and the verdict on them.
 
@@ -238,7 +248,7 @@ class Profiling:
         from workers.measure.profiling.attribution import Attribution
 
         profile = self._record()
-        attribution = Attribution(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
+        attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu)
         if len(attribution.steps) != self.spec.profile_steps or not attribution.work:
             seen, work = len(attribution.steps), len(attribution.work)
             raise RuntimeError(
@@ -249,7 +259,8 @@ class Profiling:
         self._add_kernels(attribution)
         self._add_classes(attribution.work)
         self._add_ranges(attribution)
-        self._add_attention(attribution)
+        if self.spec.step_code is None:
+            self._add_attention(attribution)
         self._add_products(attribution)
         self._add_trace(profile)
         del profile, attribution
@@ -264,6 +275,16 @@ class Profiling:
     @property
     def spec(self) -> ProfileSpec:
         return self.timed.spec
+
+    @property
+    def of_step(self) -> tuple[str, ...]:
+        """The phases of a step."""
+        return self.spec.step_phases() or self.timed.training.phases
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those of them that the profiler can distinguish."""
+        return phases_of(self.spec, self.of_step)
 
     @property
     def on_gpu(self) -> bool:
@@ -282,7 +303,7 @@ class Profiling:
         overhead = 100 * (statistics.median(laps_ms) / self.timed.step_ms - 1)
         self.values.set("profiled_step_ms", None, laps_ms)
         self.values.set("profiler_overhead_percent", None, [overhead])
-        for phase in {*PHASES[self.spec.mode], *phases_of(self.spec)}:
+        for phase in {*self.of_step, *self.phases}:
             self.values.set("profiled_ms", phase, phases_ms.get(phase), NO_PHASES)
         self.values.set("graphs_compiled", None, [after.graphs])
         self.values.set("graph_breaks", None, [after.graph_breaks])
@@ -322,8 +343,9 @@ class Profiling:
                 message = "recording stacks" if python else "profiling"
                 self.report.progress(number, steps, message)
 
-        whole = spec.compile and spec.compile_scope == "model"
-        with translate_oom("the profiled steps"), named_layers(self.timed.training.model, compiled=whole):
+        # The modules of a step of the user's own may be compiled, in any way: no hook may come into them.
+        whole = spec.step_code is not None or (spec.compile and spec.compile_scope == "model")
+        with translate_oom("the profiled steps"), named_layers(self.timed.training.modules, compiled=whole):
             return record(run, on_gpu=self.on_gpu, python=python), laps_ms, phases_ms
 
     def _add_times(self, attribution: Attribution) -> None:
@@ -332,10 +354,10 @@ class Profiling:
         from workers.measure.profiling.usage import in_phases, time_of
 
         work, steps = attribution.work, len(attribution.steps)
-        for phase in {*PHASES[self.spec.mode], *phases_of(self.spec)}:
+        for phase in {*self.of_step, *self.phases}:
             of_phase = in_phases(work, [phase])
             times = [1e-6 * time_of(each for each in of_phase if each.step == step.step) for step in attribution.steps]
-            self.values.set("work_ms", phase, times if phase in phases_of(self.spec) else None, NO_PHASES)
+            self.values.set("work_ms", phase, times if phase in self.phases else None, NO_PHASES)
         uses = step_uses(work, attribution.windows) if self.on_gpu else []
         self.values.set("profiled_idle_ms", None, [use.idle_ms for use in uses] or None, GPU_ONLY)
         self.values.set("largest_gap_ms", None, [use.largest_gap_ms for use in uses] or None, GPU_ONLY)
@@ -350,7 +372,7 @@ class Profiling:
         from workers.measure.profiling import classes, tables, usage
 
         steps = len(attribution.steps)
-        for phase in self.spec.phases or phases_of(self.spec):
+        for phase in self.spec.phases or self.phases:
             class_of = (lambda _name: classes.OPTIMIZER) if phase == classes.OPTIMIZER else classes.class_of_operator
             kernels = usage.kernels(usage.in_phases(attribution.work, [phase]), steps)
             calls = [call for call in attribution.calls if call.phase == phase]
@@ -364,7 +386,7 @@ class Profiling:
             self._tell_cut(f"operators-{phase}", times_ms)
         if not self.on_gpu:
             self._tell("kernels", None, None, "a CPU has none: operators play their part, each with its own time")
-        first = phases_of(self.spec)[0]
+        first = self.phases[0]
         top = usage.top_calls(attribution.work, first, steps)
         self.values.set("top_kernel_calls", first, None if top is None else [top[1]], "the phase has no work")
         if top is not None:
@@ -374,7 +396,7 @@ class Profiling:
         from workers.measure.profiling import tables, usage
 
         usages: dict[str, list[ClassUsage]] = {}
-        for scope, phases in scopes_of(self.spec).items():
+        for scope, phases in scopes_of(self.spec, self.of_step).items():
             if phases is None:
                 for name in CLASSES:
                     self.values.set(f"{name}_share_percent", scope, None, NO_PHASES)
@@ -405,7 +427,7 @@ class Profiling:
     def _add_ranges(self, attribution: Attribution) -> None:
         from workers.measure.profiling import tables, usage
 
-        phases = phases_of(self.spec)
+        phases = self.phases
         steps = len(attribution.steps)
         totals = {phase: 1e-6 * usage.time_of(usage.in_phases(attribution.work, [phase])) / steps for phase in phases}
         times = usage.by_range(attribution.work, phases, steps)
@@ -423,7 +445,7 @@ class Profiling:
         reason = why_no_parts(self.spec, {name for _, name in counts})
         line = roofline(Ceilings(self.report.ceilings).read(self.timed.training.device), self.spec.precision)
         rows: list[list[Scalar]] = []
-        for phase in PHASES[self.spec.mode]:
+        for phase in self.of_step:
             for name in PARTS if phase != "optimizer" else ():
                 if reason is not None:
                     rows.append(tables.missing_row(name, phase, reason))
@@ -466,7 +488,7 @@ class Profiling:
         ceiling = Ceilings(self.report.ceilings).read(device)
         line = roofline(ceiling, precision)
         rows: list[list[Scalar]] = []
-        for phase in phases_of(self.spec):
+        for phase in self.phases:
             products = usage.products(attribution.calls, phase, steps, on_gpu=self.on_gpu)
             phase_ms = 1e-6 * usage.time_of(usage.in_phases(attribution.work, [phase])) / steps
             rows += tables.product_rows(products, phase_ms, line, precision)
@@ -507,7 +529,7 @@ class Profiling:
 
         profile, laps_ms, _ = self._profiled(1, python=True)
         self.report.progress(1, 1, "drawing the flame graph")
-        folded = stacks.fold(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
+        folded = stacks.fold(profile.recording, self.phases, on_gpu=self.on_gpu)
         if not folded:
             self._tell("stacks", None, None, f"none: {NO_PHASES}" if self.spec.cuda_graph else "none were recorded")
             return
@@ -515,7 +537,8 @@ class Profiling:
             self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(folded)}")
         what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
         subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
-        label = f"{self.spec.label()}, context {self.spec.context_length}, {self.spec.mode}"
+        context = f", context {self.spec.context_length}, {self.spec.mode}" if self.spec.step_code is None else ""
+        label = f"{self.spec.label()}{context}"
         files = {
             STACKS: (stacks.folded(folded), "text/plain"),
             FLAME_GRAPH: (flame_graph.draw(folded, label, subtitle), "image/svg+xml"),

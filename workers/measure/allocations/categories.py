@@ -19,7 +19,7 @@ backward pass are `temporary` there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,7 @@ Owners = dict[int, Owner]
 def owners_of(
     device: torch.device,
     model: nn.Module,
-    optimizer: Optimizer | None = None,
+    optimizers: Iterable[Optimizer] = (),
     scaler: torch.amp.GradScaler | None = None,
     inputs: Iterable[Tensor] = (),
     losses: Iterable[Tensor] = (),
@@ -66,7 +66,7 @@ def owners_of(
     named = list(model.named_parameters())
     add(owners, device, "parameter", named)
     add(owners, device, "gradient", ((name, one.grad) for name, one in named if one.grad is not None))
-    add(owners, device, "optimizer_state", _state(named, optimizer, scaler))
+    add(owners, device, "optimizer_state", _state(named, optimizers, scaler))
     add(owners, device, "input", (("batch", one) for one in inputs))
     add(owners, device, "input", model.named_buffers())
     add(owners, device, "activation", (("loss", one) for one in losses))
@@ -85,10 +85,10 @@ def add(owners: Owners, device: torch.device, category: str, tensors: Iterable[t
 
 
 def _state(
-    named: Iterable[tuple[str, Tensor]], optimizer: Optimizer | None, scaler: torch.amp.GradScaler | None
+    named: Sequence[tuple[str, Tensor]], optimizers: Iterable[Optimizer], scaler: torch.amp.GradScaler | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that live from one optimizer step to the next."""
-    if optimizer is not None:
+    for optimizer in optimizers:
         for name, parameter in named:
             for value in optimizer.state.get(parameter, {}).values():
                 if isinstance(value, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,10 +84,19 @@ class PhaseMarks:
         recording: The recording to mark.
         owners: Returns the present owners of storages.
         keep: Whether the snapshots of the phases are kept; may be set later.
+        without: Phases whose snapshots are never kept.
     """
 
-    def __init__(self, recording: Recording, owners: Callable[[], Owners], *, keep: bool = False) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        owners: Callable[[], Owners],
+        *,
+        keep: bool = False,
+        without: Collection[str] = (),
+    ) -> None:
         self.keep = keep
+        self._without = without
         self._recording = recording
         self._owners = owners
 
@@ -98,7 +107,7 @@ class PhaseMarks:
         """Do nothing: a phase begins where the one before ended."""
 
     def phase_ends(self, name: str) -> None:
-        self._recording.mark(name, self._owners(), keep=self.keep)
+        self._recording.mark(name, self._owners(), keep=self.keep and name not in self._without)
 
     def step_ends(self) -> None:
         """Do nothing: the last phase has ended."""

@@ -82,7 +82,7 @@ class Work:
 
     def owners(self) -> dict[int, Owner]:
         inputs, losses = ([one] if one is not None else [] for one in (self.batch, self.loss))
-        return owners_of(self.device, self.model, self.optimizer, None, inputs, losses)
+        return owners_of(self.device, self.model, [one for one in (self.optimizer,) if one], None, inputs, losses)
 
 
 def recorded(

@@ -1,0 +1,177 @@
+"""`--step train.py:make_step`: three scripts as users write them (tests/scripts/plain), changed in at most five
+lines, measured, profiled and snapshotted."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopwatch import Flopwatch
+
+pytestmark = pytest.mark.acceptance
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+MAX_CHANGED = 5
+NAMED = {"gpt": "make_step", "resnet": "main", "accumulation": "make_step"}
+PHASES = {"gpt": ["step"], "resnet": ["step"], "accumulation": ["backward", "rest"]}
+BLOCK = 2 * 2 * 64 + 64 * 192 + 192 + 64 * 64 + 64 + 64 * 256 + 256 + 256 * 64 + 64
+PARAMETERS = {
+    "gpt": 65 * 64 + 64 * 64 + 2 * BLOCK + 2 * 64,
+    "resnet": 3 * 9 * 16 + 2 * 16 + 2 * 9 * 16**2 + 4 * 16 + 9 * (16 * 32 + 32**2) + 16 * 32 + 6 * 32 + 32 * 10 + 10,
+    "accumulation": 32 * 128 + 128 + 2 * 128 + 128 + 1,
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def flopwatch(site: Any) -> Iterator[Flopwatch]:
+    with Flopwatch(str(site.client.base_url)) as client:
+        yield client
+
+
+def changed_lines(before: str, after: str) -> int:
+    """The lines that were added, and those that were removed without another in their place."""
+    changed = 0
+    hunks = difflib.SequenceMatcher(None, *([line for line in text.splitlines() if line] for text in (before, after)))
+    for what, *(a, b, c, d) in hunks.get_opcodes():
+        changed += 0 if what == "equal" else max(b - a, d - c)
+    return changed
+
+
+def test_control_changed_lines_are_counted() -> None:
+    assert changed_lines("a\nb\nc\n", "a\nb\nc\n") == 0
+    assert changed_lines("a\nb\nc\n", "a\nx\n\ny\nz\n") == 3
+    assert changed_lines("a\nb\nc\n", "c\n") == 2
+
+
+@pytest.mark.parametrize("script", NAMED)
+def test_scripts_are_changed_in_five_lines_at_most(script: str) -> None:
+    before, after = ((folder / f"{script}.py").read_text() for folder in (SCRIPTS / "plain", SCRIPTS))
+    assert 1 <= changed_lines(before, after) <= MAX_CHANGED
+
+
+@pytest.mark.parametrize("script", NAMED)
+def test_plain_scripts_train(script: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPTS / "plain" / f"{script}.py")], check=True, capture_output=True, text=True
+    )
+    assert "loss" in ran.stdout
+
+
+def run(flopwatch: Flopwatch, kind: str, script: str, **fields: Any) -> dict[str, Any]:
+    """Run a script's step as a job of this kind, to its end."""
+    spec = {"kind": kind, "warmup_steps": 2, "measure_steps": 2, **fields}
+    job = flopwatch.submit(spec, step=f"{SCRIPTS / script}.py:{NAMED[script]}")
+    done = flopwatch.wait(job, timeout_s=120, show=lambda *_: None, check=False)
+    assert done["state"] == "succeeded", done["error"]
+    return done
+
+
+def numbers(flopwatch: Flopwatch, job: dict[str, Any]) -> dict[tuple[str, str | None], float | None]:
+    rows = flopwatch.get(f"/jobs/{job['id']}/measurements")["rows"]
+    return {(row["metric"], row["phase"]): row["median"] for row in rows}
+
+
+def artifacts(flopwatch: Flopwatch, job: dict[str, Any]) -> set[str]:
+    return {file["name"] for file in flopwatch.get(f"/jobs/{job['id']}/artifacts")["data"]}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("script", NAMED)
+def test_scripts_are_measured_profiled_and_snapshotted(flopwatch: Flopwatch, script: str, device: str) -> None:
+    job = run(flopwatch, "benchmark", script, device=device)
+    measured = numbers(flopwatch, job)
+    assert measured["step_ms", "step"]
+    assert measured["parameters", None] == PARAMETERS[script]
+    assert [phase for name, phase in measured if name == f"{phase}_ms" and phase not in ("step", "first_step")] == [
+        phase for phase in PHASES[script] if phase != "step"
+    ]
+    assert bool(measured["tokens_per_s", None]) == (script == "gpt")
+    profiled = run(flopwatch, "profile", script, device=device, profile_steps=1)
+    shares = numbers(flopwatch, profiled)
+    assert all((shares["work_ms", phase] or 0) > 0 for phase in PHASES[script])
+    assert {"trace.json.gz", "flamegraph.svg"} <= artifacts(flopwatch, profiled)
+    recorded = run(flopwatch, "memory", script, device=device, measure_steps=1)
+    used = numbers(flopwatch, recorded)
+    assert used["parameter_mib", None] == pytest.approx(4 * PARAMETERS[script] / 2**20, rel=0.01)
+    snapshots = {f"snapshot-{phase}.pickle" for phase in ("initialisation", PHASES[script][0])}
+    assert artifacts(flopwatch, recorded) >= snapshots
+
+
+def test_arguments_are_part_of_the_case(flopwatch: Flopwatch) -> None:
+    few = run(flopwatch, "benchmark", "accumulation", device="cpu", arguments={"micro_batch_size": 8, "accumulate": 1})
+    rows = flopwatch.get(f"/jobs/{few['id']}/measurements")["rows"]
+    assert {(row["arguments.micro_batch_size"], row["arguments.accumulate"]) for row in rows} == {(8, 1)}
+
+
+def test_arguments_that_the_function_lacks_fail_with_its_own_words(flopwatch: Flopwatch) -> None:
+    spec = {"kind": "benchmark", "device": "cpu", "arguments": {"batch": 8}}
+    job = flopwatch.submit(spec, step=f"{SCRIPTS / 'accumulation'}.py:Trainer")
+    done = flopwatch.wait(job, timeout_s=60, show=lambda *_: None, check=False)
+    assert (done["state"], done["error"]["code"]) == ("failed", "failed")
+    assert "got an unexpected keyword argument 'batch'" in done["error"]["detail"]
+
+
+MEASURED = """
+import sys
+
+import torch
+
+import flopwatch
+
+model = torch.nn.Linear(16, 16)
+print("it trains with", sys.argv[1:])
+
+
+def step():
+    with flopwatch.phase("forward"):
+        model(torch.randn(8, 16))
+
+
+flopwatch.measure(step, measure_steps=5)
+"""
+
+
+def test_a_script_runs_through_the_queue_and_by_itself(flopwatch: Flopwatch, site: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MEASURED)
+    alone = subprocess.run(
+        [sys.executable, str(script), "--lr", "1"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=SCRIPTS.parent.parent,
+    )
+    assert "the median of 5" in alone.stdout
+    command = [sys.executable, "-m", "app.cli", "run-script", str(script), "--device", "cpu", "--", "--lr", "1 or 2"]
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FLOPWATCH_URL": str(site.client.base_url)},
+        cwd=SCRIPTS.parent.parent,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "it trains with ['--lr', '1 or 2']" in ran.stdout
+    job = flopwatch.list_jobs(kind="script", limit=1)[0]
+    assert "it trains with" in flopwatch.logs(job["id"])
+    measured = numbers(flopwatch, job)
+    assert measured["forward_ms", "forward"]
+    assert measured["parameters", None] == 16 * 16 + 16
+
+
+def test_a_script_that_measures_nothing_fails_with_what_to_do(flopwatch: Flopwatch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('only this')\n")
+    spec = flopwatch.with_code({"kind": "script", "device": "cpu"}, script=f"{tmp_path / 'train.py'}:__main__")
+    done = flopwatch.wait(flopwatch.submit(spec), timeout_s=60, show=lambda *_: None, check=False)
+    assert (done["state"], done["error"]["code"]) == ("failed", "failed")
+    assert "has not called flopwatch.measure(step)" in done["error"]["detail"]
+    assert "only this" in flopwatch.logs(done["id"])

@@ -1,0 +1,102 @@
+"""The runner of `script`: scripts that measure their step, and scripts that do not."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.specs.script import ScriptSpec
+from flopwatch import steps
+from tests.workers.reporting import Report
+from workers import uploaded
+from workers.jobs.script import RUNNER
+from workers.outcome import RunnerError
+
+TRAIN = """
+import sys
+
+import torch
+
+import flopwatch
+
+model = torch.nn.Linear(16, 16)
+print("arguments:", sys.argv[1:])
+
+
+def step():
+    with flopwatch.phase("forward"):
+        loss = model(torch.randn(8, 16)).sum()
+    with flopwatch.phase("backward"):
+        loss.backward()
+    flopwatch.work(tokens=8)
+
+
+if __name__ == "__main__":
+    flopwatch.measure(step, warmup_steps=1, measure_steps=4)
+    print("done")
+"""
+Run = Callable[..., Report]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    def run(source: str | None, **fields: Any) -> Report:
+        code = None
+        if source is not None:
+            for name, value in uploaded.write(tmp_path / "code", [source.encode()]).items():
+                monkeypatch.setenv(name, value)
+            code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": "__main__"}
+        spec = ScriptSpec(**{"script_code": code, "device": "cpu", **fields})
+        report = Report(tmp_path)
+        (unit,) = RUNNER.plan(spec)
+        RUNNER.run(spec, unit, report)
+        return report
+
+    yield run
+    steps.listen(None)
+
+
+def test_the_step_is_measured_with_its_phases(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    main, argv = sys.modules["__main__"], sys.argv
+    report = run(TRAIN, arguments="--lr '1e-3 or so'")
+    rows = {(row["metric"], row["phase"]): row for row in report.rows}
+    for name in ("forward", "backward", "rest", "step"):
+        assert rows[f"{name}_ms", name]["n"] == 4
+    assert rows["parameters", None]["median"] == 16 * 16 + 16
+    assert rows["tokens_per_s", None]["median"] == pytest.approx(8e3 / rows["step_ms", "step"]["median"])
+    assert capsys.readouterr().out == "arguments: ['--lr', '1e-3 or so']\ndone\n"
+    assert (sys.modules["__main__"], sys.argv) == (main, argv)
+    assert {check["name"] for check in next(iter(report.verdicts.values()))["checks"]} >= {"variation", "host_load"}
+
+
+def test_the_example_runs(run: Run) -> None:
+    assert {row["metric"]: row["outcome"] for row in run(None).rows}["tflops"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("print('no step')\n", "has not called flopwatch.measure"),
+        (f"{TRAIN}    flopwatch.measure(step)\n", "a second time"),
+        ("import sys\nsys.exit(3)\n", "ended itself with exit code 3"),
+        ("def step(:\n", "SyntaxError: invalid syntax, line 1"),
+        ("import flopwatch\nflopwatch.measure(3)\n", "a function that does one step"),
+    ],
+    ids=["nothing", "twice", "exit", "syntax", "no step"],
+)
+def test_what_is_wrong_with_a_script_is_said(run: Run, source: str, words: str) -> None:
+    with pytest.raises(RunnerError, match=words):
+        run(source)
+
+
+@pytest.mark.parametrize("where", ["before", "in the step"])
+def test_out_of_memory_is_a_result(run: Run, where: str) -> None:
+    fail = "raise torch.OutOfMemoryError('CUDA out of memory')"
+    body = fail if where == "before" else f"def step():\n    {fail}\nflopwatch.measure(step)\nprint('never here')"
+    report = run(f"import torch, flopwatch\n{body}\n")
+    assert {row["outcome"] for row in report.rows} == {"oom"}
