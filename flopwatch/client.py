@@ -361,8 +361,8 @@ class Flopwatch(Connection):
 
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
-            show: called with each step of progress, in place of the bar. If it has a method `tell`, that gets a line
-                about each finished cell.
+            show: called with each step of progress, and with each new reason why the job waits, in place of the bar. If
+                it has a method `tell`, that gets a line about each finished cell.
             check: raise JobFailed unless the job succeeded.
 
         Returns:
@@ -377,8 +377,16 @@ class Flopwatch(Connection):
             display = show or stack.enter_context(progress_bar())
             tell = getattr(display, "tell", None)
             seconds: list[float] = []
-            for event in self.events(job_id, timeout_s=timeout_s):
-                if event.type == "progress":
+            queued, reason = False, None
+            for event in self._events(job_id, timeout_s):
+                if event is not None and event.type == "state":
+                    queued, reason = event.data["state"] == "queued", None
+                    display(0, 0, event.data["state"])
+                # What the reason depends on, such as the workers, makes no event of the job.
+                if queued and (latest := self.job(job_id)["waiting"]) != reason:
+                    reason = latest
+                    display(0, 0, f"job {job_id} waits: {reason}" if reason else "queued")
+                if event is not None and event.type == "progress":
                     done, total, message = (event.data[name] for name in ("done", "total", "message"))
                     if "cell" in event.data:
                         seconds.append(event.data["cell"]["seconds"])
@@ -386,8 +394,6 @@ class Flopwatch(Connection):
                         if tell is not None:
                             tell(f"{done}/{total} {message}")
                     display(done, total, message)
-                elif event.type == "state":
-                    display(0, 0, event.data["state"])
         done = self.job(job_id)
         if check and done["state"] != "succeeded":
             raise JobFailed(done)
@@ -410,9 +416,11 @@ class Flopwatch(Connection):
                 current = self.sweep_state(sweep_id)
                 counts = current["counts"]
                 total, done = sum(counts.values()), sum(counts[current] for current in FINISHED)
-                display(
-                    done, total, f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
-                )
+                message = f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
+                if counts["queued"] and not counts["running"]:
+                    first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
+                    message += "".join(f"; waits: {job['waiting']}" for job in first if job["waiting"])
+                display(done, total, message)
                 if done >= total:
                     return current
                 if time.monotonic() >= deadline:
@@ -425,7 +433,10 @@ class Flopwatch(Connection):
         Raises:
             WaitTimeout: the job was not done after `timeout_s`. It is noticed at the server's next sign of life.
         """
-        return self.stream(f"/jobs/{id_of(job)}/events", f"Job {id_of(job)}", timeout_s)
+        return (event for event in self._events(id_of(job), timeout_s) if event is not None)
+
+    def _events(self, job_id: int, timeout_s: float | None) -> Iterator[Event | None]:
+        return self.stream(f"/jobs/{job_id}/events", f"Job {job_id}", timeout_s)
 
     # Looking
 

@@ -166,8 +166,9 @@ def _go_on(
             when = f"`flopwatch specs {job['kind']}` tells when {words[1]}"
             echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
     if job["waiting"] is not None:
-        echo(f"job {job['id']} waits: {job['waiting']}", err=True)
-        if wait and at_most is None:
+        if not wait:
+            echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+        elif at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
         goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
@@ -262,8 +263,9 @@ def _follow_sweep(
             else f"searches by {total} {'job' if total == 1 else 'jobs'} at a time"
         )
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
-    _say_what_waits(server, made["id"])
-    if wait:
+    if not wait:
+        _say_what_waits(server, made["id"])
+    else:
         with (
             _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
             progress_display() as show,
