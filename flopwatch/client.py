@@ -161,6 +161,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         dry_run: bool = False,
     ) -> Submitted:
         """Submit one job.
@@ -172,6 +173,7 @@ class Flopwatch(Connection):
                 it is the candidate's.
             model: likewise, a model class of your own, for training kinds.
             step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
+            code: the folder of your project, which goes along, so that imports work.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
@@ -195,12 +197,11 @@ class Flopwatch(Connection):
         """
         if dry_run:
             _refuse_code(implementation, model, step)
-        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model, step=step)
-        body = {
-            "spec": chosen,
-            **_options(name, labels, priority, timeout_s, max_attempts),
-            "unique_key": unique_key,
-        }
+        chosen = self.with_code(
+            self._with_preset(spec, preset), implementation=implementation, model=model, step=step, code=code
+        )
+        options = _options(name, labels, priority, timeout_s, max_attempts)
+        body = {"spec": chosen, **options, "unique_key": unique_key}
         return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
 
     def sweep(
@@ -220,6 +221,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         dry_run: bool = False,
     ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
@@ -265,6 +267,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         own_model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         **fields: Any,
     ) -> Answer:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
@@ -274,6 +277,7 @@ class Flopwatch(Connection):
             implementation: attention of your own, as in `submit`.
             own_model: likewise, a model class of your own; `model` is a field of specs.
             step: likewise, a training step of your own.
+            code: the folder that goes along, as in `submit`.
             fields: fields of the spec, as keyword arguments.
 
         Example:
@@ -285,7 +289,7 @@ class Flopwatch(Connection):
         spec = copy.deepcopy(former["spec"])
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
-        spec = self.with_code(spec, implementation=implementation, model=own_model, step=step)
+        spec = self.with_code(spec, implementation=implementation, model=own_model, step=step, code=code)
         return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
@@ -301,6 +305,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         script: str | None = None,
     ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`.
@@ -309,15 +314,16 @@ class Flopwatch(Connection):
             ClientError: a file cannot be read, or specs of this kind take no such code.
         """
         named = {"implementation": implementation, "model": model, "step": step, "script": script}
-        if not any(named.values()):
+        folder = None if code is None else Path(code)
+        if not any(named.values()) and folder is None:
             return spec
         changed = copy.deepcopy(spec)
         try:
-            files = put_into(changed, self.specs(), named)
+            files = put_into(changed, self.specs(), named, folder)
         except ValueError as error:
             raise ClientError(f"{error}.") from error
-        for code in files:
-            self.send("PUT", f"/files/{code.sha256}", content=code.content)
+        for file in files:
+            self.send("PUT", f"/files/{file.sha256}", content=file.content)
         return changed
 
     def specs(self) -> list[Answer]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flopwatch.packing import pack
+
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
 OPTIONS = {"attention": "implementation", "model": "model", "step": "step", "script": "script"}
@@ -29,8 +31,9 @@ class OwnCode:
     function: str
 
     @classmethod
-    def read(cls, named: str) -> OwnCode:
-        """Read the file of "my_attention.py:attention". Raises ValueError with a sentence for people."""
+    def read(cls, named: str, folder: Path | None = None) -> OwnCode:
+        """Read the file of "my_attention.py:attention"; with a folder, pack all of that for the upload. Raises
+        ValueError with a sentence for people."""
         file, colon, function = named.rpartition(":")
         if not colon or not file or not function.isidentifier():
             raise ValueError(f"{named!r} is not of the form FILE.py:NAME, with a name that the file defines")
@@ -48,11 +51,16 @@ class OwnCode:
         defined = list(dict.fromkeys(_defined(module)))
         if function != MAIN and function not in defined and "*" not in defined:
             raise ValueError(f"{file} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
+        if folder is not None:
+            try:
+                content = pack(folder, Path(file))
+            except OSError as error:
+                raise ValueError(f"{error.filename}: {error.strerror}") from error
         return cls(Path(file), content, function)
 
     @property
     def sha256(self) -> str:
-        """Return the SHA-256 of the file."""
+        """Return the SHA-256 of the file, or of the packed folder."""
         return hashlib.sha256(self.content).hexdigest()
 
     def as_field(self) -> dict[str, str]:
@@ -79,6 +87,7 @@ def put_into(
     spec: dict[str, Any],
     specs: Iterable[Mapping[str, Any]],
     named: Mapping[str, str | None],
+    folder: Path | None = None,
 ) -> list[OwnCode]:
     """Set the fields of a spec that take the user's own code; returns the files to upload.
 
@@ -86,10 +95,13 @@ def put_into(
         spec: changed in place. In a kind that contains specs, the candidate gets the code.
         specs: the answer to `GET /specs`.
         named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
+        folder: the folder that goes along, with everything that the file imports.
 
     Raises:
         ValueError: the file cannot be read, or specs of this kind take no such code.
     """
+    if folder is not None and not any(named.values()):
+        raise ValueError("--code goes along with --step, --model, --implementation or a script: name one in the folder")
     schemas = {spec["kind"]: spec["schema"] for spec in specs}
     files: list[OwnCode] = []
     for role, option in OPTIONS.items():
@@ -104,7 +116,7 @@ def put_into(
         if field is None:
             able = [known for known, schema in schemas.items() if _takes(schema, role)]
             raise ValueError(f"kind {kind} takes no {role} of your own; kinds that do: {', '.join(able)}")
-        code = OwnCode.read(value)
+        code = OwnCode.read(value, folder)
         inside[field] = code.as_field()
         files.append(code)
     return files

@@ -16,6 +16,7 @@ from app.cli.common import (
     GOES_ON,
     WRONG,
     AsJson,
+    Code,
     DryRun,
     Fields,
     Implementation,
@@ -82,6 +83,7 @@ def submit(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -107,6 +109,7 @@ def submit(
         implementation=implementation,
         model=model,
         step=step,
+        code=code,
         unique_key=unique_key,
         idempotency_key=idempotency_key,
         dry_run=dry_run,
@@ -126,6 +129,7 @@ def run_script(
     *,
     precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    code: Code = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -136,6 +140,7 @@ def run_script(
     spec = server.with_code(
         {"kind": "script", "arguments": shlex.join(words or []), "precision": precision, "device": device},
         script=f"{script}:__main__",
+        code=code,
     )
     job = server.submit(spec, **_options(name, label, priority, timeout_s, 2))
     if not as_json:
@@ -204,6 +209,7 @@ def sweep(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -231,6 +237,7 @@ def sweep(
         implementation=implementation,
         model=model,
         step=step,
+        code=code,
         idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
@@ -296,6 +303,7 @@ def rerun(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -304,7 +312,7 @@ def rerun(
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)
-    job = server.rerun(job_id, changes, implementation=implementation, own_model=model, step=step)
+    job = server.rerun(job_id, changes, implementation=implementation, own_model=model, step=step, code=code)
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json)
 
 
