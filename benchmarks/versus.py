@@ -60,9 +60,14 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> None:
         for name in ("slower", "equal"):
             found: Counter[str] = Counter()
             for _ in range(getattr(arguments, name)):
-                files = (str(folder / f"{side}.py") for side in ("base", name))
-                options = {"implementation": "attention.py:attention", "replicates": arguments.replicates}
-                job = flopwatch.wait(flopwatch.versus(*files, SPEC, **options), show=lambda *_: None)
+                job = flopwatch.versus(
+                    str(folder / "base.py"),
+                    str(folder / f"{name}.py"),
+                    SPEC,
+                    implementation="attention.py:attention",
+                    replicates=arguments.replicates,
+                )
+                flopwatch.wait(job, show=lambda *_: None)
                 comparison = flopwatch.get("/compare", job=job["id"])
                 found[comparison["conclusion"]] += 1
                 print(f"{name}: {comparison['sentence']}", flush=True)

@@ -28,7 +28,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote, unquote
@@ -53,7 +52,7 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.own_code import OwnCode, put_into
+from flopwatch.own_code import put_into
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -163,6 +162,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         dry_run: bool = False,
     ) -> Submitted:
         """Submit one job.
@@ -174,6 +174,7 @@ class Flopwatch(Connection):
                 it is the candidate's.
             model: likewise, a model class of your own, for training kinds.
             step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
+            code: the folder of your project, which goes along, so that imports work.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
@@ -197,12 +198,11 @@ class Flopwatch(Connection):
         """
         if dry_run:
             _refuse_code(implementation, model, step)
-        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model, step=step)
-        body = {
-            "spec": chosen,
-            **_options(name, labels, priority, timeout_s, max_attempts),
-            "unique_key": unique_key,
-        }
+        chosen = self.with_code(
+            self._with_preset(spec, preset), implementation=implementation, model=model, step=step, code=code
+        )
+        options = _options(name, labels, priority, timeout_s, max_attempts)
+        body = {"spec": chosen, **options, "unique_key": unique_key}
         return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
 
     def versus(
@@ -215,6 +215,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         replicates: int = 8,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
@@ -230,6 +231,7 @@ class Flopwatch(Connection):
                 a file itself, that file has the function.
             model: likewise, a model class, for training kinds.
             step: likewise, a training step, for training kinds.
+            code: the folder that goes along, with everything that the file imports; "." of versions that are folders.
             replicates: fresh processes of each version.
             name: of the job; None: both versions.
 
@@ -241,7 +243,9 @@ class Flopwatch(Connection):
             raise ClientError("Name the code of which these are versions: implementation, model or step.")
         plain = self._with_preset(spec, preset)
         sides = {
-            side: self.with_code(plain, implementation=implementation, model=model, step=step, version=version)
+            side: self.with_code(
+                plain, implementation=implementation, model=model, step=step, code=code, version=version
+            )
             for side, version in (("baseline", old), ("candidate", new))
         }
         comparison = {"kind": "compare", **sides, "replicates": replicates}
@@ -264,6 +268,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         dry_run: bool = False,
     ) -> Submitted:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
@@ -309,6 +314,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         own_model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         **fields: Any,
     ) -> Answer:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
@@ -318,6 +324,7 @@ class Flopwatch(Connection):
             implementation: attention of your own, as in `submit`.
             own_model: likewise, a model class of your own; `model` is a field of specs.
             step: likewise, a training step of your own.
+            code: the folder that goes along, as in `submit`.
             fields: fields of the spec, as keyword arguments.
 
         Example:
@@ -329,7 +336,7 @@ class Flopwatch(Connection):
         spec = copy.deepcopy(former["spec"])
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
-        spec = self.with_code(spec, implementation=implementation, model=own_model, step=step)
+        spec = self.with_code(spec, implementation=implementation, model=own_model, step=step, code=code)
         return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
@@ -345,6 +352,7 @@ class Flopwatch(Connection):
         implementation: str | None = None,
         model: str | None = None,
         step: str | None = None,
+        code: str | os.PathLike[str] | None = None,
         script: str | None = None,
         version: str | None = None,
     ) -> Answer:
@@ -354,16 +362,16 @@ class Flopwatch(Connection):
             ClientError: a file cannot be read, or specs of this kind take no such code.
         """
         named = {"implementation": implementation, "model": model, "step": step, "script": script}
-        if not any(named.values()):
+        folder = None if code is None else Path(code)
+        if not any(named.values()) and folder is None:
             return spec
         changed = copy.deepcopy(spec)
         try:
-            read = OwnCode.read if version is None else partial(OwnCode.of_version, version)
-            files = put_into(changed, self.specs(), named, read)
+            files = put_into(changed, self.specs(), named, folder, version)
         except ValueError as error:
             raise ClientError(f"{error}.") from error
-        for code in files:
-            self.send("PUT", f"/files/{code.sha256}", content=code.content)
+        for file in files:
+            self.send("PUT", f"/files/{file.sha256}", content=file.content)
         return changed
 
     def specs(self) -> list[Answer]:
@@ -401,8 +409,8 @@ class Flopwatch(Connection):
 
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
-            show: called with each step of progress, in place of the bar. If it has a method `tell`, that gets a line
-                about each finished cell.
+            show: called with each step of progress, and with each new reason why the job waits, in place of the bar. If
+                it has a method `tell`, that gets a line about each finished cell.
             check: raise JobFailed unless the job succeeded.
 
         Returns:
@@ -417,8 +425,16 @@ class Flopwatch(Connection):
             display = show or stack.enter_context(progress_bar())
             tell = getattr(display, "tell", None)
             seconds: list[float] = []
-            for event in self.events(job_id, timeout_s=timeout_s):
-                if event.type == "progress":
+            queued, reason = False, None
+            for event in self._events(job_id, timeout_s):
+                if event is not None and event.type == "state":
+                    queued, reason = event.data["state"] == "queued", None
+                    display(0, 0, event.data["state"])
+                # What the reason depends on, such as the workers, makes no event of the job.
+                if queued and (latest := self.job(job_id)["waiting"]) != reason:
+                    reason = latest
+                    display(0, 0, f"job {job_id} waits: {reason}" if reason else "queued")
+                if event is not None and event.type == "progress":
                     done, total, message = (event.data[name] for name in ("done", "total", "message"))
                     if "cell" in event.data:
                         seconds.append(event.data["cell"]["seconds"])
@@ -426,8 +442,6 @@ class Flopwatch(Connection):
                         if tell is not None:
                             tell(f"{done}/{total} {message}")
                     display(done, total, message)
-                elif event.type == "state":
-                    display(0, 0, event.data["state"])
         done = self.job(job_id)
         if check and done["state"] != "succeeded":
             raise JobFailed(done)
@@ -450,9 +464,11 @@ class Flopwatch(Connection):
                 current = self.sweep_state(sweep_id)
                 counts = current["counts"]
                 total, done = sum(counts.values()), sum(counts[current] for current in FINISHED)
-                display(
-                    done, total, f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
-                )
+                message = f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
+                if counts["queued"] and not counts["running"]:
+                    first = self.list_jobs(sweep=sweep_id, state="queued", limit=1)
+                    message += "".join(f"; waits: {job['waiting']}" for job in first if job["waiting"])
+                display(done, total, message)
                 if done >= total:
                     return current
                 if time.monotonic() >= deadline:
@@ -465,7 +481,10 @@ class Flopwatch(Connection):
         Raises:
             WaitTimeout: the job was not done after `timeout_s`. It is noticed at the server's next sign of life.
         """
-        return self.stream(f"/jobs/{id_of(job)}/events", f"Job {id_of(job)}", timeout_s)
+        return (event for event in self._events(id_of(job), timeout_s) if event is not None)
+
+    def _events(self, job_id: int, timeout_s: float | None) -> Iterator[Event | None]:
+        return self.stream(f"/jobs/{job_id}/events", f"Job {job_id}", timeout_s)
 
     # Looking
 

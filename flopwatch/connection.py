@@ -231,8 +231,9 @@ class Connection:
             )
         return checked(response)
 
-    def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event]:
-        """Yield a route's events from the first to the last; after a lost connection, resume where it stopped.
+    def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event | None]:
+        """Yield a route's events from the first to the last, and None for each sign of life between them; after a lost
+        connection, resume where it stopped.
 
         `what` names the source of the events, for the error.
 
@@ -252,9 +253,9 @@ class Connection:
                     if checked(response).status_code == httpx.codes.NO_CONTENT:
                         return
                     for event_id, event in parse_stream(_until(response.iter_lines(), deadline)):
-                        last_id, failures = event_id, 0
+                        last_id, failures = event_id or last_id, 0
                         yield event
-                        if event.type == "done":
+                        if event is not None and event.type == "done":
                             return
             except httpx.InvalidURL as error:
                 raise self._unreachable(error) from error
@@ -314,8 +315,8 @@ class Connection:
         )
 
 
-def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
-    """Yield the (id, event) pairs of a stream of server-sent events."""
+def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event | None]]:
+    """Yield the (id, event) pairs of a stream of server-sent events, and ("", None) for each comment between them."""
     fields: dict[str, str] = {}
     for line in lines:
         if line:
@@ -323,6 +324,9 @@ def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
             fields[name] = value
         elif "data" in fields:
             yield fields.get("id", "0"), Event(fields.get("event", "message"), json.loads(fields["data"]))
+            fields = {}
+        elif fields:
+            yield "", None
             fields = {}
 
 

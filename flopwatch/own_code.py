@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from flopwatch.packing import pack
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
@@ -29,42 +34,66 @@ class OwnCode:
     path: Path
     content: bytes
     function: str
+    name: str
+    """The file's name; its path in the folder that goes along."""
     revision: Mapping[str, Any] | None = None
     """Where it comes from, as a spec has it; None: ask git."""
 
     @classmethod
-    def read(cls, named: str) -> OwnCode:
-        """Read the file of "my_attention.py:attention". Raises ValueError with a sentence for people."""
+    def read(cls, named: str, folder: Path | None = None) -> OwnCode:
+        """Read the file of "my_attention.py:attention"; with a folder, pack all of that for the upload. Raises
+        ValueError with a sentence for people."""
         file, colon, function = named.rpartition(":")
         if not colon or not file or not function.isidentifier():
             raise ValueError(f"{named!r} is not of the form FILE.py:NAME, with a name that the file defines")
-        return cls._checked(Path(file), _content(Path(file)), function)
+        path = Path(file)
+        return cls._checked(path, _content(path), function, folder)
 
     @classmethod
-    def of_version(cls, version: str, named: str) -> OwnCode:
+    def of_version(cls, version: str, named: str, folder: Path | None = None) -> OwnCode:
         """Read a version of one's code: of the file, folder or git revision that `version` is.
 
         `named` is "my_attention.py:attention": in the folder, or from here in the revision. Where `version` is a file
-        itself, only the name behind the colon counts. Raises ValueError with a sentence for people.
+        itself, only the name behind the colon counts. `folder` goes along: that of the revision, or the folder that
+        `version` is. Raises ValueError with a sentence for people.
         """
         file, _, function = named.rpartition(":")
         if Path(version).is_file():
             code = cls.read(f"{version}:{function}")
         elif Path(version).is_dir():
-            code = cls.read(f"{Path(version) / file}:{function}")
+            code = cls.read(f"{Path(version, file)}:{function}", None if folder is None else Path(version, folder))
         else:
-            path = Path(file)
-            commit = _git(path, "rev-parse", "--verify", "--quiet", f"{version}^{{commit}}")
-            if commit is None:
-                raise ValueError(f"{version!r} is no file, no folder, and no git revision of the folder of {file}")
-            done = _run_git(path, "show", f"{commit}:./{path.name}")
-            if done is None or done.returncode:
-                raise ValueError(f"revision {version} has no {file}")
-            return cls._checked(path, done.stdout, function, {"label": version, "commit": commit, "dirty": False})
+            return cls._of_revision(version, Path(file), function, folder)
         return replace(code, revision={"label": version, **(revision_of(code.path) or {})})
 
     @classmethod
-    def _checked(cls, path: Path, content: bytes, function: str, revision: Mapping[str, Any] | None = None) -> OwnCode:
+    def _of_revision(cls, version: str, path: Path, function: str, folder: Path | None) -> OwnCode:
+        commit = _git(path, "rev-parse", "--verify", "--quiet", f"{version}^{{commit}}")
+        if commit is None:
+            raise ValueError(f"{version!r} is no file, no folder, and no git revision of the folder of {path}")
+        revision = {"label": version, "commit": commit, "dirty": False}
+        if folder is None:
+            shown = _run_git(path, "show", f"{commit}:./{path.name}")
+            if shown is None or shown.returncode:
+                raise ValueError(f"revision {version} has no {path}")
+            return cls._checked(path, shown.stdout, function, None, revision)
+        archived = _run_git(folder / "_", "archive", "--format=zip", commit)
+        if archived is None or archived.returncode:
+            raise ValueError(f"revision {version} has no folder {folder}")
+        with tempfile.TemporaryDirectory() as there, zipfile.ZipFile(io.BytesIO(archived.stdout)) as archive:
+            archive.extractall(there)
+            file = Path(there) / path.resolve().relative_to(folder.resolve())
+            return cls._checked(file, _content(file), function, Path(there), revision)
+
+    @classmethod
+    def _checked(
+        cls,
+        path: Path,
+        content: bytes,
+        function: str,
+        folder: Path | None,
+        revision: Mapping[str, Any] | None = None,
+    ) -> OwnCode:
         file = str(path)
         try:
             module = ast.parse(content, file)
@@ -76,16 +105,23 @@ class OwnCode:
         defined = list(dict.fromkeys(_defined(module)))
         if function != MAIN and function not in defined and "*" not in defined:
             raise ValueError(f"{file} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
-        return cls(path, content, function, revision)
+        name = path.name
+        if folder is not None:
+            try:
+                content = pack(folder, path)
+            except OSError as error:
+                raise ValueError(f"{error.filename}: {error.strerror}") from error
+            name = path.resolve().relative_to(folder.resolve()).as_posix()
+        return cls(path, content, function, name, revision)
 
     @property
     def sha256(self) -> str:
-        """Return the SHA-256 of the file."""
+        """Return the SHA-256 of the file, or of the packed folder."""
         return hashlib.sha256(self.content).hexdigest()
 
     def as_field(self) -> dict[str, Any]:
         """Return the value by which a spec names it."""
-        field: dict[str, Any] = {"sha256": self.sha256, "function": self.function, "file": self.path.name}
+        field: dict[str, Any] = {"sha256": self.sha256, "function": self.function, "file": self.name}
         revision = self.revision or revision_of(self.path)
         return field if revision is None else {**field, "revision": revision}
 
@@ -140,7 +176,8 @@ def put_into(
     spec: dict[str, Any],
     specs: Iterable[Mapping[str, Any]],
     named: Mapping[str, str | None],
-    read: Callable[[str], OwnCode] = OwnCode.read,
+    folder: Path | None = None,
+    version: str | None = None,
 ) -> list[OwnCode]:
     """Set the fields of a spec that take the user's own code; returns the files to upload.
 
@@ -148,11 +185,14 @@ def put_into(
         spec: changed in place. In a kind that contains specs, the candidate gets the code.
         specs: the answer to `GET /specs`.
         named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
-        read: reads such a file.
+        folder: the folder that goes along, with everything that the file imports.
+        version: read this version of the files; see `OwnCode.of_version`. None: as they are.
 
     Raises:
         ValueError: the file cannot be read, or specs of this kind take no such code.
     """
+    if folder is not None and not any(named.values()):
+        raise ValueError("--code goes along with --step, --model, --implementation or a script: name one in the folder")
     schemas = {spec["kind"]: spec["schema"] for spec in specs}
     files: list[OwnCode] = []
     for role, option in OPTIONS.items():
@@ -167,7 +207,7 @@ def put_into(
         if field is None:
             able = [known for known, schema in schemas.items() if _takes(schema, role)]
             raise ValueError(f"kind {kind} takes no {role} of your own; kinds that do: {', '.join(able)}")
-        code = read(value)
+        code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
         inside[field] = code.as_field()
         files.append(code)
     return files

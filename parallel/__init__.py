@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from parallel.fully_sharded import FullyShardedDataParallel
     from parallel.process_group import Rank, RanksFailed, RanksTimedOut, launch
     from parallel.sharded_optimizer import ShardedOptimizer
+    from parallel.uneven import in_step
 
 __all__ = [
     "BucketedDataParallel",
@@ -35,6 +36,7 @@ __all__ = [
     "ShardedOptimizer",
     "accounting",
     "collectives",
+    "in_step",
     "launch",
     "process_group",
     "recorded",
@@ -51,6 +53,7 @@ _HOMES = {
     "RanksFailed": "parallel.process_group",
     "RanksTimedOut": "parallel.process_group",
     "ShardedOptimizer": "parallel.sharded_optimizer",
+    "in_step": "parallel.uneven",
     "launch": "parallel.process_group",
     "recorded": "parallel.collectives",
 }

@@ -80,18 +80,32 @@ def default_group() -> dist.ProcessGroup:
     return dist.group.WORLD  # type: ignore[return-value]
 
 
-def start_all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Work:
-    """Start reducing a tensor in place."""
+def start_all_reduce(
+    tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, dtype: torch.dtype | None = None
+) -> Work:
+    """Start reducing a tensor in place; with a dtype, it is sent and added in that."""
+    if dtype not in (None, tensor.dtype):
+        sent = tensor.to(dtype)
+        return _CopiedBack(start_all_reduce(sent, operation, group), [tensor], [sent])
     start = functools.partial(dist.all_reduce, tensor, op=operation, group=group, async_op=True)
     return _started("all_reduce", tensor.nbytes, start)
 
 
-def start_all_reduces(tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Work:
+def start_all_reduces(
+    tensors: Sequence[Tensor],
+    operation: dist.ReduceOp.RedOpType,
+    group: dist.ProcessGroup,
+    dtype: torch.dtype | None = None,
+) -> Work:
     """Start reducing contiguous tensors of one dtype and device in place; NCCL makes one kernel of them.
 
     For use in hooks: it calls the group itself, since `torch.distributed.all_reduce` and the manager that
-    `start_together` uses take twice the host's time. The caller keeps the tensors until the operation is done.
+    `start_together` uses take twice the host's time. The caller keeps the tensors until the operation is done. With a
+    dtype, they are sent and added in that.
     """
+    if dtype not in (None, tensors[0].dtype):
+        sent = [tensor.to(dtype) for tensor in tensors]
+        return _CopiedBack(start_all_reduces(sent, operation, group), tensors, sent)
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
     if len(real) > 1 and uses_nccl(group, real[0].device):
         together = _asynchronous(dist.AllreduceCoalescedOptions(), operation)
@@ -102,6 +116,19 @@ def start_all_reduces(tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpT
         _started("all_reduce", tensor.nbytes, functools.partial(group.allreduce, [tensor], alone)) for tensor in real
     ]
     return works[0] if len(works) == 1 else StartedTogether(works)
+
+
+class _CopiedBack:
+    """An operation on copies in another dtype; `wait` writes their results into the tensors."""
+
+    def __init__(self, work: Work, tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+        self._work, self._tensors, self._copies = work, list(tensors), list(copies)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._copies:
+            torch._foreach_copy_(self._tensors, self._copies)
+        self._tensors, self._copies = [], []
 
 
 def _asynchronous(options: Any, operation: dist.ReduceOp.RedOpType) -> Any:
@@ -171,24 +198,32 @@ def start_together(
     return StartedTogether([start_all() if timeline is None else timeline.note_together(start_all)], keep)
 
 
-def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
+def broadcast_module(
+    module: nn.Module, group: dist.ProcessGroup, device: torch.device | None = None, *, recurse: bool = True
+) -> None:
     """Overwrite parameters and buffers with those of the group's first rank; tied ones once.
 
-    Tensors are sent as bytes, so that every dtype works.
+    Tensors are sent as bytes, so that every dtype works; those on the meta device stay.
+
+    Args:
+        module: The module.
+        group: The ranks.
+        device: Where the ranks compare their modules; None: where the first tensor is.
+        recurse: False: only the tensors of the module itself.
 
     Raises:
         RuntimeError: the ranks' modules differ in names, shapes or dtypes.
     """
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    named = {**dict(module.named_parameters(recurse=recurse)), **dict(module.named_buffers(recurse=recurse))}
     described = [(name, tuple(t.shape), t.stride(), str(t.dtype), t.requires_grad) for name, t in named.items()]
-    device = next((tensor.device for tensor in named.values()), None)
-    if device is None:
+    if not named:
         return
+    device = device or next(iter(named.values())).device
     check_same_everywhere("module", described, device, group)
     source = dist.get_global_rank(group, 0)
     with torch.no_grad():
         for tensor in named.values():
-            if tensor.numel():
+            if tensor.numel() and not tensor.is_meta:
                 dense = tensor.detach().contiguous()
                 dist.broadcast(dense.view(-1).view(torch.uint8), source, group=group)
                 if dense.data_ptr() != tensor.data_ptr():
@@ -258,13 +293,15 @@ class GradientUsage:
     momentum would change it.
     """
 
-    def __init__(self, used: Iterable[bool], device: torch.device, group: dist.ProcessGroup) -> None:
+    def __init__(self, used: Iterable[bool], device: torch.device, *groups: dist.ProcessGroup) -> None:
         here = list(used)
         if all(here):
             self._flags = torch.ones(len(here), dtype=torch.uint8, device=device)
         else:
             self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
-        self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, group)
+        for group in groups[:-1]:
+            start_all_reduce(self._flags, dist.ReduceOp.MAX, group).wait()
+        self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, groups[-1])
         self._answer: list[int] | None = None
 
     def used_on_any_rank(self, index: int) -> bool:

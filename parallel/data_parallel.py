@@ -59,13 +59,22 @@ class DataParallel(nn.Module):
     Args:
         module: The model, on its device, the same on every rank. All ranks get the first rank's values.
         process_group: The ranks; by default all of them.
+        reduce_dtype: The dtype in which gradients travel and are averaged, such as torch.bfloat16, for half the bytes
+            of float32 and 8 bits of precision; they keep their own dtype. None: their own.
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        self.reduce_dtype = reduce_dtype
         self.group = process_group if process_group is not None else default_group()
         self.module = module
         broadcast_module(module, self.group)
@@ -141,7 +150,7 @@ class NaiveDataParallel(DataParallel):
             dense = total.contiguous()
             if not self._averaging.in_operation:
                 dense.mul_(self._averaging.factor)
-            start_all_reduce(dense, self._averaging.operation, self.group).wait()
+            start_all_reduce(dense, self._averaging.operation, self.group, self.reduce_dtype).wait()
             if dense is not total:
                 total.copy_(dense)
             if gradient is None and usage.used_on_any_rank(index):
@@ -170,7 +179,7 @@ class FlatDataParallel(DataParallel):
                 place.zero_() if gradient is None else place.copy_(gradient)
             if not self._averaging.in_operation:
                 flat.mul_(self._averaging.factor)
-            start_all_reduce(flat, self._averaging.operation, self.group).wait()
+            start_all_reduce(flat, self._averaging.operation, self.group, self.reduce_dtype).wait()
             for (index, _, parameter), gradient, place in zip(kind, gradients, places, strict=True):
                 if gradient is not None or usage.used_on_any_rank(index):
                     parameter.grad = place
@@ -305,13 +314,15 @@ class Bucket:
         copy = torch.empty_strided(shape, strides, dtype=self.dtype, device=self.device)
         return copy.zero_() if gradient is None else torch.mul(gradient, factor, out=copy)
 
-    def send(self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:
-        """Start reducing the gradients."""
+    def send(
+        self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, dtype: torch.dtype | None = None
+    ) -> None:
+        """Start reducing the gradients, in another dtype if there is one."""
         if self.memory is not None:
-            self.work = start_all_reduces([self.memory], operation, group)
+            self.work = start_all_reduces([self.memory], operation, group, dtype)
             return
         flat = [view if view.is_contiguous() else view.as_strided((view.numel(),), (1,)) for view in self.views]
-        self.work = start_all_reduces(flat, operation, group)
+        self.work = start_all_reduces(flat, operation, group, dtype)
 
     def set_gradients(self, used: Callable[[str], bool]) -> None:
         """Wait for the averages and make them the parameters' gradients. `used` returns whether the parameter of a name
@@ -355,8 +366,9 @@ class OverlappingDataParallel(DataParallel):
         divide: Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Parameter]]]],
         *,
         copies: bool = True,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(module, process_group)
+        super().__init__(module, process_group, reduce_dtype=reduce_dtype)
         # The last layers' gradients are complete first.
         divided = divide(list(reversed(self.trainable.items())))
         self.buckets = [Bucket(members, copies=copies) for members in divided]
@@ -404,7 +416,7 @@ class OverlappingDataParallel(DataParallel):
             self._used_by_any = GradientUsage(
                 (name not in missing for name in self.trainable), self._device, self.group
             )
-        bucket.send(self._averaging.operation, self.group)
+        bucket.send(self._averaging.operation, self.group, self.reduce_dtype)
 
     def _finish(self) -> None:
         # The ranks must agree on a second round, so this does not ask whether a bucket was sent in between.
@@ -457,8 +469,19 @@ class OverlappedDataParallel(OverlappingDataParallel):
     See DataParallel for arguments and errors.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(module, process_group, lambda parameters: [[parameter] for parameter in parameters])
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            module,
+            process_group,
+            lambda parameters: [[parameter] for parameter in parameters],
+            reduce_dtype=reduce_dtype,
+        )
 
 
 class BucketedDataParallel(OverlappingDataParallel):
@@ -483,6 +506,7 @@ class BucketedDataParallel(OverlappingDataParallel):
         gradients_as_views: False: gradients stay where autograd left them, and NCCL takes a bucket's in one launch. It
             saves reading and writing every gradient once, and costs one operation per gradient on other backends.
         process_group: As in DataParallel.
+        reduce_dtype: As in DataParallel.
 
     Raises:
         ValueError: a size is not positive, or the first one exceeds the others.
@@ -497,6 +521,7 @@ class BucketedDataParallel(OverlappingDataParallel):
         first_bucket_size_mb: float | None = None,
         gradients_as_views: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
         for name, size in (("bucket_size_mb", bucket_size_mb), ("first_bucket_size_mb", first_bucket_size_mb)):
             if size is not None and not size > 0:
@@ -508,7 +533,7 @@ class BucketedDataParallel(OverlappingDataParallel):
         largest = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
         first = largest if first_bucket_size_mb is None else first_bucket_size_mb * MIB
         divide = functools.partial(into_buckets, largest=largest, first=first)
-        super().__init__(module, process_group, divide, copies=gradients_as_views)
+        super().__init__(module, process_group, divide, copies=gradients_as_views, reduce_dtype=reduce_dtype)
 
 
 def into_buckets(

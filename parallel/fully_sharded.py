@@ -20,6 +20,7 @@ al., 2023, sections 3.2 and 3.3). All ranks start operations in the same order: 
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,11 +43,13 @@ from parallel.collectives import (
     owns_its_memory,
     start_all_gather,
     start_all_reduce,
+    start_all_reduces,
     start_reduce_scatter,
     start_together,
     strides_of,
 )
 from parallel.data_parallel import dense_gradient
+from parallel.meta import children_first, materialise, reset_parameters
 from parallel.sharded_gradient import ShardedGradient
 from parallel.sharded_state import (
     broadcast_objects,
@@ -69,17 +72,25 @@ class UnitParameter:
     """
 
     def __init__(
-        self, name: str, original: nn.Parameter, owners: list[Owner], group: dist.ProcessGroup, dtype: torch.dtype
+        self,
+        name: str,
+        original: nn.Parameter,
+        owners: list[Owner],
+        group: dist.ProcessGroup,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.name, self.owners, self.group = name, owners, group
         self.is_sharded = original.dim() >= 2 and group.size() > 1
         self.numel, self.shape = original.numel(), original.shape
         self._strides = strides_of(original)
+        self._held: Tensor | None = None
+        """A gradient that `hold_gradient` has kept."""
         ranks = group.size() if self.is_sharded else 1
         self.part_numel = -(-self.numel // ranks)
-        self.part = self._part_of(original) if self.is_sharded else original
+        self.part = self._part_of(original, device) if self.is_sharded else original
         with torch.no_grad():
-            memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=original.device)
+            memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
         # `data` has its own version counter, so that autograd does not take refilling the memory for a modification.
         self.memory = memory.data
@@ -87,10 +98,12 @@ class UnitParameter:
         self.free()
         self.show(self.part)
 
-    def _part_of(self, original: nn.Parameter) -> nn.Parameter:
-        """Return this rank's elements of the parameter, in one dimension, filled up with zeros."""
-        part = original.new_zeros(self.part_numel)
-        self.copy_part(part, original.detach())
+    def _part_of(self, original: nn.Parameter, device: torch.device) -> nn.Parameter:
+        """Return this rank's elements of the parameter, in one dimension, filled up with zeros; all zeros for a
+        parameter on the meta device."""
+        part = original.new_zeros(self.part_numel, device=device)
+        if not original.is_meta:
+            self.copy_part(part, original.detach())
         return nn.Parameter(part, original.requires_grad)
 
     def take_memory(self) -> None:
@@ -112,15 +125,34 @@ class UnitParameter:
         flat = part.new_empty(self.memory.shape)
         start_all_gather(flat, part.detach(), self.group).wait()
         whole = flat[: self.numel].view(self.shape)
-        if whole.stride() == self._strides:
-            return whole
-        return torch.empty_strided(self.shape, self._strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+        return whole if whole.stride() == self._strides else self.empty(whole.dtype, whole.device).copy_(whole)
+
+    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a tensor of the parameter's shape and strides, with any values."""
+        return torch.empty_strided(self.shape, self._strides, dtype=dtype, device=device)
 
     def copy_part(self, part: Tensor, whole: Tensor) -> None:
         """Fill a part with this rank's elements of a full tensor."""
         start = self.group.rank() * self.part_numel
         mine = whole.reshape(-1)[start : start + self.part_numel]
         part[: mine.numel()] = mine
+
+    def hold_gradient(self, dtype: torch.dtype) -> None:
+        """Keep the full gradient in the dtype in which it will be reduced, so that it accumulates in it."""
+        if self.whole.grad is not None and self.whole.grad.dtype != dtype:
+            self._held = self.take_gradient(dtype)
+
+    def take_gradient(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the full gradient of this rank since the last reduction, in this dtype, and forget it.
+
+        Raises:
+            RuntimeError: it is sparse.
+        """
+        gradient = dense_gradient(self.name, self.whole)
+        held, self.whole.grad, self._held = self._held, None, None
+        if gradient is None or held is None:
+            return held if gradient is None else gradient.to(dtype)
+        return held.add_(gradient)
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add an averaged gradient to the part's gradient."""
@@ -181,11 +213,25 @@ class FullyShardedDataParallel(nn.Module):
         compute_dtype: Floating-point parameters are cast to it before they travel, and so are the inputs of modules
             that have parameters; gradients travel in it. Parts, their gradients and the optimizer's state keep the
             module's dtype. None: everything is in the module's dtype.
-        process_group: The ranks; by default all of them.
+        process_group: The ranks that share the parameters; by default all of them.
+        reduce_dtype: The dtype in which gradients accumulate in `no_sync`, travel, and are averaged; None: that of
+            computation.
+        reshard_after_forward: False: a unit stays whole from its forward to its backward pass. Then each rank sends
+            2·P·(n-1)/n, as much as for data parallelism, and keeps P of parameters from one to the other; gradients and
+            the optimizer's state stay divided (ZeRO stage 2).
+        replicas: The ranks that have the same parts as this one, for hybrid sharding: gradients are averaged over
+            `process_group`, and then over these. Every process group must have as many ranks, and the first ranks of
+            all groups of replicas must be one process group.
+        device: Where to make the parts of a module that is on the meta device. No full model exists at any time, only
+            one module's own parameters.
+        initialise: Fills a meta module's own parameters and buffers; called for each module that has any, children
+            first, when these are on `device`. None: its `reset_parameters` does.
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
-        TypeError: a recurrent module of torch, which keeps its parameters in a second place.
+        TypeError: a recurrent module of torch, which keeps its parameters in a second place; or a module on the meta
+            device that has no `reset_parameters`.
+        ValueError: the module is on the meta device, and `device` is missing.
     """
 
     def __init__(
@@ -194,21 +240,37 @@ class FullyShardedDataParallel(nn.Module):
         compute_dtype: torch.dtype | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+        replicas: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        initialise: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__()
         self.group = process_group if process_group is not None else default_group()
-        self._groups = [self.group]
+        self.replicas = replicas
+        self._groups = [self.group] if replicas is None else [replicas, self.group]
         """Groups over which a broadcast, one after the other, reaches every rank from the first."""
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
+        self.reshard_after_forward = reshard_after_forward
         for name, child in module.named_modules():
             if isinstance(child, nn.RNNBase):
                 raise TypeError(
                     f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights"
                 )
-        broadcast_module(module, self.group)
+        is_meta = any(parameter.is_meta for parameter in module.parameters())
+        if is_meta and device is None:
+            raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
         self.module = module
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        if is_meta:
+            self._device = torch.empty(0, device=device).device
+            materialise(module, self._device, lambda parameter: not self._is_sharded(parameter))
+        for group in self._groups:
+            broadcast_module(module, group, self._device)
         self.units = self._make_units()
+        if is_meta:
+            self._initialise(initialise or reset_parameters)
         held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
@@ -221,6 +283,8 @@ class FullyShardedDataParallel(nn.Module):
         self._previous_order: list[ShardedUnit] = []
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         self.synchronizes = True
+        self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
+        """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
@@ -282,6 +346,7 @@ class FullyShardedDataParallel(nn.Module):
         # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.
         for unit in self.units:
             self._free(unit)
+            self._hold(unit)
             unit.in_backward = False
         self._previous_order, self._order = self._order or self._previous_order, []
 
@@ -301,14 +366,36 @@ class FullyShardedDataParallel(nn.Module):
         held: dict[str, list[UnitParameter]] = {}
         for name, parameter in list(self.module.named_parameters()):
             dtype = self._dtype_of(parameter)
-            if dtype != parameter.dtype or (parameter.dim() >= 2 and self.group.size() > 1):
+            if dtype != parameter.dtype or self._is_sharded(parameter):
                 uses = users[id(parameter)]
                 unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
-                held_parameter = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype)
+                held_parameter = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype, self._device)
                 held.setdefault(unit_name, []).append(held_parameter)
         root = ShardedUnit("", self.module, held.get("\0root", []))
         root.stays_whole = True
         return [root, *(ShardedUnit(name, modules[name], held[name]) for name in modules if name in held)]
+
+    def _is_sharded(self, parameter: Tensor) -> bool:
+        return parameter.dim() >= 2 and self.group.size() > 1
+
+    @torch.no_grad()
+    def _initialise(self, initialise: Callable[[nn.Module], None]) -> None:
+        """Fill parts and buffers, module by module; every rank gets the first rank's values."""
+        filled: set[int] = set()
+        for child in children_first(self.module):
+            parts = {n: p for n, p in child._parameters.items() if p is not None and id(p) in self._sharded}
+            for name, part in parts.items():
+                whole = self._sharded[id(part)].empty(part.dtype, self._device)
+                child._parameters[name] = nn.Parameter(whole, part.requires_grad)
+            if any(tensor is not None for tensor in (*child._parameters.values(), *child._buffers.values())):
+                initialise(child)
+            for group in self._groups:
+                broadcast_module(child, group, self._device, recurse=False)
+            for name, part in parts.items():
+                if id(part) not in filled:
+                    self._sharded[id(part)].copy_part(part.detach(), child.get_parameter(name))
+                child._parameters[name] = part
+                filled.add(id(part))
 
     def _outside(self, unit_modules: Any) -> list[nn.Module]:
         inside = {id(child) for module in unit_modules for child in module.modules()}
@@ -409,7 +496,8 @@ class FullyShardedDataParallel(nn.Module):
             return
         unit.show_parts()
         is_last = len(self._order) == len(self._previous_order) and self._previous_order[-1:] == [unit]
-        if not (torch.is_grad_enabled() and differentiable and (unit.stays_whole or is_last)):
+        stays = is_last or not self.reshard_after_forward
+        if not (torch.is_grad_enabled() and differentiable and (unit.stays_whole or stays)):
             self._free(unit)
 
     def before_backward(self, unit: ShardedUnit) -> None:
@@ -427,9 +515,11 @@ class FullyShardedDataParallel(nn.Module):
 
     def after_backward(self, unit: ShardedUnit) -> None:
         """Reduce the gradients of a unit whose inputs' gradients are known, and free it."""
-        if self.synchronizes:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self.synchronizes:
                 self._reduce(unit)
+            else:
+                self._hold(unit)
         self._free(unit)
         unit.in_backward = False
 
@@ -437,7 +527,14 @@ class FullyShardedDataParallel(nn.Module):
 
     @functools.cached_property
     def _averaging(self) -> Averaging:
-        return averaging(self.group, self._device)
+        each = [averaging(group, self._device) for group in self._groups]
+        return Averaging(each[0].operation, math.prod(one.factor for one in each))
+
+    @torch.no_grad()
+    def _hold(self, unit: ShardedUnit) -> None:
+        """Keep a unit's gradients, to which further passes will add, in the dtype of the reduction."""
+        for parameter in unit.sharded:
+            parameter.hold_gradient(self.reduce_dtype or parameter.whole.dtype)
 
     def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
@@ -447,11 +544,7 @@ class FullyShardedDataParallel(nn.Module):
         for parameter in unit.sharded:
             if not parameter.part.requires_grad:
                 continue
-            gradient = dense_gradient(parameter.name, parameter.whole)
-            if gradient is not None:
-                self._used.add(parameter.name)
-            source = self._source(parameter, gradient)
-            del gradient
+            source = self._source(parameter)
             result = torch.empty(parameter.part_numel, dtype=source.dtype, device=source.device)
             operation = self._averaging.operation
             starts.append(functools.partial(start_reduce_scatter, result, source, operation, self.group))
@@ -463,13 +556,15 @@ class FullyShardedDataParallel(nn.Module):
         while len(self._reducing) > 1:
             self._take_reduced()
 
-    def _source(self, parameter: UnitParameter, gradient: Tensor | None) -> Tensor:
-        """Return a parameter's gradient as the ranks' parts side by side, scaled for the average."""
-        parameter.whole.grad = None
+    def _source(self, parameter: UnitParameter) -> Tensor:
+        """Take a parameter's gradient; return it as the ranks' parts side by side, scaled for the average."""
         factor = self._averaging.factor
         numel = parameter.memory.numel()
+        dtype = self.reduce_dtype or parameter.memory.dtype
+        gradient = parameter.take_gradient(dtype)
         if gradient is None:
-            return torch.zeros(numel, dtype=parameter.memory.dtype, device=parameter.memory.device)
+            return torch.zeros(numel, dtype=dtype, device=parameter.memory.device)
+        self._used.add(parameter.name)
         flat = gradient.detach().reshape(-1)
         del gradient
         if flat.numel() == numel and (factor == 1.0 or owns_its_memory(flat)):
@@ -481,6 +576,23 @@ class FullyShardedDataParallel(nn.Module):
     def _take_reduced(self) -> None:
         started, results = self._reducing.pop(0)
         started.wait()
+        if self.replicas is None:
+            self._add_up(results)
+            return
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for _, result in results:
+            kinds.setdefault(result.dtype, []).append(result)
+        works = [start_all_reduces(kind, self._averaging.operation, self.replicas) for kind in kinds.values()]
+        self._replicating.append((StartedTogether(works), results))
+        while len(self._replicating) > 1:
+            self._take_replicated()
+
+    def _take_replicated(self) -> None:
+        started, results = self._replicating.pop(0)
+        started.wait()
+        self._add_up(results)
+
+    def _add_up(self, results: list[tuple[UnitParameter, Tensor]]) -> None:
         for parameter, result in results:
             if parameter.name in self._used:
                 parameter.add_gradient(result)
@@ -498,6 +610,9 @@ class FullyShardedDataParallel(nn.Module):
         """
         if self.synchronizes:
             self._complete_reduction()
+        else:
+            for unit in self.units:
+                self._hold(unit)
         _remove_all(self._watches)
         for unit in self.units:
             self._free(unit)
@@ -512,18 +627,19 @@ class FullyShardedDataParallel(nn.Module):
             for parameter in unit.held:
                 if not parameter.is_sharded and parameter.part.requires_grad:
                     kept[parameter.name] = parameter.part
-                    gradient = dense_gradient(parameter.name, parameter.whole)
+                    gradient = parameter.take_gradient(parameter.part.dtype)
                     if gradient is not None:
                         parameter.add_gradient(gradient)
-                        parameter.whole.grad = None
         self._used |= {name for name, parameter in kept.items() if parameter.grad is not None}
         sharded = [parameter for unit in self.units for parameter in unit.sharded if parameter.part.requires_grad]
         names = [*(parameter.name for parameter in sharded), *kept]
         if names:
-            usage = GradientUsage((name in self._used for name in names), self._device, self.group)
+            usage = GradientUsage((name in self._used for name in names), self._device, *self._groups)
             self._average_kept(kept, usage, offset=len(sharded))
             while self._reducing:
                 self._take_reduced()
+            while self._replicating:
+                self._take_replicated()
             numbers = {name: number for number, name in enumerate(names)}
             for parameter, result in self._unused_here:
                 if usage.used_on_any_rank(numbers[parameter.name]):
@@ -542,7 +658,8 @@ class FullyShardedDataParallel(nn.Module):
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             if not self._averaging.in_operation:
                 flat.mul_(self._averaging.factor)
-            start_all_reduce(flat, self._averaging.operation, self.group).wait()
+            for group in self._groups:
+                start_all_reduce(flat, self._averaging.operation, group).wait()
             pieces = flat.split([parameter.numel() for _, parameter in kind])  # type: ignore[no-untyped-call]
             averages = [piece.view(parameter.shape) for (_, parameter), piece in zip(kind, pieces, strict=True)]
             here = [place for place, (_, parameter) in enumerate(kind) if parameter.grad is not None]

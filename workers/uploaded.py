@@ -12,11 +12,14 @@ import inspect
 import io
 import linecache
 import os
+import stat
 import sys
 import traceback
+import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,14 @@ if TYPE_CHECKING:
 
 FOLDER = "UPLOADED_CODE"
 """Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""
+PACKED = b"PK\x03\x04"
+"""The first bytes of a packed folder (flopwatch.packing); its comment names the file that a spec means."""
+MAX_FILES, MAX_UNPACKED = 10_000, 64 << 20
+"""Most files of a folder, and their most bytes."""
+UNPACKING_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError),
+    *(FileExistsError, NotADirectoryError, IsADirectoryError),
+)
 OFFERED = 10
 """Most names of a file that an error lists."""
 
@@ -40,11 +51,54 @@ class BrokenCode(RunnerError):
 
 
 def write(folder: Path, contents: Iterable[bytes]) -> dict[str, str]:
-    """Write files where `load` finds them; returns the variables to set for that."""
+    """Write files where `load` finds them, folders unpacked; returns the variables to set for that.
+
+    Raises:
+        BrokenCode: a packed folder is damaged, too large, or has files outside of itself.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for content in contents:
-        (folder / f"{hashlib.sha256(content).hexdigest()}.py").write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        if content.startswith(PACKED):
+            _unpack(content, folder / sha256)
+        else:
+            (folder / f"{sha256}.py").write_bytes(content)
     return {FOLDER: str(folder)}
+
+
+def _unpack(content: bytes, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries, entry_file = archive.infolist(), archive.comment.decode()
+            if len(entries) > MAX_FILES or sum(entry.file_size for entry in entries) > MAX_UNPACKED:
+                raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_UNPACKED >> 20} MiB")
+            for entry in entries:
+                _check_place(entry)
+                target = folder / entry.filename
+                target.parent.mkdir(parents=True, exist_ok=True)
+                # It reads no more than the size that was added up above, or raises.
+                target.write_bytes(archive.read(entry))
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        ValueError,
+        NotImplementedError,
+        FileExistsError,
+        NotADirectoryError,
+    ) as error:
+        raise BrokenCode(f"the folder of code cannot be unpacked: {error}") from error
+    if entry_file not in {entry.filename for entry in entries}:
+        raise BrokenCode("the folder of code does not say which of its files is meant")
+    (folder.parent / f"{folder.name}.entry").write_text(entry_file)
+
+
+def _check_place(entry: zipfile.ZipInfo) -> None:
+    """Raise BrokenCode if a file of a folder would not be in it, or is no plain file."""
+    place = PurePosixPath(entry.filename)
+    if place.is_absolute() or ".." in place.parts or "\\" in entry.filename or entry.is_dir():
+        raise BrokenCode(f"the folder of code has a file outside of it: {entry.filename!r}")
+    if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
+        raise BrokenCode(f"the folder of code has a link or a device: {entry.filename!r}")
 
 
 def load(code: CodeSpec) -> Any:
@@ -93,6 +147,8 @@ def content(code: CodeSpec) -> bytes:
         found = _path(code).read_bytes()
     except OSError as error:
         raise InvalidEnvironment(f"{code.label()}: its file is not here: {error.strerror}") from error
+    if _folder(code).is_dir():
+        return found  # its hash was that of the folder, which was unpacked for this job alone
     if hashlib.sha256(found).hexdigest() != code.sha256:
         raise InvalidEnvironment(f"{code.label()}: its file has changed since it was uploaded")
     return found
@@ -123,7 +179,33 @@ def run_as_main(source: bytes, name: str, arguments: Sequence[str]) -> None:
 
 
 def _path(code: CodeSpec) -> Path:
-    return Path(os.environ.get(FOLDER, "")) / f"{code.sha256}.py"
+    """Return the uploaded file, or the one that is meant of an uploaded folder."""
+    folder = _folder(code)
+    if folder.is_dir():
+        return folder / folder.with_name(f"{folder.name}.entry").read_text()
+    return folder.with_name(f"{folder.name}.py")
+
+
+def _folder(code: CodeSpec) -> Path:
+    return Path(os.environ.get(FOLDER, "")) / code.sha256
+
+
+def let_import(code: CodeSpec) -> None:
+    """Put an uploaded folder first on sys.path, and before it the folder of its file, as Python does for a script."""
+    folder = _folder(code)
+    if folder.is_dir():
+        for place in dict.fromkeys([str(folder), str(_path(code).parent)]):
+            if place not in sys.path:
+                sys.path.insert(0, place)
+
+
+def _lacking(error: Exception, code: CodeSpec) -> str | None:
+    """Return what to do about a module that is not there; None if the error is another one."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    module = error.name.partition(".")[0]
+    also = "" if _folder(code).is_dir() else ", or if it is yours send its folder along with --code FOLDER"
+    return f"install {module!r} for the worker{also}"
 
 
 def _is_implementation(loaded: object) -> bool:
@@ -137,6 +219,7 @@ def _module(code: CodeSpec) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     path, source = _path(code), content(code)
+    let_import(code)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     # Registered before it runs, as Python does: dataclasses and pickles look for their module there.
@@ -149,6 +232,8 @@ def _module(code: CodeSpec) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         traceback.print_exc()
+        if cure := _lacking(error, code):
+            raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, path)}: {cure}") from error
         raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, path)}") from error
     return module
 

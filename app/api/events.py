@@ -24,6 +24,8 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 EVENT_STREAM = "text/event-stream"
 BATCH = 500
 KEEP_ALIVE_S = 15.0
+QUEUED_KEEP_ALIVE_S = 1.0
+"""While the job is queued: clients then ask why it waits, which is no event, since it depends on the workers."""
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -93,7 +95,8 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
                 continue
             if state in FINISHED_STATES or followed.stopping:
                 return
-            if not await followed.after(generation, KEEP_ALIVE_S):
+            silent_s = min(KEEP_ALIVE_S, QUEUED_KEEP_ALIVE_S) if state == "queued" else KEEP_ALIVE_S
+            while not await followed.after(generation, silent_s):
                 yield KEEP_ALIVE
 
 

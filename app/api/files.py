@@ -19,6 +19,8 @@ router = APIRouter(prefix="/files", tags=["files"])
 Sha256 = Annotated[
     str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256 of the content, in lower-case hexadecimal digits.")
 ]
+FOLDER = b"PK\x03\x04"
+"""The first bytes of a packed folder (flopwatch.packing), which workers unpack."""
 SOURCE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
@@ -32,7 +34,8 @@ SOURCE = {"application/octet-stream": {"schema": {"type": "string", "format": "b
     summary="Upload a Python file",
 )
 async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
-    """Stores the body, a UTF-8 file of at most FLOPWATCH_MAX_BODY_BYTES; a spec's `code` names it by its SHA-256.
+    """Stores the body, a UTF-8 file or a zip file of a folder, of at most FLOPWATCH_MAX_BODY_BYTES; a spec's `code`
+    names it by its SHA-256.
 
     Only workers started with --allow-code run it. A file that no job names is removed after a day.
     """
@@ -40,14 +43,20 @@ async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Re
     actual = hashlib.sha256(content).hexdigest()
     if actual != sha256:
         raise _wrong(f"The body's SHA-256 is {actual}, not that of the path: it was damaged, or is another file.")
+    if not content.startswith(FOLDER):
+        _check_source(content)
+    file, is_new = await services.writes.run(lambda: services.uploads.put(content))
+    return Json(file, status_code=201 if is_new else 200, headers={"Location": file["url"]} if is_new else {})
+
+
+def _check_source(content: bytes) -> None:
+    """Check that a file may be Python, without parsing it. Raises InvalidRequest."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise _wrong(f"The body is no Python source: byte {error.start} is not UTF-8.") from None
     if not text.strip() or "\0" in text:
         raise _wrong("The body is no Python source: it is empty, or has NUL characters.")
-    file, is_new = await services.writes.run(lambda: services.uploads.put(content))
-    return Json(file, status_code=201 if is_new else 200, headers={"Location": file["url"]} if is_new else {})
 
 
 def _wrong(detail: str) -> InvalidRequest:
@@ -64,10 +73,11 @@ def _wrong(detail: str) -> InvalidRequest:
     summary="Read an uploaded file",
 )
 def read(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
-    """Returns the file's source as plain text, which no browser runs."""
+    """Returns the file's source as plain text, which no browser runs; of a folder, the zip file."""
     content = services.uploads.read(sha256)
     tag = ETag(sha256)
     headers = {"ETag": str(tag), "Cache-Control": "no-cache"}
     if tag.is_known_to(request):
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type="text/plain; charset=utf-8", headers=headers)
+    media_type = "application/zip" if content.startswith(FOLDER) else "text/plain; charset=utf-8"
+    return Response(content, media_type=media_type, headers=headers)

@@ -99,6 +99,15 @@ Step = Annotated[
         help="A training step of your own: FUNCTION(device, **arguments) returns a function that does one step.",
     ),
 ]
+Code = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        exists=True,
+        file_okay=False,
+        help="The folder of your code, which goes along so that imports work: what git tracks in it.",
+    ),
+]
 Url = Annotated[str | None, typer.Option(metavar="URL", help="The server's address (FLOPWATCH_URL).")]
 DataDir = Annotated[
     Path | None,

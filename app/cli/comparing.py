@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flopwatch import Flopwatch
 
@@ -192,12 +192,16 @@ def check(
     if as_json:
         print_json(checked)
     else:
-        for comparison in checked["comparisons"]:
-            how = ", in turns" if comparison["alternated"] else ""
-            echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}{how}: {comparison['gate']['sentence']}")
-        if checked["outcome"] == "inconclusive" and not alternate:
-            echo("with code of your own, --alternate measures both versions in turns, which finds more", err=True)
+        _print_checked(checked, baseline, can_alternate=not alternate)
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
+
+
+def _print_checked(checked: Mapping[str, Any], baseline: str, *, can_alternate: bool) -> None:
+    for comparison in checked["comparisons"]:
+        how = ", in turns" if comparison["alternated"] else ""
+        echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}{how}: {comparison['gate']['sentence']}")
+    if checked["outcome"] == "inconclusive" and can_alternate:
+        echo("with code of your own, --alternate measures both versions in turns, which finds more", err=True)
 
 
 baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later ones are checked against.")

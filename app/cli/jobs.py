@@ -16,6 +16,7 @@ from app.cli.common import (
     GOES_ON,
     WRONG,
     AsJson,
+    Code,
     DryRun,
     Fields,
     Implementation,
@@ -82,6 +83,7 @@ def submit(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -107,6 +109,7 @@ def submit(
         implementation=implementation,
         model=model,
         step=step,
+        code=code,
         unique_key=unique_key,
         idempotency_key=idempotency_key,
         dry_run=dry_run,
@@ -126,6 +129,7 @@ def run_script(
     *,
     precision: Annotated[str, typer.Option(help="For which rates MFU is: fp32, tf32, bf16 or fp16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    code: Code = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -136,6 +140,7 @@ def run_script(
     spec = server.with_code(
         {"kind": "script", "arguments": shlex.join(words or []), "precision": precision, "device": device},
         script=f"{script}:__main__",
+        code=code,
     )
     job = server.submit(spec, **_options(name, label, priority, timeout_s, 2))
     if not as_json:
@@ -161,8 +166,9 @@ def _go_on(
             when = f"`flopwatch specs {job['kind']}` tells when {words[1]}"
             echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
     if job["waiting"] is not None:
-        echo(f"job {job['id']} waits: {job['waiting']}", err=True)
-        if wait and at_most is None:
+        if not wait:
+            echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+        elif at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
         goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
@@ -191,6 +197,7 @@ def versus(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     replicates: Annotated[int, typer.Option(min=1, max=100, help="Fresh processes of each version.")] = 8,
     name: Name = None,
     label: Label = None,
@@ -210,6 +217,7 @@ def versus(
         implementation=implementation,
         model=model,
         step=step,
+        code=code,
         replicates=replicates,
         name=name,
         labels=labels,
@@ -241,6 +249,7 @@ def sweep(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -268,6 +277,7 @@ def sweep(
         implementation=implementation,
         model=model,
         step=step,
+        code=code,
         idempotency_key=idempotency_key,
         dry_run=dry_run,
     )
@@ -293,8 +303,9 @@ def _follow_sweep(
             else f"searches by {total} {'job' if total == 1 else 'jobs'} at a time"
         )
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
-    _say_what_waits(server, made["id"])
-    if wait:
+    if not wait:
+        _say_what_waits(server, made["id"])
+    else:
         with (
             _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
             progress_display() as show,
@@ -332,6 +343,7 @@ def rerun(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     wait: Wait = False,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
@@ -340,7 +352,7 @@ def rerun(
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)
-    job = server.rerun(job_id, changes, implementation=implementation, own_model=model, step=step)
+    job = server.rerun(job_id, changes, implementation=implementation, own_model=model, step=step, code=code)
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json)
 
 

@@ -19,6 +19,7 @@ import typer
 
 from app.cli import completing
 from app.cli.common import (
+    Code,
     DataDir,
     Fields,
     Implementation,
@@ -88,6 +89,7 @@ def run(
     implementation: Implementation = None,
     model: Model = None,
     step: Step = None,
+    code: Code = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
     data_dir: DataDir = None,
@@ -97,9 +99,10 @@ def run(
 
     use_data_dir(data_dir)
     warn_of_unknown_settings()
-    spec, code = local(source, fields or [], preset, {"implementation": implementation, "model": model, "step": step})
-    files = [word for file in code for word in ("--code", str(file.path))]
-    _become_workers("run", _as_file(spec), "--output", str(output), *files, *(["--json"] if as_json else []))
+    named = {"implementation": implementation, "model": model, "step": step}
+    spec, uploads = local(source, fields or [], preset, named, code)
+    files = [word for file in uploads for word in ("--code", _as_file(file.content))]
+    _become_workers("run", _as_file(spec.encode()), "--output", str(output), *files, *(["--json"] if as_json else []))
 
 
 def up(
@@ -311,10 +314,10 @@ def _try(family: int, place: Any) -> int | None:
     return None
 
 
-def _as_file(text: str) -> str:
-    """Return a path at which the program that replaces this process can read the text; nothing is left on the disk."""
-    file = tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115 - it has to stay open for that program
-    file.write(text)
+def _as_file(content: bytes) -> str:
+    """Return a path at which the program that replaces this process can read the bytes; nothing is left on the disk."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - it has to stay open for that program
+    file.write(content)
     file.flush()
     descriptor = os.dup(file.fileno())
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -35,7 +35,7 @@ def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dic
 
 
 def local(
-    source: str, fields: list[str], preset: str | None, code: Mapping[str, str | None]
+    source: str, fields: list[str], preset: str | None, code: Mapping[str, str | None], folder: Path | None = None
 ) -> tuple[str, list[OwnCode]]:
     """Return a job's spec as JSON, checked without a server, and the files of the user's own code. If the spec is not
     valid, print the server's message and exit with 2.
@@ -53,7 +53,7 @@ def local(
     specs = local_specs()
     spec = parse_spec(kind, fields, preset=under, lists=_lists(specs, kind))
     try:
-        files = put_into(spec, specs, code)
+        files = put_into(spec, specs, code, folder)
     except ValueError as error:
         fail(f"{error}.", 2)
     text = json.dumps(spec)

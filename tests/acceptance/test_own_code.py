@@ -131,8 +131,9 @@ def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch,
     path = tmp_path / "mine.py"
     path.write_text("import torch\nimport not_there_at_all\n\n\ndef attention(q, k, v, is_causal):\n    return v\n")
     job, found = run(flopwatch, f"{path}:attention")
-    assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+    assert (job["state"], job["error"]["code"]) == ("failed", "invalid_environment")
     assert "No module named 'not_there_at_all', line 2" in job["error"]["detail"]
+    assert "install 'not_there_at_all' for the worker" in job["error"]["detail"]
     assert found == {}
 
 

@@ -175,3 +175,21 @@ def test_a_script_that_measures_nothing_fails_with_what_to_do(flopwatch: Flopwat
     assert (done["state"], done["error"]["code"]) == ("failed", "failed")
     assert "has not called flopwatch.measure(step)" in done["error"]["detail"]
     assert "only this" in flopwatch.logs(done["id"])
+
+
+def test_a_folder_goes_along_so_that_imports_work(flopwatch: Flopwatch, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "models").mkdir(parents=True)
+    (project / "models/net.py").write_text("import torch\n\n\ndef net():\n    return torch.nn.Linear(7, 3)\n")
+    (project / "train.py").write_text(
+        "import torch\nfrom models.net import net\n\n\n"
+        "def make_step(device):\n    model = net().to(device)\n"
+        "    return lambda: model(torch.ones(2, 7, device=device)).sum().backward()\n"
+    )
+    spec = {"kind": "benchmark", "device": "cpu", "warmup_steps": 1, "measure_steps": 2}
+    step = f"{project / 'train.py'}:make_step"
+    done = flopwatch.wait(flopwatch.submit(spec, step=step, code=project), timeout_s=60, show=lambda *_: None)
+    assert numbers(flopwatch, done)["parameters", None] == 7 * 3 + 3
+    alone = flopwatch.wait(flopwatch.submit(spec, step=step), timeout_s=60, show=lambda *_: None, check=False)
+    assert alone["error"]["code"] == "invalid_environment"
+    assert "send its folder along with --code" in alone["error"]["detail"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,17 @@ def test_files_and_folders(tmp_path: Path) -> None:
         OwnCode.of_version(str(path), "mine.py:attention") for path in (tmp_path / "old", tmp_path / "new" / "mine.py")
     )
     assert (folder.content.decode(), file.content.decode()) == (OLD, NEW)
+
+
+def test_a_folder_goes_along(repository: Path) -> None:
+    named, folder = "code/mine.py:attention", Path("code")
+    versions = [OwnCode.of_version("main", named, folder), OwnCode.of_version(".", named, folder)]
+    sources = []
+    for version in versions:
+        with zipfile.ZipFile(io.BytesIO(version.content)) as packed:
+            sources.append(packed.read("mine.py").decode())
+    assert sources == [OLD, NEW]
+    assert [version.as_field()["file"] for version in versions] == ["mine.py", "mine.py"]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,18 @@ class Branches(nn.Module):
         return x
 
 
+class Fork(nn.Module):
+    """One unit with branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.ModuleList([Branches()])
+
+    def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
+        out: Tensor = self.only[0](x, chosen)
+        return out
+
+
 def batch(step: int, size: int = 12) -> tuple[Tensor, Tensor]:
     """The whole batch of a step, divisible by two and by three ranks: tokens and targets."""
     generator = torch.Generator().manual_seed(step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel import training
+from tests.parallel import sharding, training
 from tests.parallel.pool import Pool
 
 
@@ -46,6 +46,45 @@ def test_the_error_of_a_unit_that_uses_anothers_parameter_says_what_to_do(two_an
         assert "in the unit 'blocks.1', where parameters of other units are one-dimensional parts" in note
         assert "register that parameter in both modules (self.weight = other.weight)" in note
     assert set(two_and_three(training.fully_sharded_used_in_another_unit, True)) == {""}
+
+
+@pytest.mark.parametrize("checkpoint", ["", "inside non-reentrant"])
+def test_units_may_stay_whole_between_their_passes(two_and_three: Pool, checkpoint: str) -> None:
+    for sent in two_and_three(sharding.not_resharded, checkpoint):
+        assert sent["all_gather whole"] < sent["all_gather parts"]
+
+
+def test_replicas_of_shards(four_ranks: Pool) -> None:
+    four_ranks(sharding.hybrid)
+    four_ranks(sharding.hybrid_branches)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize(
+    ("compute", "reduce"), [(None, None), ("bfloat16", None), ("bfloat16", "float32"), (None, "bfloat16")]
+)
+def test_training_beside_torchs(two_and_three: Pool, compute: str | None, reduce: str | None, clip: bool) -> None:
+    """In float32 to its rounding; in bfloat16 as near to float32 as torch's, whose sums have another order."""
+    for difference in two_and_three(sharding.beside_torchs, compute, reduce, clip):
+        if compute is None and reduce is None:
+            assert max(difference.values()) < 1e-6
+        else:
+            assert 0 < difference["ours and alone"] < 2 * difference["torch's and alone"] + 1e-4
+
+
+def test_gradients_accumulate_in_the_dtype_of_the_reduction(two_and_three: Pool) -> None:
+    for error in two_and_three(sharding.accumulated):
+        assert error["float32"] < 1e-6 < 1e-4 < error["bfloat16"]
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_a_module_on_the_meta_device(two_and_three: Pool, compute: str | None) -> None:
+    for report in two_and_three(sharding.from_meta, compute):
+        # Beyond the parts, one layer's parameters exist at a time.
+        assert report["existing"] < 0.9 * report["all"]
+        device, values = report["errors"]
+        assert "pass device=" in device
+        assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
 
 
 @pytest.mark.parametrize("finished", ["", " finished"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import overlap, timing, training
+from tests.parallel import overlap, sharding, timing, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -84,6 +84,30 @@ def test_accumulating_without_sending(two_gpus: Pool, passes: str) -> None:
 def test_parameters_used_outside_their_modules(two_gpus: Pool, checkpoint: bool) -> None:
     for report in two_gpus(training.fully_sharded_used_outside, True, checkpoint):
         assert "embedding.weight" in report["root"]
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16", "float16"])
+def test_training_beside_torchs(two_gpus: Pool, compute: str | None) -> None:
+    for difference in two_gpus(sharding.beside_torchs, compute, None, True):
+        if compute is None:
+            assert max(difference.values()) < 1e-5
+        assert difference["ours and alone"] < 2 * difference["torch's and alone"] + 1e-4
+
+
+def test_fully_shardeds_options(two_gpus: Pool) -> None:
+    for sent in two_gpus(sharding.not_resharded, "inside non-reentrant"):
+        assert sent["all_gather whole"] < sent["all_gather parts"]
+    for error in two_gpus(sharding.accumulated):
+        assert error["float32"] < 1e-6 < 1e-4 < error["bfloat16"]
+    for report in two_gpus(sharding.from_meta, None):
+        assert report["existing"] < 0.9 * report["all"]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_gradients_may_travel_in_bfloat16(two_gpus: Pool, wrapper: str) -> None:
+    for report in two_gpus(training.reduced_in_bfloat16, wrapper):
+        assert report["sent"]["torch.bfloat16"] < 0.6 * report["sent"]["None"]
+        assert report["errors"]["torch.bfloat16"] < 2**-6
 
 
 def test_fully_sharded_with_an_opaque_operation(two_gpus: Pool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import weakref
 from typing import Any
@@ -15,17 +16,21 @@ import parallel
 import parallel.data_parallel
 import parallel.fully_sharded
 from parallel import collectives
-from tests.parallel.models import Branches, Everything, UsedOutside, batch, loss_of
+from tests.parallel.models import Branches, Everything, Fork, UsedOutside, batch, loss_of
 
 WRAPPERS = {
     "naive": parallel.NaiveDataParallel,
     "flat": parallel.FlatDataParallel,
     "overlapped": parallel.OverlappedDataParallel,
-    "bucketed, one": lambda module: parallel.BucketedDataParallel(module, None),
-    "bucketed, tiny": lambda module: parallel.BucketedDataParallel(module, 1e-6),
-    "bucketed": lambda module: parallel.BucketedDataParallel(module, 0.0005),
-    "bucketed, in place": lambda module: parallel.BucketedDataParallel(module, 0.0005, gradients_as_views=False),
-    "bucketed, growing": lambda module: parallel.BucketedDataParallel(module, 0.01, first_bucket_size_mb=0.0002),
+    "bucketed, one": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=None),
+    "bucketed, tiny": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=1e-6),
+    "bucketed": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=0.0005),
+    "bucketed, in place": functools.partial(
+        parallel.BucketedDataParallel, bucket_size_mb=0.0005, gradients_as_views=False
+    ),
+    "bucketed, growing": functools.partial(
+        parallel.BucketedDataParallel, bucket_size_mb=0.01, first_bucket_size_mb=0.0002
+    ),
 }
 STEPS = 4
 
@@ -206,6 +211,36 @@ def bucket_views() -> dict[str, Any]:
         report[f"address after {mode}"] = model.module.norm.weight.grad.untyped_storage().data_ptr()
     report["kept"] = [bucket.memory is not None for bucket in model.buckets]
     return report
+
+
+def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
+    """Gradients that travel in bfloat16: their error, and the bytes that travel."""
+    alone = first_ranks_model()
+    inputs, targets = batch(0)
+    loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+    theirs = dict(alone.named_parameters())
+    sent, errors = {}, {}
+    for dtype in (None, torch.bfloat16):
+        model = WRAPPERS[wrapper](different_model(), reduce_dtype=dtype)
+        with collectives.recorded(device()) as timeline:
+            loss_of(model(part(inputs)), part(targets)).backward()
+            model.finish_gradient_synchronization()
+        sent[str(dtype)] = sum(interval.size_bytes for interval in timeline.intervals())
+        pairs = [(p.grad, theirs[name].grad) for name, p in model.module.named_parameters() if p.grad is not None]
+        assert all(ours.dtype == other.dtype for ours, other in pairs)
+        errors[str(dtype)] = max(float((ours - other).norm() / other.norm()) for ours, other in pairs)
+    return {"sent": sent, "errors": errors}
+
+
+def uneven(numbers: list[int]) -> list[Any]:
+    """Take batches; return their number and the error."""
+    steps = 0
+    try:
+        for _ in parallel.in_step(range(numbers[dist.get_rank()])):
+            steps += 1
+    except RuntimeError as error:
+        return [steps, str(error)]
+    return [steps, ""]
 
 
 def raises(what: str) -> str:
@@ -416,7 +451,9 @@ def outer_checkpointing(model: Everything, use_reentrant: bool) -> None:
     model.blocks.__class__ = Checkpointed
 
 
-def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: int = 1, *, no_sync: str = "") -> None:
+def fully_sharded_parity(
+    set_to_none: bool, checkpoint: str = "", accumulate: int = 1, *, no_sync: str = "", **options: Any
+) -> None:
     """Train some steps and compare gradients and weights with one process's.
 
     Args:
@@ -424,12 +461,13 @@ def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: in
         checkpoint: "outside" or "inside", and the kind of activation checkpointing.
         accumulate: Backward passes per step.
         no_sync: The numbers of passes inside `no_sync`, separated by blanks; with "finished", they are finished there.
+        options: The wrapper's.
     """
     model, alone = different_model(), first_ranks_model()
     if checkpoint:
         where, how = checkpoint.split()
         (outer_checkpointing if where == "outside" else checkpointing)(model, how == "reentrant")
-    model = parallel.FullyShardedDataParallel(model)
+    model = parallel.FullyShardedDataParallel(model, **options)
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (model, alone))
     for step in range(STEPS):
         ours.zero_grad(set_to_none=set_to_none)
@@ -534,7 +572,7 @@ def accumulating(no_sync: str) -> None:
 
 def same_gradients(model: Any, alone: nn.Module) -> None:
     """Compare each part's gradient with its place in the whole gradient."""
-    rank = dist.get_rank()
+    rank, ranks = model.group.rank(), model.group.size()
     theirs = dict(alone.named_parameters())
     for name, parameter in model.module.named_parameters():
         gradient = theirs[name].grad
@@ -543,7 +581,7 @@ def same_gradients(model: Any, alone: nn.Module) -> None:
             continue
         if gradient.dim() >= 2:
             assert parameter.dim() == 1
-            assert parameter.numel() == -(-gradient.numel() // dist.get_world_size()), name
+            assert parameter.numel() == -(-gradient.numel() // ranks), name
             gradient = gradient.reshape(-1)[rank * parameter.numel() : (rank + 1) * parameter.numel()]
             close(parameter.grad[: gradient.numel()], gradient, f"gradient of {name}")
             assert not parameter.grad[gradient.numel() :].any()
@@ -643,16 +681,6 @@ def scaled(kind: str, optimizer_name: str) -> list[float]:
 
 def fully_sharded_branches(chosen: dict[int, list[int]]) -> None:
     """One unit's ranks use different parameters."""
-
-    class Fork(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.only = nn.ModuleList([Branches()])
-
-        def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
-            out: Tensor = self.only[0](x, chosen)
-            return out
-
     torch.manual_seed(dist.get_rank())
     model = parallel.FullyShardedDataParallel(Fork().to(device()))
     torch.manual_seed(0)

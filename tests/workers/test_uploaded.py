@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import os
 import re
+import stat
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,7 +47,6 @@ def test_a_file_is_imported_once(put: Put) -> None:
 @pytest.mark.parametrize(
     ("source", "function", "words"),
     [
-        ("import math\nimport not_there\n", "attention", "No module named 'not_there', line 2"),
         ("def attention(:\n", "attention", "SyntaxError: invalid syntax, line 1"),
         ("x = 1\n\n\ny = x / 0\n", "attention", "ZeroDivisionError: division by zero, line 4"),
         ("def mine():\n    pass\n", "attention", "has no 'attention'; it defines mine"),
@@ -52,7 +54,7 @@ def test_a_file_is_imported_once(put: Put) -> None:
         ("attention = 7\n", "attention", "is of type int, and cannot be called"),
         ("class attention:\n    pass\n", "attention", "is a class, and attention is a function"),
     ],
-    ids=["import", "syntax", "raises", "misspelt", "nothing", "number", "class"],
+    ids=["syntax", "raises", "misspelt", "nothing", "number", "class"],
 )
 def test_broken_code_fails_with_the_reason(put: Put, source: str, function: str, words: str) -> None:
     with pytest.raises(BrokenCode, match=re.escape(words)) as caught:
@@ -63,8 +65,70 @@ def test_broken_code_fails_with_the_reason(put: Put, source: str, function: str,
 def test_a_failed_import_is_tried_again_and_fails_again(put: Put) -> None:
     code = put("import not_there\n")
     for _ in range(2):
-        with pytest.raises(BrokenCode, match="not_there"):
+        with pytest.raises(InvalidEnvironment, match="not_there"):
             uploaded.load(code)
+
+
+def test_a_module_that_is_not_there_is_named_with_what_to_do(put: Put) -> None:
+    with pytest.raises(InvalidEnvironment, match="No module named 'not_there', line 2") as caught:
+        uploaded.load(put("import math\nimport not_there.inside\n"))
+    assert "install 'not_there' for the worker, or if it is yours send its folder along" in str(caught.value)
+
+
+def packed(files: dict[str, str], comment: str = "pkg/train.py", **mode: int) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = mode.get("mode", stat.S_IFREG | 0o644) << 16
+            archive.writestr(entry, text)
+        archive.comment = comment.encode()
+    return content.getvalue()
+
+
+def load_folder(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    for name, value in uploaded.write(folder, [content]).items():
+        monkeypatch.setenv(name, value)
+    return uploaded.load(CodeSpec(sha256=hashlib.sha256(content).hexdigest(), function="step"))
+
+
+def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    train = "import beside_it\nfrom of_the_root.deep import value\ndef step(): return beside_it.value + value\n"
+    files = {"pkg/train.py": train, "pkg/beside_it.py": "value = 1", "of_the_root/deep.py": "value = 2"}
+    loaded = load_folder(packed(files), tmp_path, monkeypatch)
+    assert callable(loaded)
+    assert loaded() == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (packed({"pkg/train.py": "", "../out.py": ""}), "outside of it: '../out.py'"),
+        (packed({"pkg/train.py": "", "/out.py": ""}), "outside of it: '/out.py'"),
+        (packed({"pkg/train.py": "", "a/../../out.py": ""}), "outside of it"),
+        (packed({"pkg/train.py": "/etc/passwd"}, mode=stat.S_IFLNK | 0o777), "a link or a device"),
+        (packed({"pkg/other.py": ""}), "does not say which of its files"),
+        (packed({"pkg/train.py": "x", "pkg/train.py/more": "x"}), "cannot be unpacked"),
+        (packed({"pkg/train.py": "x" * 100})[:-40], "cannot be unpacked"),
+        (packed({"pkg/train.py": "", **{f"{number}.py": "" for number in range(10_000)}}), "more than 10000 files"),
+    ],
+    ids=["above", "absolute", "above inside", "link", "no entry", "file as folder", "cut", "many"],
+)
+def test_what_a_folder_must_not_hold_is_refused(
+    content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BrokenCode, match=words):
+        load_folder(content, tmp_path / "code", monkeypatch)
+    assert not (tmp_path / "out.py").exists()
+    assert not Path("/out.py").exists()
+
+
+def test_a_folder_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploaded, "MAX_UNPACKED", 1 << 20)
+    with pytest.raises(BrokenCode, match="1 MiB"):
+        load_folder(packed({"pkg/train.py": "x" * ((1 << 20) + 1)}), tmp_path, monkeypatch)
 
 
 def test_a_missing_or_changed_file_is_not_the_codes_fault(put: Put, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.readings import Readings
 from workers.agent.scratch import Scratch
 from workers.devices.discovery import Host, discover
-from workers.devices.locks import DeviceLocks, HeldDevices
+from workers.devices.locks import HOST, DeviceLocks, HeldDevices
 from workers.jobs import RUNNERS
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack, describe_error
@@ -45,6 +45,8 @@ MAX_DEVICELESS = 4
 """Largest number of simultaneous jobs that only estimate: they need no device, but each has a process."""
 TICK_S = 0.05
 """Seconds between two checks of an idle agent for new jobs; a check costs microseconds."""
+STEADY_S = 0.5
+"""Seconds for which others must hold the same devices before the store learns it: jobs follow each other faster."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 """Seconds for which an agent claims nothing after it could not start a job, doubled each time until a job has run. So
 an agent without threads or descriptors does not use up the attempts of the whole queue.
@@ -111,6 +113,8 @@ class Agent:
         claimed again before the run of its earlier attempt has ended.
         """
         self._refused_with: Offer | None = None
+        self._others_hold, self._others_since = frozenset[str](), -math.inf
+        self._reported_others = frozenset[str]()
         self._next_beat = self._next_poll = self._claim_after = 0.0
         self._backoff_s = MIN_BACKOFF_S
         self._drains = 0
@@ -207,7 +211,8 @@ class Agent:
         claims = [run.claim for run in self.runs.values()]
         try:
             state: LivingState = "active" if self._drain_until is None else "draining"
-            renewal = self._queue.renew(claims, (self.id, state), self._readings.latest())
+            readings = {**(self._readings.latest() or {}), "held_by_others": sorted(self._reported_others)}
+            renewal = self._queue.renew(claims, (self.id, state), readings)
         except STORE_UNAVAILABLE:
             self._watcher.skip()  # others could not renew their claims either
             raise
@@ -252,6 +257,7 @@ class Agent:
             free = self._locks.take_free()
             claim = None
             try:
+                self._note_others(free.taken)
                 offer = self._offer(free)
                 # Looked at after the devices are taken: a run that this host cannot serve sets `host_unfit` before it
                 # frees them.
@@ -266,6 +272,19 @@ class Agent:
             self._start(claim, free)
             if self._clock() < self._claim_after:
                 return
+
+    def _note_others(self, taken: frozenset[str] | None) -> None:
+        """Note which devices are held by others than this agent's runs; a lasting change is reported by a heartbeat."""
+        if taken is None:
+            return
+        now = self._clock()
+        for run in self.runs.values():
+            if run.devices.descriptors:
+                taken -= {HOST, *(gpu.uuid for gpu in run.devices.gpus)}
+        if taken != self._others_hold:
+            self._others_hold, self._others_since = taken, now
+        elif taken != self._reported_others and now - self._others_since >= STEADY_S:
+            self._reported_others, self._next_beat = taken, now
 
     def _is_new(self, offer: Offer, free: HeldDevices) -> bool:
         return offer != self._refused_with and bool(free.descriptors or offer.deviceless)

@@ -152,7 +152,7 @@ class JobRun:
         self.host_unfit = False
         """True if the job went back to the queue because the host could not run it. The host may not be able to run the
         next one either."""
-        self._devices = devices
+        self.devices = devices
         self._queue = queue
         self._artifacts = artifacts
         self._launcher = launcher
@@ -205,7 +205,7 @@ class JobRun:
     def _run(self) -> None:
         with ExitStack() as at_end:  # each of these runs, whatever the others raise
             at_end.callback(self._on_end)
-            at_end.callback(self._devices.release)
+            at_end.callback(self.devices.release)
             at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             at_end.callback(self._ahead.close)
             at_end.callback(lambda: self._artifacts.release(self._held))
@@ -274,7 +274,7 @@ class JobRun:
         In that case the job goes back to the queue and the attempt does not count. Such processes mostly wait for their
         driver: this host may run the job when the driver has recovered, another one at once.
         """
-        if not self._devices.descriptors:  # it uses no device
+        if not self.devices.descriptors:  # it uses no device
             return None
         give_up_at = self._clock() + LEFTOVERS_S
         while pids := self._launcher.end_leftovers():
@@ -376,7 +376,7 @@ class JobRun:
             process.scratch.mkdir(parents=True, exist_ok=True)
         wrap = process.unit.wrap if is_run else ()
         start = process.unit.start if is_run else "fork"
-        return self._launcher.start(self._request(process, wrap), start, self._devices.descriptors, gate=gate)
+        return self._launcher.start(self._request(process, wrap), start, self.devices.descriptors, gate=gate)
 
     def _after_wrapper(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
         """Return the failure of a wrapper that reported an error of its own, or the unchanged outcome."""
@@ -397,7 +397,7 @@ class JobRun:
         return self._scratch / str(self._starts)
 
     def _request(self, process: _Process, wrap: Sequence[str]) -> Request:
-        visible = ",".join(gpu.uuid for gpu in self._devices.gpus)
+        visible = ",".join(gpu.uuid for gpu in self.devices.gpus)
         return Request(
             kind=self.claim.kind,
             spec=self.claim.spec,

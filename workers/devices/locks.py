@@ -39,6 +39,9 @@ class HeldDevices:
     gpus: tuple[Gpu, ...] = ()
     alone: bool = False
     descriptors: list[int] = field(default_factory=list)
+    taken: frozenset[str] | None = None
+    """What jobs hold, of whatever agent: UUIDs of GPUs, and HOST if no job could run alone now. None: unknown, since
+    another agent is choosing."""
 
     def release(self) -> None:
         """Close our copies of the locks. A keeper may still hold its own."""
@@ -100,6 +103,7 @@ class DeviceLocks:
         host = alone if alone is not None else self._lock(folder, HOST, fcntl.LOCK_SH)
         if host is None:
             held.release()
+            held.taken = frozenset({HOST, *(gpu.uuid for gpu in self._host.gpus)})
             return
         held.descriptors.append(host)
         held.alone = alone is not None
@@ -108,6 +112,8 @@ class DeviceLocks:
             if descriptor is not None:
                 held.gpus += (gpu,)
                 held.descriptors.append(descriptor)
+        locked = {gpu.uuid for gpu in self._host.gpus} - {gpu.uuid for gpu in held.gpus}
+        held.taken = frozenset(locked if held.alone else locked | {HOST})
 
     def keep_only(self, held: HeldDevices, *, gpus: int, alone: bool) -> HeldDevices:
         """Release all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.

@@ -94,7 +94,10 @@ class Measuring:
         from workers.measure.memory import OutOfMemory, translate_oom
 
         _own_step.listen(self)
-        content = EXAMPLE if self._spec.script_code is None else uploaded.content(self._spec.script_code)
+        code, content = self._spec.script_code, EXAMPLE
+        if code is not None:
+            content = uploaded.content(code)
+            uploaded.let_import(code)
         try:
             with translate_oom("the script"):
                 uploaded.run_as_main(content, self._spec.label(), self._spec.words())

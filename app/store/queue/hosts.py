@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, cast, select, type_coerce
+from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, select, type_coerce
 
 from app.states import WorkerState
 from app.store import tables
@@ -23,11 +23,14 @@ class Needs:
     device_type: str
     devices: int
     requirements: frozenset[str]
+    exclusive_host: bool = False
 
     @classmethod
     def of(cls, job: Mapping[Any, Any]) -> Needs:
         """Return the needs of the job in this row of the table `job`."""
-        return cls(job["kind"], job["device_type"], job["devices"], frozenset(job["requirements"]))
+        return cls(
+            job["kind"], job["device_type"], job["devices"], frozenset(job["requirements"]), job["exclusive_host"]
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Host:
     kinds: frozenset[str]
     capabilities: frozenset[str]
     gpus: int
+    hostname: str = ""
+    held_by_others: frozenset[str] = frozenset()
+    """What others than this worker hold, as it reported: UUIDs of GPUs, and "host" if no job could run alone."""
+    held_gpus: int = 0
+    """How many of `gpus` are among them."""
 
     def has_devices_for(self, job: Needs) -> bool:
         """Return True if the host has the devices. Every host has a CPU; `auto` needs the requested number of GPUs if
@@ -50,28 +58,37 @@ class Host:
             return True
         return job.devices <= self.gpus
 
+    def needed_alone(self, job: Needs) -> bool:
+        """Return True if the job would run alone on this host."""
+        return job.exclusive_host or self.gpus == 0 or job.device_type in ("cpu", "none")
+
     def could_run(self, job: Needs) -> bool:
         """Return True if the host has the job's kind, devices and names."""
         return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
 
 
 def hosts(connection: Connection, states: Collection[WorkerState]) -> list[Host]:
-    """Return the hosts of the workers in one of these states; equal hosts once."""
+    """Return the hosts of the workers in one of these states, one for each worker."""
     worker = tables.worker.c
-    query = (
-        select(worker.state, comparable(worker.kinds), comparable(worker.capabilities), comparable(worker.devices))
-        .where(worker.state.in_(states))
-        .distinct()
+    query = select(
+        worker.state, worker.kinds, worker.capabilities, worker.devices, worker.hostname, worker.readings
+    ).where(worker.state.in_(states))
+    return [_host(row) for row in connection.execute(query).mappings()]
+
+
+def _host(row: RowMapping) -> Host:
+    uuids = _uuids(row["devices"])
+    held = frozenset[str]((row["readings"] or {}).get("held_by_others") or ())
+    gpus = gpus_of_one_job(uuids)
+    return Host(
+        state=row["state"],
+        kinds=frozenset(row["kinds"]),
+        capabilities=frozenset(row["capabilities"]),
+        gpus=gpus,
+        hostname=row["hostname"],
+        held_by_others=held,
+        held_gpus=gpus - gpus_of_one_job([uuid for uuid in uuids if uuid not in held]),
     )
-    return [
-        Host(
-            state=state,
-            kinds=frozenset(kinds),
-            capabilities=frozenset(capabilities),
-            gpus=gpus_of_one_job(_uuids(devices)),
-        )
-        for state, kinds, capabilities, devices in connection.execute(query)
-    ]
 
 
 def comparable(column: ColumnElement[Any]) -> ColumnElement[list[Any]]:

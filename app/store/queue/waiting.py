@@ -1,16 +1,17 @@
 """Finds the reason why a queued job cannot start.
 
-A job has a reason only if waiting longer does not help: no connected worker has what it needs, or its kind is paused. A
-job that only waits for its turn, or for devices that other jobs hold, has none.
+It is paused, no connected worker has what it needs, or none that has it is free: it runs other jobs, or another
+Flopwatch on its host holds the devices. A job that waits behind others while a worker is free has no reason.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from app.specs._code import ALLOW_IT, RUNS_CODE
 from app.store import tables
@@ -29,12 +30,36 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
     queued = [job for job in jobs if job["state"] == "queued"]
     if not queued:
         return {}
-    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
+    reason_for = _reasons(connection)
     reasons = {}
     for job in queued:
-        if reason := pause_reason(job["kind"], paused) or missing_for(Needs.of(job), connected):
+        if reason := reason_for(Needs.of(job)):
             reasons[int(job["id"])] = reason
     return reasons
+
+
+def _reasons(connection: Connection) -> Callable[[Needs], str | None]:
+    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
+    running = _running(connection) if connected else {}
+
+    def reason_for(job: Needs) -> str | None:
+        return pause_reason(job.kind, paused) or missing_for(job, connected) or occupied_for(job, connected, running)
+
+    return reason_for
+
+
+def _running(connection: Connection) -> dict[str, list[Needs]]:
+    """Return the needs of the running jobs that hold devices, by the name of their worker's host."""
+    job, worker = tables.job.c, tables.worker.c
+    query = (
+        select(job.kind, job.device_type, job.devices, job.requirements, job.exclusive_host, worker.hostname)
+        .join_from(tables.job, tables.worker, job.worker_id == worker.id)
+        .where(job.state == "running", or_(job.device_type != "none", job.exclusive_host))
+    )
+    running = defaultdict(list)
+    for row in connection.execute(query):
+        running[row.hostname].append(Needs.of(row._mapping))
+    return running
 
 
 def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
@@ -42,12 +67,12 @@ def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
     id of the job submitted first, and the reason as above.
     """
     job = tables.job.c
-    needs = (job.kind, job.device_type, job.devices, comparable(job.requirements))
+    needs = (job.kind, job.device_type, job.devices, comparable(job.requirements), job.exclusive_host)
     query = select(*needs, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs)
-    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
+    reason_for = _reasons(connection)
     groups = []
-    for kind, device_type, devices, requirements, number, first in connection.execute(query):
-        needed = Needs(kind, device_type, devices, frozenset(requirements))
+    for kind, device_type, devices, requirements, exclusive_host, number, first in connection.execute(query):
+        needed = Needs(kind, device_type, devices, frozenset(requirements), exclusive_host)
         groups.append(
             {
                 "kind": kind,
@@ -56,7 +81,7 @@ def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
                 "requirements": sorted(needed.requirements),
                 "jobs": number,
                 "first_job": first,
-                "waiting": pause_reason(kind, paused) or missing_for(needed, connected),
+                "waiting": reason_for(needed),
             }
         )
     return sorted(groups, key=lambda group: (-group["jobs"], group["first_job"]))
@@ -79,6 +104,34 @@ def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
         needed = "a GPU" if job.devices == 1 else f"{job.devices} GPUs"
         return f"it needs {needed}, and no connected worker has " + (f"more than {most}" if most else "any")
     return _missing_names(job.requirements, candidates)
+
+
+def occupied_for(job: Needs, connected: Sequence[Host], running: Mapping[str, Sequence[Needs]]) -> str | None:
+    """Say in words who holds the devices of every one of these workers that could run the job; None when one is free.
+
+    running: the needs of our running jobs that hold devices, by the name of their host.
+    """
+    if job.device_type == "none" and not job.exclusive_host:
+        return None
+    able = [host for host in connected if host.state == "active" and host.could_run(job)]
+    if not all(_is_occupied(host, job, running.get(host.hostname, ())) for host in able):
+        return None
+    # What another worker of ours on the same host holds is no other Flopwatch's.
+    elsewhere = [host for host in able if not running.get(host.hostname)]
+    if not elsewhere:
+        return "no worker that could run it is free now"
+    devices = "CPU" if all(host.needed_alone(job) for host in elsewhere) else "GPUs"
+    names = ", ".join(sorted({_quoted(host.hostname) for host in elsewhere}))
+    others = "; the other workers that could run it run other jobs" if len(elsewhere) < len(able) else ""
+    return f"another Flopwatch holds the {devices} of {names}{others}"
+
+
+def _is_occupied(host: Host, job: Needs, ours: Sequence[Needs]) -> bool:
+    if host.needed_alone(job):
+        return bool(ours) or "host" in host.held_by_others
+    if any(host.needed_alone(one) for one in ours):
+        return True
+    return sum(one.devices for one in ours) + host.held_gpus + job.devices > host.gpus
 
 
 def _missing_names(requirements: frozenset[str], candidates: Sequence[Host]) -> str | None:

@@ -108,8 +108,12 @@ def test_head_of_a_stream_ends(site: Any) -> None:
     wait_until(lambda: not changes._followed, "the end of the streams behind the answers")
 
 
-def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.05)
+@pytest.mark.parametrize("sooner", ["KEEP_ALIVE_S", "QUEUED_KEEP_ALIVE_S"])
+def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch, sooner: str) -> None:
+    """A queued job's stream shows more often that it lives."""
+    monkeypatch.setattr(events, "KEEP_ALIVE_S", 3600.0)
+    monkeypatch.setattr(events, "QUEUED_KEEP_ALIVE_S", 3600.0)
+    monkeypatch.setattr(events, sooner, 0.05)
     job_id = site.submit()["id"]
     with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
         lines = response.iter_lines()

@@ -62,6 +62,11 @@ class TestUploading:
         again = site.http.get(f"/files/{sha256}", headers={"If-None-Match": shown.headers["etag"]})
         assert again.status_code == 304
 
+    def test_a_packed_folder_is_taken_and_returned_as_it_is(self, site: Any) -> None:
+        content = b"PK\x03\x04 and what only a worker looks into \xff\0"
+        shown = site.http.get(f"/files/{upload(site, content)}")
+        assert (shown.content, shown.headers["content-type"]) == (content, "application/zip")
+
     def test_a_damaged_file_is_an_error_until_it_is_uploaded_again(self, site: Any) -> None:
         source = SOURCE + b"# that a disk changes\n"
         stored = site.services.files.open_path(upload(site, source))

@@ -944,7 +944,8 @@ def test_parsing_a_stream() -> None:
         "",
     ]
     found = list(parse_stream(iter(lines)))
-    assert [(event_id, event.type, event.data) for event_id, event in found] == [
+    assert found[0] == ("", None), "a sign of life"
+    assert [(event_id, event.type, event.data) for event_id, event in found[1:] if event is not None] == [
         ("1", "log", {"text": "a: b"}),
         ("2", "done", {}),
     ]

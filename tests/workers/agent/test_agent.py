@@ -24,8 +24,8 @@ from app.store.records import Claim, NewJob
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
-from workers.agent.agent import MAX_DEVICELESS, Agent
-from workers.devices.discovery import Host
+from workers.agent.agent import MAX_DEVICELESS, STEADY_S, Agent
+from workers.devices.discovery import Gpu, Host
 from workers.devices.locks import DeviceLocks, HeldDevices
 
 BUSY_TIMEOUT_S = 0.3
@@ -132,6 +132,32 @@ def test_so_many_jobs_without_a_device_run_at_once(others: list[str]) -> None:
     almost = agent_with(*others, *["none"] * (MAX_DEVICELESS - 1))
     assert Agent._offer(almost, HeldDevices()).deviceless
     assert not Agent._offer(agent_with(*others, *["none"] * MAX_DEVICELESS), HeldDevices()).deviceless
+
+
+def test_the_store_learns_what_others_hold_for_a_while_and_not_what_this_agent_holds() -> None:
+    now = [10.0]
+    own = SimpleNamespace(devices=HeldDevices((Gpu(uuid="GPU-1", name="H200", memory_mib=1),), descriptors=[3]))
+    agent: Any = SimpleNamespace(
+        runs={}, _others_hold=frozenset(), _others_since=0.0, _reported_others=frozenset(), _next_beat=99.0
+    )
+    agent._clock = lambda: now[0]
+
+    def reported(*taken: str, after_s: float = 0.0) -> set[str]:
+        now[0] += after_s
+        Agent._note_others(agent, frozenset(taken))
+        return set(agent._reported_others)
+
+    assert reported("host") == reported("host", after_s=STEADY_S / 2) == set()
+    assert reported(after_s=STEADY_S / 4) == set(), "the host was free for a moment"
+    assert reported("host") == reported("host", after_s=STEADY_S / 2) == set()
+    assert agent._next_beat == 99.0
+    assert reported("host", after_s=STEADY_S / 2) == {"host"}
+    assert agent._next_beat == now[0], "a heartbeat is due"
+    Agent._note_others(agent, None)
+    assert reported("host", after_s=STEADY_S) == {"host"}
+    agent.runs[1] = own
+    assert reported("host", "GPU-1", "GPU-2") == {"host"}
+    assert reported("host", "GPU-1", "GPU-2", after_s=STEADY_S) == {"GPU-2"}
 
 
 def test_a_job_without_a_device_locks_nothing(tmp_path: Path) -> None:

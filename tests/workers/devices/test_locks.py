@@ -63,7 +63,8 @@ def test_an_idle_host_is_taken_whole(folder: Path, held: list[HeldDevices]) -> N
 def test_nothing_is_free_beside_a_job_that_is_alone(host: Host, folder: Path, held: list[HeldDevices]) -> None:
     first, second = DeviceLocks(host, folder), DeviceLocks(host, folder)
     held.append(first.keep_only(first.take_free(), gpus=0, alone=True))
-    assert second.take_free() == HeldDevices()
+    everything = frozenset({"host", *(gpu.uuid for gpu in host.gpus)})
+    assert second.take_free() == HeldDevices(taken=everything)
     held[0].release()
     held.append(second.take_free())
     assert held[1].alone

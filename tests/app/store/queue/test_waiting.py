@@ -12,9 +12,9 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.database.engine import Database
 from app.store.queue.hosts import Host, Needs, gpus_of_one_job
 from app.store.queue.transitions import Queue
-from app.store.queue.waiting import missing_for
+from app.store.queue.waiting import missing_for, occupied_for
 from app.store.reading.queries import Reading
-from app.store.records import NewJob
+from app.store.records import Finish, NewJob
 
 EAGER = frozenset({"attention:eager", "model:transformer_lm"})
 
@@ -23,8 +23,16 @@ def host(gpus: int = 0, state: str = "active", kind: str = "benchmark", capabili
     return Host(state, frozenset({kind}), capabilities, gpus)
 
 
-def needs(device_type: str = "auto", devices: int = 1, requirements: frozenset[str] = EAGER) -> Needs:
-    return Needs("benchmark", device_type, devices, requirements)
+def on(hostname: str, *held: str, gpus: int = 0) -> Host:
+    """A host where others hold these devices."""
+    held_gpus = sum(name != "host" for name in held)
+    return Host("active", frozenset({"benchmark"}), EAGER, gpus, hostname, frozenset(held), held_gpus)
+
+
+def needs(
+    device_type: str = "auto", devices: int = 1, requirements: frozenset[str] = EAGER, *, alone: bool = False
+) -> Needs:
+    return Needs("benchmark", device_type, devices, requirements, alone)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,40 @@ def test_what_it_needs_and_nobody_has_is_named(job: Needs, connected: list[Host]
     assert reason in told
 
 
+FREE = "no worker that could run it is free now"
+
+
+@pytest.mark.parametrize(
+    ("job", "connected", "running", "reason"),
+    [
+        (needs(), [host()], {}, None),
+        (needs(), [on("a", "host")], {}, 'another Flopwatch holds the CPU of "a"'),
+        (needs(), [on("b", "host"), on("a", "host")], {}, 'another Flopwatch holds the CPU of "a", "b"'),
+        (needs(), [on("a", "host"), on("b")], {}, None),
+        (needs(), [on("a")], {"a": [needs("cpu")]}, FREE),
+        (needs(), [on("a", "host")], {"a": [needs("cpu")]}, FREE),  # held by another worker of ours
+        (needs(), [on("a", "host"), on("b")], {"b": [needs("cpu")]}, "other workers that could run it run other jobs"),
+        (needs(), [on("a"), on("b")], {"b": [needs("cpu")]}, None),
+        (needs("none", 0), [on("a", "host")], {}, None),
+        (needs("none", 0, alone=True), [on("a", "host")], {}, "another Flopwatch holds the CPU"),
+        (needs("cuda", 2), [on("a", "host", "GPU-1", gpus=4)], {}, None),
+        (needs("cuda", 4), [on("a", "host", "GPU-1", gpus=4)], {}, "another Flopwatch holds the GPUs"),
+        (needs("cuda", 4, alone=True), [on("a", "host", gpus=4)], {}, "another Flopwatch holds the CPU"),
+        (needs("cpu"), [on("a", "host", "GPU-1", gpus=4)], {}, "another Flopwatch holds the CPU"),
+        (needs("cuda", 2), [on("a", gpus=4)], {"a": [needs("cuda", 2)]}, None),
+        (needs("cuda", 2), [on("a", gpus=4)], {"a": [needs("cuda", 2), needs("cuda", 1)]}, FREE),
+        (needs("cuda", 1), [on("a", gpus=4)], {"a": [needs("cpu")]}, FREE),
+        (needs("cpu"), [on("a", gpus=4)], {"a": [needs("cuda", 1)]}, FREE),
+        (needs("cuda"), [on("a"), on("b", "host", "GPU-1", gpus=1)], {}, 'the GPUs of "b"'),  # "a" has none
+    ],
+)
+def test_who_holds_the_devices_is_named(
+    job: Needs, connected: list[Host], running: dict[str, list[Needs]], reason: str | None
+) -> None:
+    waiting = occupied_for(job, connected, running)
+    assert waiting == reason or (reason is not None and reason in str(waiting))
+
+
 class TestInTheQueue:
     @pytest.mark.parametrize(("uuids", "waits"), [(["GPU-1", "GPU-2"], False), (["MIG-1", "MIG-2"], True)])
     def test_instances_of_one_gpu_are_not_several_gpus(
@@ -113,6 +155,22 @@ class TestInTheQueue:
         assert waiting() is None
         shop.registration.set_worker_state("gpus", "stopped")
         assert "needs a GPU" in str(waiting())
+
+    def test_the_reason_comes_and_goes_with_the_devices(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        def waiting(job_id: int) -> Any:
+            reason = reading.job(job_id)[0]["waiting"]
+            assert [group["waiting"] for group in reading.waiting()] == [reason]
+            return reason
+
+        shop.register()
+        claim, job_id = shop.running_job(), shop.submit()
+        assert waiting(job_id) == FREE
+        queue.finish(claim, Finish("succeeded"))
+        assert waiting(job_id) is None
+        queue.renew([], ("worker", "active"), {"held_by_others": ["host"]})
+        assert waiting(job_id) == 'another Flopwatch holds the CPU of "host"'
+        queue.renew([], ("worker", "active"), {"held_by_others": []})
+        assert waiting(job_id) is None
 
     def test_groups_of_those_that_need_the_same(self, shop: Any, queue: Queue, reading: Reading) -> None:
         assert reading.waiting() == []
@@ -152,6 +210,8 @@ class TestInTheQueue:
             assert (claim is None) == waits, (gpus, device_type, devices)
             if claim is None:
                 queue.cancel(job_id)
+            else:
+                queue.finish(claim, Finish("succeeded"))
 
     def test_workers_are_read_once_for_a_page(self, shop: Any, reading: Reading, database: Database) -> None:
         for _ in range(20):

@@ -1,0 +1,83 @@
+"""Packing a project's folder: what goes along, and that equal contents are equal bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flopwatch.own_code import OwnCode, put_into
+from flopwatch.packing import pack
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    project = tmp_path / "project"
+    (project / "inner/__pycache__").mkdir(parents=True)
+    (project / "train.py").write_text("from inner.model import make\n\n\ndef make_step(device):\n    return make\n")
+    (project / "inner/model.py").write_text("def make():\n    pass\n")
+    (project / "inner/__pycache__/model.pyc").write_bytes(b"compiled")
+    (project / ".secret").write_text("token")
+    (project / "link.py").symlink_to("/etc/hostname")
+    return project
+
+
+def names(packed: bytes) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        return archive.namelist()
+
+
+def git(folder: Path, *words: str) -> None:
+    who = {"GIT_AUTHOR_NAME": "n", "GIT_AUTHOR_EMAIL": "e", "GIT_COMMITTER_NAME": "n", "GIT_COMMITTER_EMAIL": "e"}
+    subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, env={**os.environ, **who})
+
+
+def test_without_git_all_but_hidden_files_go_along(project: Path) -> None:
+    packed = pack(project, project / "train.py")
+    assert names(packed) == ["inner/model.py", "train.py"]
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        assert archive.comment == b"train.py"
+
+
+def test_of_a_repository_go_tracked_files_with_their_present_content(project: Path) -> None:
+    git(project, "init", "-q")
+    git(project, "add", "train.py", "inner/model.py", "link.py")
+    git(project, "commit", "-qm", "first")
+    (project / "scratch.py").write_text("not tracked")
+    (project / "inner/model.py").write_text("changed = 1\n")
+    packed = pack(project, project / "train.py")
+    assert names(packed) == ["inner/model.py", "train.py"]
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        assert archive.read("inner/model.py") == b"changed = 1\n"
+    with pytest.raises(ValueError, match="git add"):
+        pack(project, project / "scratch.py")
+
+
+def test_equal_contents_are_equal_bytes_and_others_are_not(project: Path) -> None:
+    first = pack(project, project / "train.py")
+    os.utime(project / "train.py", (1, 1))
+    (project / "train.py").chmod(0o600)
+    assert pack(project, project / "train.py") == first
+    assert pack(project, project / "inner/model.py") != first
+    (project / "inner/model.py").write_text("def make():\n    return 1\n")
+    assert pack(project, project / "train.py") != first
+
+
+def test_a_file_outside_of_the_folder_is_refused(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(ValueError, match="is not in the folder"):
+        pack(project, tmp_path / "train.py")
+
+
+def test_a_folder_alone_names_no_code(project: Path) -> None:
+    with pytest.raises(ValueError, match="--code goes along with --step"):
+        put_into({"kind": "benchmark"}, [], {}, project)
+
+
+def test_the_hash_is_that_of_the_folder(project: Path) -> None:
+    alone = OwnCode.read(f"{project / 'train.py'}:make_step")
+    assert OwnCode.read(f"{project / 'train.py'}:make_step", project).sha256 != alone.sha256

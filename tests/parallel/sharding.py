@@ -1,0 +1,227 @@
+"""Functions of the pool's ranks: what full sharding can be asked for, beside one process and beside torch's FSDP2."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import parallel
+from parallel import collectives
+from tests.parallel.models import VOCABULARY, WIDTH, Everything, Fork, batch, loss_of
+from tests.parallel.training import (
+    close,
+    device,
+    different_model,
+    first_ranks_model,
+    fully_sharded_parity,
+    part,
+    same_gradients,
+    same_state,
+)
+
+
+def not_resharded(checkpoint: str) -> dict[str, int]:
+    """Train with units that stay whole between their passes; return the bytes of one more step's operations."""
+    fully_sharded_parity(True, checkpoint, reshard_after_forward=False)
+    fully_sharded_parity(True, checkpoint, 3, no_sync="1", reshard_after_forward=False)
+    sent: dict[str, int] = {}
+    for reshard in (True, False):
+        model = parallel.FullyShardedDataParallel(first_ranks_model(), reshard_after_forward=reshard)
+        inputs, targets = batch(0)
+        for recording in (contextlib.nullcontext(), collectives.recorded(device())):
+            with recording as timeline:
+                loss_of(model(part(inputs)), part(targets)).backward()
+                model.finish_gradient_synchronization()
+        for interval in timeline.intervals():
+            name = f"{interval.operation} {'parts' if reshard else 'whole'}"
+            sent[name] = sent.get(name, 0) + interval.size_bytes
+    return sent
+
+
+def two_by_two() -> dict[str, dist.ProcessGroup]:
+    """Groups of two replicas of two shards."""
+    rank = dist.get_rank()
+    shards = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return {"process_group": shards[rank // 2], "replicas": replicas[rank % 2]}
+
+
+def hybrid() -> None:
+    """Train, save and load with two replicas of two shards."""
+    groups = two_by_two()
+    fully_sharded_parity(True, **groups)
+    fully_sharded_parity(False, "inside non-reentrant", 3, no_sync="1 finished", **groups)
+    model = parallel.FullyShardedDataParallel(different_model(), **groups)
+    first = first_ranks_model().state_dict()
+    close(model.full_state_dict()["head.weight"], first["head.weight"], "head.weight")
+    assert bool(model.full_state_dict(rank0_only=True)) == (dist.get_rank() == 0)
+    model.load_full_state_dict({name: value + 1 for name, value in first.items()} if dist.get_rank() == 0 else None)
+    for name, value in model.full_state_dict().items():
+        close(value, first[name] + 1, name)
+
+
+def hybrid_branches() -> None:
+    """Some branches are used by one rank only, of which all replicas learn; the last is used by none."""
+    groups, rank = two_by_two(), dist.get_rank()
+    torch.manual_seed(rank)
+    model = parallel.FullyShardedDataParallel(Fork().to(device()), **groups)
+    torch.manual_seed(0)
+    alone = Fork().to(device())
+    inputs = torch.randn(4, 4, device=device())
+    chosen = [[0], [0, 1], [0], [0, 2]]
+    model(inputs[rank], chosen[rank]).sum().backward()
+    model.finish_gradient_synchronization()
+    for other in range(4):
+        (alone(inputs[other], chosen[other]).sum() / 4).backward()
+    same_gradients(model, alone)
+
+
+class Plain(nn.Module):
+    """A model of one dtype, which both kinds of full sharding take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12)) for _ in range(2))
+        self.head = nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def torchs_fully_sharded(module: Plain, param_dtype: Any, reduce_dtype: Any) -> nn.Module:
+    """The module under torch's FSDP2: each block, and the rest."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    for block in module.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def beside_torchs(compute: str | None, reduce: str | None, clip: bool) -> dict[str, float]:
+    """Train three steps under ours, under torch's FSDP2, and alone in float32; return the largest differences."""
+    compute_dtype, reduce_dtype = (getattr(torch, name) if name else None for name in (compute, reduce))
+    torch.manual_seed(0)
+    alone = Plain().to(device())
+    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), compute_dtype, reduce_dtype=reduce_dtype)
+    torchs = torchs_fully_sharded(copy.deepcopy(alone), compute_dtype, reduce_dtype)
+    every = {"ours": model, "torch's": torchs, "alone": alone}
+    optimizers = {name: torch.optim.SGD(one.parameters(), lr=0.5) for name, one in every.items()}
+    for step in range(3):
+        inputs = torch.randn(12, 12, generator=torch.Generator().manual_seed(step))
+        for name, one in every.items():
+            mine = inputs.to(device()) if name == "alone" else part(inputs)
+            one(mine).float().square().mean().backward()
+            if name == "ours":
+                model.finish_gradient_synchronization()
+            if clip:
+                nn.utils.clip_grad_norm_(one.parameters(), 0.05)
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+    theirs = {name: parameter.full_tensor().detach() for name, parameter in torchs.named_parameters()}
+    states = {"ours": model.full_state_dict(), "torch's": theirs, "alone": alone.state_dict()}
+
+    def difference(one: str, other: str) -> float:
+        return max(float((states[one][name] - value).abs().max()) for name, value in states[other].items())
+
+    return {
+        name: difference(*name.split(" and ")) for name in ("ours and torch's", "ours and alone", "torch's and alone")
+    }
+
+
+def accumulated() -> dict[str, float]:
+    """Errors of a gradient that accumulates over many passes in bfloat16, and in float32."""
+    errors = {}
+    for name, reduce_dtype in (("bfloat16", None), ("float32", torch.float32)):
+        torch.manual_seed(0)
+        alone = nn.Linear(8, 8, bias=False).to(device())
+        model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), torch.bfloat16, reduce_dtype=reduce_dtype)
+        passes = 64
+        for number in range(passes):
+            inputs = torch.rand(1, 8, generator=torch.Generator().manual_seed(number)).to(device()) + 0.5
+            with model.no_sync() if number + 1 < passes else contextlib.nullcontext():
+                model(inputs).sum().backward()
+            alone(inputs.bfloat16().float()).sum().backward()
+        model.finish_gradient_synchronization()
+        (weight,) = model.units[1].sharded
+        gradient = weight.gathered(weight.part.grad.clone())
+        errors[name] = float((gradient - alone.weight.grad).norm() / alone.weight.grad.norm())
+    return errors
+
+
+class Initialised(nn.Module):
+    """All of its modules fill their parameters and buffers themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 11), nn.Linear(11, WIDTH)) for _ in range(3)
+        )
+        self.norm = nn.BatchNorm1d(5, track_running_stats=True)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+def from_meta(compute: str | None) -> dict[str, Any]:
+    """Build on the meta device; the values are those of a module made with the first rank's seed.
+
+    Returns:
+        The most bytes of parameters that existed at a time, those of all, and the errors of wrong uses.
+    """
+    with torch.device("meta"):
+        module = Initialised()
+    existing: list[int] = []
+
+    def initialise(one: nn.Module) -> None:
+        storages = [
+            t.untyped_storage() for t in (*module.parameters(), *one.parameters(recurse=False)) if not t.is_meta
+        ]
+        existing.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        one.reset_parameters()
+
+    torch.manual_seed(dist.get_rank())
+    dtype = getattr(torch, compute) if compute else None
+    model = parallel.FullyShardedDataParallel(module, dtype, device=device(), initialise=initialise)
+    torch.manual_seed(0)
+    alone = Initialised().to(device())
+    for name, value in model.full_state_dict().items():
+        assert torch.equal(value, alone.state_dict()[name]), name
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))
+    # torch's batch norm takes no bfloat16 input with its float32 statistics.
+    steps = 2 if compute is None else 0
+    tokens, targets = (tensor.to(device()) for tensor in batch(0))
+    for _ in range(steps):
+        for one, optimizer in ((model, ours), (alone, theirs)):
+            loss_of(one(tokens), targets).backward()
+            if one is model:
+                model.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+    same_state(model, alone)
+    errors = []
+    for wrong in (
+        lambda: parallel.FullyShardedDataParallel(nn.Linear(2, 2, device="meta")),
+        lambda: parallel.FullyShardedDataParallel(Everything().to("meta"), device=device()),
+    ):
+        try:
+            wrong()
+        except (TypeError, ValueError) as error:
+            errors.append(str(error))
+    return {"existing": max(existing), "all": sum(p.nbytes for p in alone.parameters()), "errors": errors}
