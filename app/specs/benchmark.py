@@ -35,10 +35,12 @@ class BenchmarkSpec(TrainingSpec):
         "backward_ms",
         "optimizer_ms",
         "accumulation_ms",
+        "rest_ms",
         "step_ms",
         "prefill_ms",
         "decode_ms_per_token",
         "tokens_per_s",
+        "items_per_s",
         "mfu",
         "peak_memory_mib",
     )
