@@ -1,8 +1,8 @@
 """Exports: a job, a sweep or a comparison as one HTML file that needs neither a server nor a network.
 
 It has tables, plots, verdicts, environment and spec. The plots are the figures of the live pages; Plotly and plots.js,
-which calls it, are part of the file (1.5 MB). The file's content security policy allows these two scripts, by their
-hashes, and no request.
+which evaluates it when a plot is seen, are part of the file (1.5 MB). The file's content security policy allows these
+two scripts, by their hashes, and no request.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,9 +31,10 @@ from app.specs._base import flat
 from app.states import FINISHED_STATES
 from app.text.cases import case_text
 from app.web.pages import compare as compare_page
-from app.web.pages.job import first_rows, first_samples
+from app.web.pages.job import SHOWN_LOG_CHARACTERS, WITHOUT_REASONS, first_rows, first_samples
 from app.web.pages.plots import PlotsQuery, drawn, versions
 from app.web.panels import JobResults, panels_of
+from app.web.panels.profile import FLAME_GRAPH
 from app.web.templates import STATIC, embedded, page_text, plain, table
 
 router = APIRouter(tags=["results"])
@@ -47,6 +49,8 @@ SHOWN_ROWS = 1000
 SHOWN_OF_TABLES = 30
 """Rows of each table that units reported."""
 MAX_TABLES = 40
+MAX_DRAWING_BYTES = 8 << 20
+"""Largest flame graph that becomes part of the file."""
 MAX_JOBS = 200
 """Largest number of jobs of a sweep whose environments are read."""
 
@@ -107,6 +111,12 @@ async def compare(request: Request, services: CurrentServices, query: Annotated[
     return await run_sync(lambda: _compare(request, services, query), limiter=services.tables)
 
 
+DRAWN_TAG = re.compile(
+    r'</?(?:svg|g|title|rect|text)(?: (?:xmlns|width|height|viewBox|font-family|font-size|fill|rx|x|y)="[^"<>]*")*/?>'
+)
+"""A tag of the flame graphs that `workers.measure.profiling.flame_graph` draws."""
+
+
 @dataclass(frozen=True)
 class Assets:
     """The style and the scripts that every export contains, and the content security policy that allows them."""
@@ -157,10 +167,13 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
     job, _version = services.reading.job(job_id)
     is_finished = job["state"] in FINISHED_STATES
     sheet = (
-        results.table(services.database, results.JobChoice(jobs=[job_id]), first=query.rows) if is_finished else None
+        results.table(services.database, results.JobChoice(jobs=[job_id]), WITHOUT_REASONS, first=query.rows)
+        if is_finished
+        else None
     )
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
+    log, _last_event = services.reading.log_so_far(job_id)
     return _file(
         request,
         f"flopwatch-job-{job_id}.html",
@@ -172,6 +185,9 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
         view=_plots(services, PlotsQuery(job=[job_id], metric=query.metric)) if query.metric and is_finished else None,
         samples=first_samples(services, job_id) if is_finished else None,
         panels=_panels(services, job) if is_finished else [],
+        flame_graph=_flame_graph(services, job) if is_finished else None,
+        log=log[-SHOWN_LOG_CHARACTERS:],
+        log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
         tables=[
             (own["name"], own["rows"], first_rows(services, job_id, own, SHOWN_OF_TABLES))
             for own in tables[:MAX_TABLES]
@@ -262,6 +278,17 @@ def _panels(services: Services, job: Mapping[str, Any]) -> list[dict[str, Any]]:
             problem = f"What the job reported is not what this version draws: {error!r}."
             shown.append({"panel": panel, "problem": problem})
     return shown
+
+
+def _flame_graph(services: Services, job: Mapping[str, Any]) -> Markup | None:
+    """Return the job's flame graph as SVG; None if it has none, or one with other elements than we draw."""
+    own = JobResults(job, services.database, services.reading, services.files)
+    if own.artifacts.get(FLAME_GRAPH, {}).get("size", MAX_DRAWING_BYTES + 1) > MAX_DRAWING_BYTES:
+        return None
+    text = own.path(FLAME_GRAPH).read_text(encoding="utf-8", errors="replace")
+    # A worker wrote the file. All that it may do to the page is to draw: no handlers, links or elements of HTML.
+    is_drawing = all(DRAWN_TAG.fullmatch(tag) for tag in re.findall(r"<[^>]*>?", text))
+    return Markup(text) if is_drawing else None  # noqa: S704
 
 
 def _facts(environments: Iterable[Mapping[str, Any] | None]) -> list[tuple[str, list[str]]]:

@@ -542,16 +542,18 @@ def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]
 
     The last coordinate, if it has few values, makes the dash, so that the two precisions of one model have one colour.
     """
+    apart = [(index, index // len(PALETTE)) for index in range(len(firsts))]
     last = values_along(firsts, by[-1]) if len(by) > 1 else []
     if not 1 < len(last) <= len(DASHES):
-        return [(index, index // len(PALETTE)) for index in range(len(firsts))]
+        return apart
     dashes = {_key(value): index for index, value in enumerate(last)}
     colours: dict[tuple[str, ...], int] = {}
     styles = []
     for point in firsts:
         colour = colours.setdefault(tuple(_key(point.place.get(name)) for name in by[:-1]), len(colours))
         styles.append((colour, dashes[_key(point.place.get(by[-1]))]))
-    return styles
+    # Beyond the palette's end the colours begin anew: then the dash tells those series apart.
+    return styles if len(colours) <= len(PALETTE) else apart
 
 
 def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.metrics import readable
 from app.web import thinning
-from app.web.plots import LEGEND, PALETTE, Figure, escaped, hover_unit
+from app.web.plots import DASHES, LEGEND, PALETTE, Figure, escaped, hover_unit
 
 MAX_MARKERS = 2000
 """Largest number of points of a line that are drawn with markers."""
@@ -37,6 +37,7 @@ def over_steps(rows: Sequence[Mapping[str, Any]], number_of_processes: int) -> F
         phase, process = names[row["metric"], row["phase"]], processes.index(row["unit_index"])
         name = phase if len(processes) == 1 else f"{phase}, process {process + 1}"
         trace = _line(row["samples"], phase, PALETTE[phases.index(phase) % len(PALETTE)], number_of_points)
+        trace["line"]["dash"] = DASHES[phases.index(phase) // len(PALETTE) % len(DASHES)]
         trace["name"] = name if process else phase
         trace["hovertemplate"] = f"step %{{x}}: %{{y:.5g}}{hover_unit(unit)}<extra>{escaped(name)}</extra>"
         if len(processes) > 1:

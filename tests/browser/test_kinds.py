@@ -94,6 +94,10 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
     flames.get_by_role("button", name="Show all").click()
     expect(flames.get_by_role("status")).to_contain_text("all: ")
     assert_readable(page)
+    page.goto(f"/jobs/{job_id}/export")
+    expect(page.get_by_role("region", name="Flame graph").locator("svg rect").first).to_be_visible()
+    page.goto(f"/ui/jobs/{job_id}")
+    opened(page, "flame-graph")
     hand_the_trace_over(page, watch, site.client.get(f"/jobs/{job_id}/artifacts/trace.json.gz").content)
 
 

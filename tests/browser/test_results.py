@@ -238,6 +238,13 @@ def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_
             assert_readable(page)
         page.get_by_text("Numbers of this plot").first.click()
         expect(page.locator(".plot-data td").first).to_have_text("process 1")
+        assert page.evaluate("() => 'Plotly' in window")
+        waiting = site.submit(priority=-99)["id"]
+        (tmp_path / "export.html").write_text(site.http.get(f"/jobs/{waiting}/export").raise_for_status().text)
+        page.goto((tmp_path / "export.html").as_uri())
+        page.evaluate("() => new Promise(requestIdleCallback)")
+        assert not page.evaluate("() => 'Plotly' in window"), "no plot, so that nobody waits for Plotly"
+        site.http.post(f"/jobs/{waiting}/cancel")
 
 
 def test_tables_are_chosen_laid_out_and_shown_as_commands(site: PlayedSite, page: Page, watch: Watch) -> None:

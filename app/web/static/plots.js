@@ -6,7 +6,9 @@
 // buttons that make the axes named in data-log ("x", "y", "x y") logarithmic, the JSON's "note" and a table of the
 // numbers.
 
-const IS_EXPORTED = window.Plotly !== undefined;
+// An exported file has Plotly as text, which takes a second to evaluate: not before a plot is seen, or the page is idle.
+const plotlyText = document.querySelector("script#plotly");
+const IS_EXPORTED = plotlyText !== null;
 const COLOURS = 8;
 const NARROW = 520;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -16,7 +18,14 @@ const LETTER = 8; // pixels of a letter in a cell of a heat map, and between two
 let library;
 
 function plotly() {
-  if (IS_EXPORTED) return window.Plotly;
+  if (IS_EXPORTED) {
+    if (!window.Plotly) {
+      const script = document.createElement("script");
+      script.textContent = plotlyText.textContent;
+      document.head.append(script);
+    }
+    return window.Plotly;
+  }
   library ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = document.querySelector("script[data-plotly]").dataset.plotly;
@@ -43,9 +52,7 @@ function drawOrExplain(figure) {
 export function drawPlots(root) {
   for (const figure of root.querySelectorAll("figure[data-plot]:not([data-drawn])")) {
     figure.dataset.drawn = "waiting";
-    // The plots of an exported file are drawn at once, so that all of it can be printed.
-    if (IS_EXPORTED) drawOrExplain(figure);
-    else nearby.observe(figure);
+    nearby.observe(figure);
   }
 }
 
@@ -167,7 +174,7 @@ function themed(content) {
   };
   const text = variable("--text");
   const line = variable("--line");
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, exponentformat: "SI" };
+  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickcolor: line, ticks: "outside", automargin: true, exponentformat: "SI" };
   const given = resolved(content.layout ?? {});
   const layout = {
     height: 340,
@@ -285,3 +292,14 @@ function tabulated({ data, layout }) {
 }
 
 drawPlots(document);
+
+// All of an exported file can be printed, except what is folded, which has no width yet.
+if (IS_EXPORTED) {
+  window.addEventListener("load", () => (window.requestIdleCallback ?? window.setTimeout)(() => {
+    for (const figure of document.querySelectorAll("figure[data-drawn=waiting]")) {
+      if (!figure.clientWidth) continue;
+      nearby.unobserve(figure);
+      drawOrExplain(figure);
+    }
+  }));
+}

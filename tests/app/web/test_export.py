@@ -17,6 +17,7 @@ import pytest
 
 from app.web import export, plots
 from app.web.export import DRAWING, PLOTLY, STYLES
+from workers.measure.profiling import flame_graph
 
 WEB = Path(plots.__file__).parent
 Measured = Callable[..., Any]
@@ -56,7 +57,9 @@ def check(response: Any) -> tuple[str, list[Any]]:
     policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert policy.replace("'", "&#39;") in text
-    scripts = re.findall(r"<script(?: type=\"module\")?>(.*?)</script>", text, flags=re.DOTALL)
+    scripts = re.findall(
+        r"<script(?: type=\"module\"| type=\"text/plain\" id=\"plotly\")>(.*?)</script>", text, flags=re.DOTALL
+    )
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     assert re.findall(r"'sha256-([^']+)'", policy) == hashes, "Plotly and plots.js, and no other script"
     shown = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
@@ -137,6 +140,15 @@ def test_a_script_that_would_end_its_element_is_refused(tmp_path: Path, monkeypa
     (tmp_path / DRAWING).write_text("'</script>'")
     with pytest.raises(RuntimeError, match="would end its element"):
         export.assets.__wrapped__()
+
+
+def test_only_tags_of_our_drawings_may_stand_in_an_export() -> None:
+    drawing = flame_graph.draw({("a.py(1): <module>", 'say "hi" & <go>'): 10}, "title", "subtitle")
+    tags = re.findall(r"<[^>]*>?", drawing)
+    assert len(tags) > 10
+    assert all(export.DRAWN_TAG.fullmatch(tag) for tag in tags)
+    for tag in ("<script>", '<rect onclick="x">', '<a href="/">', "<!-- ", "<rect", '<svg style="x">'):
+        assert not export.DRAWN_TAG.fullmatch(tag), tag
 
 
 def test_exports_define_every_colour_that_figures_name() -> None:

@@ -362,3 +362,17 @@ def test_twelve_series_have_colours_of_their_own() -> None:
     points = [Point({"x": x, "by": f"s{index:02}"}, 1.0) for index in range(12) for x in (1, 2)]
     colours = [trace["line"]["color"] for trace in plots.chart(points, Axes("x", ("by",)), "step_ms", "ms")["data"]]
     assert len(set(colours)) == 12
+
+
+def test_beyond_the_palette_no_two_series_look_alike() -> None:
+    precisions = ("fp32", "bf16")
+    points = [
+        Point({"model": f"m{number}", "precision": precision, "text": "a"}, 1.0, n=1)
+        for number in range(20)
+        for precision in precisions
+    ]
+    styles = plots._styles(points, ["model", "precision"])
+    looks = {(colour % len(plots.PALETTE), dash % len(plots.DASHES)) for colour, dash in styles}
+    assert len(looks) == len(points)
+    few = plots._styles(points[:8], ["model", "precision"])
+    assert few[:2] == [(0, 0), (0, 1)], "the precisions of one model have one colour"
