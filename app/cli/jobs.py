@@ -171,8 +171,7 @@ def _go_on(
         elif at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
-        goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
-        with _going_on_when_interrupted(goes_on), progress_display() as show:
+        with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])), progress_display() as show:
             job = server.wait(job, timeout_s=at_most, show=show, check=False)
     if as_json:
         print_json(job)
@@ -307,7 +306,9 @@ def _follow_sweep(
         _say_what_waits(server, made["id"])
     else:
         with (
-            _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
+            _going_on_when_interrupted(
+                lambda: f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"
+            ),
             progress_display() as show,
         ):
             made = server.wait_for_sweep(made, timeout_s=at_most, show=show)
@@ -597,15 +598,23 @@ def _options(
     }
 
 
+def _how_it_goes_on(server: Flopwatch, job_id: int) -> str:
+    """Return what becomes of a job that nobody waits for any more."""
+    job = server.job(job_id)
+    if job["state"] == "queued" and job["waiting"] is not None:
+        return f"job {job_id} has not started: {job['waiting']}; `flopwatch cancel {job_id}` removes it from the queue"
+    return f"job {job_id} goes on; `flopwatch cancel {job_id}` ends it"
+
+
 @contextlib.contextmanager
-def _going_on_when_interrupted(message: str) -> Iterator[None]:
+def _going_on_when_interrupted(message: Callable[[], str]) -> Iterator[None]:
     from flopwatch import WaitTimeout
 
     try:
         yield
     except KeyboardInterrupt:
-        echo(message, err=True)
+        echo(message(), err=True)
         raise typer.Exit(130) from None
     except WaitTimeout:
-        echo(f"not done in time: {message}", err=True)
+        echo(f"not done in time: {message()}", err=True)
         raise typer.Exit(GOES_ON) from None

@@ -20,6 +20,7 @@ NOT_EXPRESSED = {
     "/jobs/cancel": "needs one of four filters",
     "/compare": "needs both sides, or a job that has them",
     "/compare/export": "needs both sides, or a job that has them",
+    "/history": "needs a case or a job",
     "/tables": "times are written in several ways",
     "/workers": "a cursor is a time and an id",
     "/sweeps": "needs a grid or a search, and a spec below its base",
