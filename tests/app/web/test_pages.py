@@ -338,3 +338,15 @@ def test_broken_rows_are_shown(site: Any) -> None:
     pages = ("/ui", f"/ui/jobs/{job['id']}", f"/ui/jobs/{done['id']}", f"/ui/sweeps/{sweep['id']}", "/ui/workers")
     for path in pages:
         assert "cannot be read" in page(site, path).text, path
+
+
+def test_a_sweep_shows_one_table_also_when_its_jobs_have_several_cases(site: Any) -> None:
+    for kind, is_folded in ("benchmark", False), ("attention", True):
+        body = {"base": {"kind": kind}, "grid": {"device": ["cpu", "auto"]}}
+        sweep = site.http.post("/sweeps", json={**body, "priority": -99}).json()["id"]
+        site.http.post(f"/sweeps/{sweep}/cancel")
+        text = site.http.get(f"/ui/sweeps/{sweep}").text
+        assert ('<details class="panel" id="jobs">' in text) is is_folded
+        assert ('id="table"' in text) is is_folded
+        searched = site.http.get(f"/ui/sweeps/{sweep}?state=cancelled").text
+        assert ('<details class="panel" id="jobs" open>' in searched) is is_folded
