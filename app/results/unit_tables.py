@@ -162,7 +162,8 @@ def for_people(sheet: Sheet, first: Sequence[str] | None) -> Sheet:
     left_out = [column.name for column in columns if column.in_text and column.name not in shown]
     columns = [replace(column, in_text=column.in_text and column.name in shown) for column in columns]
     if left_out:
-        notes.append(f"Not shown: {', '.join(left_out)} (columns={EVERY_COLUMN} shows every column).")
+        every = f"columns={EVERY_COLUMN}, on the command line --columns {EVERY_COLUMN}, shows every column"
+        notes.append(f"Not shown: {', '.join(left_out)} ({every}).")
     reduced = replace(sheet, columns=columns, notes=notes)
     return _with_footnotes(reduced) if NOTE in shown else reduced
 

@@ -21,7 +21,7 @@ from app.specs._identity import Scalar
 FAMILY, NAME = "code", "uploaded"
 RUNS_CODE = f"{FAMILY}:{NAME}"
 """The name that a worker started with --allow-code registers, and that jobs with uploaded code need."""
-ALLOW_IT = "start one with `flopwatch worker --allow-code`"
+ALLOW_IT = "start `flopwatch up`, or `flopwatch worker`, with --allow-code"
 UNNAMED = "uploaded"
 """Stands for the name of a file that the spec does not name."""
 

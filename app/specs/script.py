@@ -48,7 +48,8 @@ class ScriptSpec(SpecBase):
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Name the script."""
-        return coordinates(identity, "script_code", self.script_code), {"script": self.label()}
+        identity = coordinates(identity, "script_code", self.script_code)
+        return {**identity, "arguments": self.arguments or None}, {"script": self.label()}
 
     def label(self) -> str:
         """Return the script's name for people."""

@@ -70,11 +70,16 @@ def panels(results: JobResults) -> list[Panel]:
 
 
 def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Return the ms of each class in each phase, from the table `classes`, whose scopes include the phases before
-    them."""
+    """Return the ms of each class in each phase, from the table `classes`.
+
+    Of our model, scopes include the phases before them. A step of the user's own has a scope for each of its phases,
+    beside `step`.
+    """
     scopes: dict[str, dict[str, float]] = {}
     for row in rows:
         scopes.setdefault(str(row["scope"]), {})[str(row["class"])] = float(row["total_ms"] or 0.0)
+    if scopes.keys() - {"step", *SCOPES}:
+        return {scope: times for scope, times in scopes.items() if scope != "step"}
     phases: dict[str, dict[str, float]] = {}
     known: dict[str, float] = {}
     for scope, times in scopes.items():

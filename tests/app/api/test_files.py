@@ -122,7 +122,7 @@ class TestWhoMayRunIt:
         assert answer.status_code == 422
         (error,) = answer.json()["errors"]
         assert error["pointer"] == "/spec/code"
-        assert "flopwatch worker --allow-code" in error["detail"]
+        assert "with --allow-code" in error["detail"]
 
     def test_a_comparison_and_a_sweep_are_refused_at_the_field(self, fresh_site: Any) -> None:
         side = {"kind": "attention", "implementations": ["eager"]}
@@ -145,11 +145,11 @@ class TestWhoMayRunIt:
         assert job["waiting"] is None
         able_site.services.registration.set_worker_state(able_site.worker.id, "stopped")
         waiting = able_site.http.get(f"/jobs/{job['id']}").json()["waiting"]
-        assert waiting == "no worker is connected: start one with `flopwatch worker --allow-code`"
+        assert waiting == "no worker is connected: start `flopwatch up`, or `flopwatch worker`, with --allow-code"
         able_site.worker.id = "other"
         able_site.worker.register(KINDS, ABLE)
         waiting = able_site.http.get(f"/jobs/{job['id']}").json()["waiting"]
-        assert "runs uploaded code: start one with `flopwatch worker --allow-code`" in waiting
+        assert "runs uploaded code: start `flopwatch up`, or `flopwatch worker`, with --allow-code" in waiting
         queue = able_site.services.queue
         assert queue.claim("other", offer(allowed=False)) is None
         claim = queue.claim("other", offer(allowed=True))

@@ -180,7 +180,7 @@ def test_people_see_the_columns_that_they_read_first(database: Database, kernels
         "total_ms",
         "calls",
     ]
-    assert "- Not shown: std_us (columns=all shows every column)." in text
+    assert "- Not shown: std_us (columns=all, on the command line --columns all, shows every column)." in text
     assert "std_us" in render(sheet, "csv"), "CSV and JSON have every column"
 
 

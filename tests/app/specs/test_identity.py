@@ -504,7 +504,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
     ],
     CompareSpec: ["9670ef397cb247e88341", "0d2b135c0f1835cd7845"],
     MemorySpec: ["61e5b4b949587fb65873"],
-    ScriptSpec: ["24f796dffdd94b3083dc"],
+    ScriptSpec: ["a4e9b27ee559228395bf"],
 }
 
 

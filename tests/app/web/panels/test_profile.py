@@ -108,3 +108,9 @@ def test_the_products_with_the_most_time_are_drawn() -> None:
     figure = draw_roofline(rows, [], [])
     assert len(figure["data"][0]["x"]) == 300
     assert min(row[4] for row in figure["table"]["rows"]) == 700.0
+
+
+def test_phases_of_ones_own_step_are_shown_as_they_are() -> None:
+    """Unlike our model's, its scopes do not include the phases before them."""
+    rows = classes(forward={"matmul": 2.0}, backward={"matmul": 3.0}, optimizer={"other": 1.0}, step={"matmul": 5.0})
+    assert phase_times(rows) == {"forward": {"matmul": 2.0}, "backward": {"matmul": 3.0}, "optimizer": {"other": 1.0}}
