@@ -346,7 +346,9 @@ def test_a_sweep_shows_one_table_also_when_its_jobs_have_several_cases(site: Any
         ({"kind": "attention", "implementations": ["eager"]}, True),  # which every worker of the tests has
     ):
         body = {"base": base, "grid": {"device": ["cpu", "auto"]}}
-        sweep = site.http.post("/sweeps", json={**body, "priority": -99}).json()["id"]
+        answer = site.http.post("/sweeps", json={**body, "priority": -99})
+        assert answer.status_code == 201, answer.text
+        sweep = answer.json()["id"]
         site.http.post(f"/sweeps/{sweep}/cancel")
         text = site.http.get(f"/ui/sweeps/{sweep}").text
         assert ('<details class="panel" id="jobs">' in text) is is_folded
