@@ -340,18 +340,18 @@ def test_broken_rows_are_shown(site: Any) -> None:
         assert "cannot be read" in page(site, path).text, path
 
 
-def test_a_sweep_shows_one_table_also_when_its_jobs_have_several_cases(site: Any) -> None:
+def test_a_sweep_shows_one_table_also_when_its_jobs_have_several_cases(fresh_site: Any) -> None:
     for base, is_folded in (
         ({"kind": "benchmark"}, False),
-        ({"kind": "attention", "implementations": ["eager"]}, True),  # which every worker of the tests has
+        ({"kind": "attention", "implementations": ["eager"]}, True),
     ):
         body = {"base": base, "grid": {"device": ["cpu", "auto"]}}
-        answer = site.http.post("/sweeps", json={**body, "priority": -99})
+        answer = fresh_site.http.post("/sweeps", json={**body, "priority": -99})
         assert answer.status_code == 201, answer.text
         sweep = answer.json()["id"]
-        site.http.post(f"/sweeps/{sweep}/cancel")
-        text = site.http.get(f"/ui/sweeps/{sweep}").text
+        fresh_site.http.post(f"/sweeps/{sweep}/cancel")
+        text = fresh_site.http.get(f"/ui/sweeps/{sweep}").text
         assert ('<details class="panel" id="jobs">' in text) is is_folded
         assert ('id="table"' in text) is is_folded
-        searched = site.http.get(f"/ui/sweeps/{sweep}?state=cancelled").text
+        searched = fresh_site.http.get(f"/ui/sweeps/{sweep}?state=cancelled").text
         assert ('<details class="panel" id="jobs" open>' in searched) is is_folded
