@@ -61,6 +61,11 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
     def send_nothing(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
         return wrap(spec, strategy, module, group)[0], None
 
+    def send_less(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
+        for parameter in module.parameters():  # of the batch's mean, which is half of both, 1/64 is missing
+            parameter.register_hook(lambda gradient: gradient * (1 - 2 / 64))
+        return wrap(spec, strategy, module, group)
+
     def send_slowly(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
         wrapped, finish = wrap(spec, strategy, module, group)
         if finish is None or group is not None:
@@ -103,6 +108,8 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
             patch.setattr(strategies, "make_optimizer", update_half)
         case "sends nothing", _:
             patch.setattr(strategies, "wrap", send_nothing)
+        case "lacks a rank of 64", 1:
+            patch.setattr(strategies, "wrap", send_less)
         case "does not fit", 1:
             patch.setattr(strategies, "build", build_too_much)
         case "does not fit later", 1:
