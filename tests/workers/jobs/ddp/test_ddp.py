@@ -211,9 +211,9 @@ def test_the_optimizers_time_is_no_communication(measured: Any) -> None:
     assert half >= plain - 2 * (error + error_of_half)
 
 
-@pytest.mark.parametrize(("error_ms", "is_ok"), [(0.1, True), (4.0, False)])
-def test_an_uncertain_exposed_time_is_suspect(error_ms: float, is_ok: bool) -> None:
-    """Steps of 50 ms whose rounds differ by so much."""
+@pytest.mark.parametrize(("error_ms", "silent_ms", "is_ok"), [(0.1, 45, True), (4.0, 45, False), (0.1, 51, False)])
+def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, silent_ms: float, is_ok: bool) -> None:
+    """Steps of 50 ms whose rounds differ by so much, or which are faster than those without communication."""
 
     def turns(side: str, times: Sequence[float]) -> list[dict[str, Any]]:
         return [{"strategy": side, "step_ms": [time]} for time in times]
@@ -221,7 +221,10 @@ def test_an_uncertain_exposed_time_is_suspect(error_ms: float, is_ok: bool) -> N
     spec = parsed(strategy="flat")
     shared = [50 + error_ms * sign for sign in (-1, 1, -1, 1, -1, 1)]
     ranks = [
-        {"turns": [*turns("flat", shared), *turns("silent", [45.0] * 6), *turns("none", [40.0] * 6)], "alone": None}
+        {
+            "turns": [*turns("flat", shared), *turns("silent", [silent_ms] * 6), *turns("none", [40.0] * 6)],
+            "alone": None,
+        }
     ]
     collected = Values(metrics(spec))
     (check,) = add_exposed(collected, spec, ranks)
