@@ -55,6 +55,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
+    "fsdp, gathered once": {"strategy": "fsdp", "reshard_after_forward": False},
+    "torch_fsdp, gathered once": {"strategy": "torch_fsdp", "reshard_after_forward": False},
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
     "flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
@@ -318,6 +320,18 @@ def test_other_programs_see_rank_and_steps(run: Any, readers: Path) -> None:
                 ("all_gather", 4 * (2 * PARAMETERS - ROOT), 2 * (2 * PARAMETERS - ROOT)),
                 ("reduce_scatter", 4 * PARAMETERS, 2 * PARAMETERS),
             ],
+        ),
+        (
+            "fsdp, gathered once",
+            [
+                ("all_reduce", 4 * 80, 4 * 80),
+                ("all_gather", 4 * MATRICES, 2 * MATRICES),
+                ("reduce_scatter", 4 * MATRICES, 2 * MATRICES),
+            ],
+        ),
+        (
+            "torch_fsdp, gathered once",
+            [("all_gather", 4 * PARAMETERS, 2 * PARAMETERS), ("reduce_scatter", 4 * PARAMETERS, 2 * PARAMETERS)],
         ),
         ("none", []),
     ],
