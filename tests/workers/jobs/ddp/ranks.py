@@ -43,13 +43,13 @@ def slow_down(device: torch.device) -> Callable[[], None]:
     seconds = 1e-3 * SLOWER_MS[device.type]
     if device.type == "cpu":
         return lambda: time.sleep(seconds)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     for event in (start, end):  # the first call, which loads the kernel, is not timed
         torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
         event.record()
     end.synchronize()
     cycles = int(CALIBRATION_CYCLES * 1e3 * seconds / start.elapsed_time(end))
-    return lambda: torch.cuda._sleep(cycles)
+    return lambda: torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
 def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
