@@ -521,7 +521,7 @@ def test_the_controls_of_exposed_communication_on_two_gpus(tmp_path: Path) -> No
     """On GPUs: communication that takes 5 ms longer, and an optimizer that updates half of the parameters."""
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
-    fields = {"model": {"size": "medium"}, "context_length": 512, "warmup_steps": 3, "measure_steps": 48}
+    fields = {"model": {"size": "medium"}, "context_length": 512, "warmup_steps": 3, "measure_steps": 24}
     spec = parsed(strategy="flat", backend="nccl", **fields)
     names = ["flat", "sends slowly, flat", "updates half, flat"]
     specs = {name: spec.model_dump(mode="json") for name in names}
