@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.datastructures import Headers
 
 from app.store.files.store import RemoteContent
 
@@ -23,8 +24,9 @@ def streamed(
     content.check()
     modified = formatdate(content.modified_at, usegmt=True)
     start, stop = 0, content.size
-    if request.headers.get("if-range", headers["ETag"]) in (headers["ETag"], modified):
-        start, stop = _range(request.headers.get("range"), content.size)
+    asked = Headers(raw=request.scope["headers"])  # check_range has changed them; request.headers are the former ones
+    if asked.get("if-range", headers["ETag"]) in (headers["ETag"], modified):
+        start, stop = _range(asked.get("range"), content.size)
     is_part = (start, stop) != (0, content.size)
     quoted = quote(name, safe="")
     named = f'filename="{name}"' if quoted == name else f"filename*=utf-8''{quoted}"

@@ -72,8 +72,9 @@ _REFERRED = (
 
 def _removable(before: datetime) -> ColumnElement[bool]:
     """The condition for objects that nothing refers to and no attempt holds; one without attempt must be older."""
-    no_attempt = _object.attempt_id.is_(None) & (_object.created_at < before)
-    return _object.removing | ((no_attempt | _object.attempt_id.not_in(_RUNNING)) & ~_REFERRED)
+    has_attempt = _object.attempt_id.is_not(None)  # SQL takes null for none of no attempts
+    held_by_none = (has_attempt & _object.attempt_id.not_in(_RUNNING)) | (~has_attempt & (_object.created_at < before))
+    return _object.removing | (held_by_none & ~_REFERRED)
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,10 @@ class ObjectFiles:
     def read(self, sha256: str) -> bytes:
         """Return all of a small content; see FileStore.read."""
         content = self.open(sha256)
-        return content.head(content.size)
+        try:
+            return content.head(content.size)
+        except Damaged as error:
+            raise Damaged(f"{error.detail} Upload it again (PUT /files/{sha256}).") from error
 
     def probe(self) -> None:
         """Write an empty object. Raises StoreUnreachable."""
