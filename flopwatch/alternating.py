@@ -24,14 +24,14 @@ def comparisons(baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mappi
     return list(pairs.values())
 
 
-def replicates(comparison: Mapping[str, Any], percent: float) -> int:
-    """Return how many processes of each side would find a difference of so many percent, within FEWEST and MOST; of
-    single processes, whose spread is unknown, FEWEST."""
+def replicates(comparison: Mapping[str, Any], percent: float, most: int | None = None) -> int:
+    """Return how many processes of each side would find a difference of so many percent, within FEWEST and `most`, by
+    default MOST; of single processes, whose spread is unknown, FEWEST."""
     limits = [number for number in (1, 3, 5) if number <= percent]
     column = f"replicates_for_{max(limits, default=1)}_percent"
     needed = [row.get(column) for row in comparison["rows"] if row.get("finding") == "inconclusive"]
     known: list[int] = [number for number in needed if number is not None]
-    return min(MOST, max(FEWEST, *known)) if known else FEWEST
+    return min(most or MOST, max(FEWEST, *known)) if known else FEWEST
 
 
 def _versions(spec: Mapping[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flopwatch.packing import MAX_BYTES, MAX_FILES
 from workers.outcome import InvalidEnvironment, RunnerError
 
 if TYPE_CHECKING:
@@ -33,10 +34,8 @@ FOLDER = "UPLOADED_CODE"
 """Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""
 PACKED = b"PK\x03\x04"
 """The first bytes of a packed folder (flopwatch.packing); its comment names the file that a spec means."""
-MAX_FILES, MAX_UNPACKED = 10_000, 64 << 20
-"""Most files of a folder, and their most bytes."""
 UNPACKING_ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, ValueError, RuntimeError),  # a RuntimeError: it is encrypted
     *(FileExistsError, NotADirectoryError, IsADirectoryError),
 )
 OFFERED = 10
@@ -70,22 +69,15 @@ def _unpack(content: bytes, folder: Path) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries, entry_file = archive.infolist(), archive.comment.decode()
-            if len(entries) > MAX_FILES or sum(entry.file_size for entry in entries) > MAX_UNPACKED:
-                raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_UNPACKED >> 20} MiB")
+            if len(entries) > MAX_FILES or sum(entry.file_size for entry in entries) > MAX_BYTES:
+                raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             for entry in entries:
                 _check_place(entry)
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
                 # It reads no more than the size that was added up above, or raises.
                 target.write_bytes(archive.read(entry))
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        NotImplementedError,
-        FileExistsError,
-        NotADirectoryError,
-    ) as error:
+    except UNPACKING_ERRORS as error:
         raise BrokenCode(f"the folder of code cannot be unpacked: {error}") from error
     if entry_file not in {entry.filename for entry in entries}:
         raise BrokenCode("the folder of code does not say which of its files is meant")
@@ -93,12 +85,15 @@ def _unpack(content: bytes, folder: Path) -> None:
 
 
 def _check_place(entry: zipfile.ZipInfo) -> None:
-    """Raise BrokenCode if a file of a folder would not be in it, or is no plain file."""
+    """Raise BrokenCode if a file of a folder would not be in it, or is no plain file, packed as
+    `flopwatch.packing` packs."""
     place = PurePosixPath(entry.filename)
     if place.is_absolute() or ".." in place.parts or "\\" in entry.filename or entry.is_dir():
         raise BrokenCode(f"the folder of code has a file outside of it: {entry.filename!r}")
     if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
         raise BrokenCode(f"the folder of code has a link or a device: {entry.filename!r}")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack more than is asked for
+        raise BrokenCode(f"the folder of code is packed by another method than deflate: {entry.filename!r}")
 
 
 def load(code: CodeSpec) -> Any:

@@ -75,13 +75,13 @@ def test_a_module_that_is_not_there_is_named_with_what_to_do(put: Put) -> None:
     assert "install 'not_there' for the worker, or if it is yours send its folder along" in str(caught.value)
 
 
-def packed(files: dict[str, str], comment: str = "pkg/train.py", **mode: int) -> bytes:
+def packed(files: dict[str, str], comment: str = "pkg/train.py", method: int = 0, **mode: int) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():
             entry = zipfile.ZipInfo(name)
             entry.external_attr = mode.get("mode", stat.S_IFREG | 0o644) << 16
-            archive.writestr(entry, text)
+            archive.writestr(entry, text, method)
         archive.comment = comment.encode()
     return content.getvalue()
 
@@ -112,9 +112,29 @@ def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: 
         (packed({"pkg/other.py": ""}), "does not say which of its files"),
         (packed({"pkg/train.py": "x", "pkg/train.py/more": "x"}), "cannot be unpacked"),
         (packed({"pkg/train.py": "x" * 100})[:-40], "cannot be unpacked"),
+        (packed({"pkg/train.py": "", ".": "x"}), "cannot be unpacked"),
+        (
+            packed({"pkg/train.py": "x" * 100}).replace(
+                b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
+            ),
+            "encrypted",
+        ),
+        (packed({"pkg/train.py": "x" * 100}, method=zipfile.ZIP_BZIP2), "another method than deflate"),
         (packed({"pkg/train.py": "", **{f"{number}.py": "" for number in range(10_000)}}), "more than 10000 files"),
     ],
-    ids=["above", "absolute", "above inside", "link", "no entry", "file as folder", "cut", "many"],
+    ids=[
+        "above",
+        "absolute",
+        "above inside",
+        "link",
+        "no entry",
+        "file as folder",
+        "cut",
+        "itself",
+        "encrypted",
+        "bzip2",
+        "many",
+    ],
 )
 def test_what_a_folder_must_not_hold_is_refused(
     content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +146,7 @@ def test_what_a_folder_must_not_hold_is_refused(
 
 
 def test_a_folder_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploaded, "MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr(uploaded, "MAX_BYTES", 1 << 20)
     with pytest.raises(BrokenCode, match="1 MiB"):
         load_folder(packed({"pkg/train.py": "x" * ((1 << 20) + 1)}), tmp_path, monkeypatch)
 
