@@ -53,7 +53,19 @@ def history(
     echo(f"{shown['kind']}: {shown['case']} (case {shown['case_key']})")
     several = len(shown["devices"]) > 1
     echo(readable(shown["metric"], shown["unit"]) + ("" if several else f" on {shown['devices'][0]}"))
-    head = ("finished", "job", *(["device"] if several else []), "median", "low", "high", "n", "verdict", "version")
+    revisions = any(point.get("revision") for point in shown["points"])
+    head = (
+        "finished",
+        "job",
+        *(["device"] if several else []),
+        "median",
+        "low",
+        "high",
+        "n",
+        "verdict",
+        "version",
+        *(["revision"] if revisions else []),
+    )
     rows = [
         (
             moment(point["finished_at"]),
@@ -61,6 +73,7 @@ def history(
             *([point["device_key"]] if several else []),
             point["outcome"] if point["value"] is None else point["value"],
             *(point[name] for name in ("low", "high", "n", "validity", "short_version")),
+            *([point.get("revision")] if revisions else []),
             ", ".join(point["baselines"]) or None,
         )
         for point in reversed(shown["points"])
