@@ -34,10 +34,14 @@ def revision_of(spec: Mapping[str, Any], coordinates: Mapping[str, Scalar]) -> M
 
 
 def revision_text(revision: Mapping[str, Any]) -> str | None:
-    """Write a revision in short: "main, 1a2b3c4d-dirty, 1 file changed, 3 insertions(+)"."""
+    """Write a revision in short: "main, 1a2b3c4d-dirty, 1 file changed, 3 insertions(+)"; "." says no more than its
+    commit does."""
     commit = revision.get("commit")
     short = commit and short_version(commit + (DIRTY if revision.get("dirty") else ""))
-    return ", ".join(part for part in (revision.get("label"), short, revision.get("diff")) if part) or None
+    return (
+        ", ".join(part for part in (revision.get("label"), short, revision.get("diff")) if part not in (None, "."))
+        or None
+    )
 
 
 def _codes(spec: Mapping[str, Any], coordinates: Mapping[str, Scalar]) -> Iterator[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.own_code import OwnCode
+from flopwatch.own_code import OPTIONS, ROLE, OwnCode, put_into
 
 OLD, NEW = "def attention():\n    return 1\n", "def attention():\n    return 2\n"
 
@@ -110,3 +110,19 @@ def test_a_file_that_git_does_not_track_has_no_revision(repository: Path) -> Non
 def test_what_a_version_lacks_is_named(repository: Path, version: str, named: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         OwnCode.of_version(version, named)
+
+
+@pytest.mark.parametrize("role", ["attention", "model", "step"])
+def test_each_option_may_name_the_code_of_either_side(repository: Path, role: str) -> None:
+    specs = [{"kind": "benchmark", "schema": {"properties": {"own": {ROLE: role}}}}]
+    (repository / "before.py").write_text(OLD)
+    for version, name in (
+        ("main", "code/mine.py"),
+        ("HEAD", "code/mine.py"),
+        ("before.py", "any.py"),
+        ("code", "mine.py"),
+    ):
+        spec = {"kind": "benchmark"}
+        (code,) = put_into(spec, specs, {OPTIONS[role]: f"{name}:attention"}, version=version)
+        assert code.content.decode() == (NEW if version == "code" else OLD)
+        assert spec == {"kind": "benchmark", "own": code.as_field()}
