@@ -91,7 +91,8 @@ def step_traffic(
         sharded_bytes: With full sharding: of the sharded parameters, in the dtype in which they travel; the others'
             gradients are `gradient_bytes - sharded_bytes`.
         gathered_once_bytes: The part of `sharded_bytes` that stays gathered from the forward to the backward pass, as
-            the root unit of torch's FSDP2 does.
+            the root unit of torch's FSDP2 does; all of them if nothing is resharded after the forward pass, which sends
+            what ZeRO's stages 1 and 2 do (section 7.2.1).
         sharded_optimizer: Whether the optimizer's state is divided, with data parallelism.
         micro_batches: Forward and backward passes of the step. Full sharding gathers and reduces in each of them;
             everything else is exchanged once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from workers.jobs.ddp.rank import measure_rank
 from workers.measure.memory import OutOfMemory
 from workers.model.steps import BackwardStep
 
-SLOWER_MS = 20.0
-"""How much longer a step of "sends slowly" takes, in its communication."""
+SLOWER_MS = {"cpu": 20.0, "cuda": 5.0}
+"""How much longer a step of "sends slowly" takes in its communication, by type of device."""
+CALIBRATION_CYCLES = 20_000_000
 
 
 def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -36,6 +38,20 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
     return found
 
 
+def slow_down(device: torch.device) -> Callable[[], None]:
+    """Return a function that keeps the device busy for `SLOWER_MS`: a GPU's host would wait beside its work."""
+    seconds = 1e-3 * SLOWER_MS[device.type]
+    if device.type == "cpu":
+        return lambda: time.sleep(seconds)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for event in (start, end):  # the first call, which loads the kernel, is not timed
+        torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
+        event.record()
+    end.synchronize()
+    cycles = int(CALIBRATION_CYCLES * 1e3 * seconds / start.elapsed_time(end))
+    return lambda: torch.cuda._sleep(cycles)
+
+
 def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
     """Break this process: its strategy sends nothing, or its memory is too small for something."""
     wrap, build, forward = strategies.wrap, strategies.build, BackwardStep.forward
@@ -50,8 +66,10 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
         if finish is None or group is not None:
             return wrapped, finish
 
+        wait = slow_down(rank.device)
+
         def finish_late() -> None:
-            time.sleep(1e-3 * SLOWER_MS)
+            wait()
             finish()
 
         return wrapped, finish_late
