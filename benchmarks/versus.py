@@ -78,7 +78,7 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> None:
 def _compare(flopwatch: Flopwatch, files: tuple[str, str], replicates: int) -> dict[str, Any]:
     job = flopwatch.versus(*files, SPEC, implementation="attention.py:attention", replicates=replicates)
     flopwatch.wait(job, show=lambda *_: None)
-    comparison = flopwatch.get("/compare", job=job["id"])
+    comparison: dict[str, Any] = flopwatch.get("/compare", job=job["id"])
     print(f"{Path(files[1]).stem}: {comparison['sentence']}", flush=True)
     return comparison
 

@@ -53,27 +53,15 @@ def history(
     echo(f"{shown['kind']}: {shown['case']} (case {shown['case_key']})")
     several = len(shown["devices"]) > 1
     echo(readable(shown["metric"], shown["unit"]) + ("" if several else f" on {shown['devices'][0]}"))
-    revisions = any(point.get("revision") for point in shown["points"])
-    head = (
-        "finished",
-        "job",
-        *(["device"] if several else []),
-        "median",
-        "low",
-        "high",
-        "n",
-        "verdict",
-        "version",
-        *(["revision"] if revisions else []),
-    )
+    head = ("finished", "job", *(["device"] if several else []), "median", "low", "high", "n", "verdict", "version")
     rows = [
         (
             moment(point["finished_at"]),
             f"{point['job']} {point['side']}" if point["side"] else point["job"],
             *([point["device_key"]] if several else []),
             point["outcome"] if point["value"] is None else point["value"],
-            *(point[name] for name in ("low", "high", "n", "validity", "short_version")),
-            *([point.get("revision")] if revisions else []),
+            *(point[name] for name in ("low", "high", "n", "validity")),
+            " ".join(filter(None, (point["short_version"], point.get("revision")))) or None,
             ", ".join(point["baselines"]) or None,
         )
         for point in reversed(shown["points"])

@@ -27,6 +27,7 @@ Put = Callable[..., CodeSpec]
 @pytest.fixture
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     """Upload a source, and name a function in it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def put(source: str, function: str = "attention") -> CodeSpec:
         for name, value in uploaded.write(tmp_path, [source.encode()]).items():
@@ -155,7 +156,7 @@ def test_a_missing_or_changed_file_is_not_the_codes_fault(put: Put, tmp_path: Pa
     code = put("def attention():\n    pass\n")
     with pytest.raises(InvalidEnvironment, match="its file is not here"):
         uploaded.load(CodeSpec(sha256="0" * 64, function="attention"))
-    (tmp_path / f"{code.sha256}.py").write_text("def attention():\n    return 1\n")
+    (tmp_path / f"uploaded_{code.sha256}.py").write_text("def attention():\n    return 1\n")
     with pytest.raises(InvalidEnvironment, match="has changed"):
         uploaded.load(code)
 
@@ -164,7 +165,7 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
     """The file is a pipe that hands out the upload once, and other code to whoever reads it a second time."""
     source = "def attention():\n    return 'uploaded'\n"
     code = put(source)
-    path = tmp_path / f"{code.sha256}.py"
+    path = tmp_path / f"uploaded_{code.sha256}.py"
     path.unlink()
     os.mkfifo(path)
 
@@ -216,3 +217,25 @@ def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:
     assert declared.name.startswith("declared@")
     assert set(declared.devices) == {"cuda"}
     assert not declared.has_backward
+
+
+SPAWNING = """
+import multiprocessing
+
+
+class Item:
+    pass
+
+
+def length(item):
+    return len(type(item).__name__)
+
+
+def spawn():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(length, (Item(),))
+"""
+
+
+def test_processes_that_the_code_spawns_find_it(put: Put) -> None:
+    assert uploaded.load(put(SPAWNING, "spawn"))() == len("Item")
