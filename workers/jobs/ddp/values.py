@@ -203,9 +203,11 @@ def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]
     error = half_width(exposed)
     values.set(names[0], None, None if error is None else [error], "one round has no spread")
     values.set(names[1], None, [100 * statistics.median(exposed) / step_ms])
-    percent = math.inf if error is None else 100 * error / step_ms
+    if error is None:
+        return [Check("exposed_communication", False, "one round has no spread: measure_steps is 1")]
+    percent = 100 * error / step_ms
     detail = f"exposed communication is known to ± {percent:.2g}% of the step, limit {MAX_ERROR_PERCENT:g}%"
-    if error is not None and statistics.median(exposed) < -max(error, MAX_NEGATIVE * step_ms):
+    if statistics.median(exposed) < -max(error, MAX_NEGATIVE * step_ms):
         detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
         return [Check("exposed_communication", False, detail)]
     return [Check("exposed_communication", percent <= MAX_ERROR_PERCENT, detail)]

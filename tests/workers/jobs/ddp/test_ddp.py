@@ -63,6 +63,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "updates half, flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
     "sends nothing, naive": {"strategy": "naive"},
     "sends nothing, flat": {"strategy": "flat"},
+    "lacks a rank of 64, flat": {"strategy": "flat", "precision": "bf16", "parameter_dtype": "bf16"},
     "does not fit, flat": {"strategy": "flat"},
     "does not fit later, flat": {"strategy": "flat"},
     "one process does not fit, flat": {"strategy": "flat"},
@@ -161,6 +162,13 @@ def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str) -> None:
             assert "not equal to one process on the whole batch: gradient_error" in row["reason"]
     (verdict,) = report.verdicts.values()
     assert verdict["verdict"] == "invalid"
+
+
+def test_one_rank_of_64_left_out_is_noticed(run: Any) -> None:
+    """Also where gradients have 8 bits, as "flat, narrow" has them, whose errors are below the limit."""
+    found = values(run("lacks a rank of 64, flat"))
+    assert 1 / 64 < found["gradient_error"]["median"] < 0.1
+    assert found["step_ms"]["outcome"] == "wrong"
 
 
 def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
