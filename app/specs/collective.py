@@ -54,8 +54,9 @@ class CollectiveSpec(SpecBase):
     size_mb: list[Annotated[float, Field(ge=0.001, le=16_384)]] = Field(
         default=[1, 10, 100], min_length=1, max_length=100
     )
-    """Sizes of the full tensor in MB of 2**20 bytes: the tensor that every rank reduces, broadcasts or sends, the result
-    of an all-gather, and the input of a reduce-scatter or an all-to-all. Rounded down to a multiple of 16 bytes per rank."""
+    """Sizes of the full tensor in MB of 2**20 bytes: the tensor that every rank reduces, broadcasts or sends, the
+    result of an all-gather, and the input of a reduce-scatter or an all-to-all. Rounded down to a multiple of 16 bytes
+    per rank."""
     dtypes: list[Dtype] = Field(default=["fp32"], min_length=1, max_length=3)
     """Data types of the tensors."""
     backend: Literal["gloo", "nccl"] = "gloo"
