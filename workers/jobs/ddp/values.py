@@ -51,6 +51,8 @@ OF_OUR_STRATEGIES = frozenset(
 """Metrics that a step of the user's own has not."""
 MAX_ERROR_PERCENT = 5.0
 """Largest error of the exposed communication, in percent of the step, of a valid case."""
+MAX_NEGATIVE = 0.01
+"""Share of the step by which the step without communication may take longer in a valid case."""
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 """Quantile of Student's t at 0.975, by degrees of freedom."""
 MEMORY = {
@@ -201,8 +203,13 @@ def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]
     error = half_width(exposed)
     values.set(names[0], None, None if error is None else [error], "one round has no spread")
     values.set(names[1], None, [100 * statistics.median(exposed) / step_ms])
-    percent = math.inf if error is None else 100 * error / step_ms
+    if error is None:
+        return [Check("exposed_communication", False, "one round has no spread: measure_steps is 1")]
+    percent = 100 * error / step_ms
     detail = f"exposed communication is known to ± {percent:.2g}% of the step, limit {MAX_ERROR_PERCENT:g}%"
+    if statistics.median(exposed) < -max(error, MAX_NEGATIVE * step_ms):
+        detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
+        return [Check("exposed_communication", False, detail)]
     return [Check("exposed_communication", percent <= MAX_ERROR_PERCENT, detail)]
 
 
