@@ -921,14 +921,16 @@ class Flopwatch(Connection):
         comparisons: list[Answer] = []
         for comparison in answer["comparisons"]:
             sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
-            specs = alternating.comparisons(*sides) if comparison["gate"]["outcome"] == "inconclusive" else []
-            number = alternating.replicates(comparison, fail_above_percent)
-            jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
-            self._wait_for_all(jobs, timeout_s, show)
-            query = comparison_query
-            comparisons += [self.get("/compare", **query(job, None, metrics, fail_above_percent)) for job in jobs] or [
-                comparison
-            ]
+            specs, are_all = alternating.comparisons(*sides)
+            if comparison["gate"]["outcome"] != "inconclusive" or not are_all:
+                comparisons.append(comparison)  # what is not measured in turns stays as it is
+            if comparison["gate"]["outcome"] == "inconclusive":
+                number = alternating.replicates(comparison, fail_above_percent)
+                jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
+                self._wait_for_all(jobs, timeout_s, show)
+                comparisons += [
+                    self.get("/compare", **comparison_query(job, None, metrics, fail_above_percent)) for job in jobs
+                ]
         return _answer_of(answer["jobs"], comparisons)
 
     def _checked(

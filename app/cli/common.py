@@ -103,8 +103,6 @@ Code = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        exists=True,
-        file_okay=False,
         help="The folder of your code, which goes along so that imports work: what git tracks in it.",
     ),
 ]
