@@ -40,7 +40,7 @@ try:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 except ModuleNotFoundError as error:
-    raise CannotRunHere("An object store needs obstore: pip install 'flopwatch[objects]'.") from error
+    raise CannotRunHere("An object store needs obstore: install flopwatch[objects].") from error
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
