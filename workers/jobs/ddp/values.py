@@ -154,7 +154,7 @@ def add_values(
         flops = add_own_work(values, [rank["work"] for rank in found], statistics.median(step_ms))
     rates = add_rates(values, spec, devices[0], flops, statistics.median(step_ms), ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
-    return [*parity, *check_times(spec, found, step_ms), *exposed, *rates]
+    return [*parity, *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
 
 
 def add_own_work(values: Values, ranks: Sequence[Mapping[str, float | None]], step_ms: float) -> float | None:
@@ -352,9 +352,11 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
     return Check("parity", parity["why_not"] is None, "; ".join(details))
 
 
-def check_times(spec: DdpSpec, found: Sequence[Mapping[str, Any]], step_ms: Sequence[float]) -> list[Check]:
-    """Return the checks of the validity of the steps' times."""
-    from workers.measure.validity import check_stability, check_steady
+def check_times(
+    spec: DdpSpec, device: torch.device, found: Sequence[Mapping[str, Any]], step_ms: Sequence[float]
+) -> list[Check]:
+    """Return the checks of the validity of the steps' times. `device` is rank 0's."""
+    from workers.measure.validity import check_kernels, check_stability, check_steady
 
     turns = turns_of(found, spec.strategy)
     first = [turn[0] for turn in turns]  # ranks agree on the warm-up
@@ -367,6 +369,8 @@ def check_times(spec: DdpSpec, found: Sequence[Mapping[str, Any]], step_ms: Sequ
     ]
     if spec.backend == "gloo":
         checks.append(check_cores(spec.world_size))
+    if spec.attention == "triton":
+        checks += check_kernels(device)
     if spec.compile:
         checks += check_graphs(turns)
     return checks

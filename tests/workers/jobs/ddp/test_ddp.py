@@ -29,6 +29,7 @@ from workers.jobs.ddp import RUNNER, choose_devices
 from workers.jobs.ddp.parity import largest_error, relative_error
 from workers.jobs.ddp.rank import run_rank
 from workers.jobs.ddp.values import PARITY, add_exposed, check_host, metrics, tolerance
+from workers.measure import validity
 from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
@@ -169,6 +170,16 @@ def test_one_rank_of_64_left_out_is_noticed(run: Any) -> None:
     found = values(run("lacks a rank of 64, flat"))
     assert 1 / 64 < found["gradient_error"]["median"] < 0.1
     assert found["step_ms"]["outcome"] == "wrong"
+
+
+@pytest.mark.parametrize("attention", ["triton", "eager"])
+def test_a_fall_back_to_older_kernels_is_noted(run: Any, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """Preset 8b runs `triton`."""
+    monkeypatch.setattr(validity, "why_not_hopper", lambda device: f"older kernels on {device}")
+    (verdict,) = run("flat", attention=attention).verdicts.values()
+    notes = [check for check in verdict["checks"] if check["name"] == "attention_kernels"]
+    note = {"name": "attention_kernels", "ok": False, "detail": "older kernels on cpu", "severity": "note"}
+    assert notes == ([note] if attention == "triton" else [])
 
 
 def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
