@@ -348,7 +348,7 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
             wrong.append(f"{name} {error:.2g} of {where} exceeds {limit:g}")
     if wrong:
         values.overrule("wrong", f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
-        return Check("parity", False, "; ".join(wrong), "invalid")
+        return Check("parity", False, "; ".join(wrong), "wrong")
     return Check("parity", parity["why_not"] is None, "; ".join(details))
 
 

@@ -162,7 +162,7 @@ def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str) -> None:
             assert (row["outcome"], row["median"]) == ("wrong", None)
             assert "not equal to one process on the whole batch: gradient_error" in row["reason"]
     (verdict,) = report.verdicts.values()
-    assert verdict["verdict"] == "invalid"
+    assert verdict["verdict"] == "wrong"
 
 
 def test_one_rank_of_64_left_out_is_noticed(run: Any) -> None:
