@@ -46,9 +46,11 @@ def test_filters_and_pages(fresh_site: Any) -> None:
     assert "job-9" in second.text
     assert "job-59" not in second.text
     assert "60 queued" in first.text
-    only = page(fresh_site, "/ui?state=&kind=&label=n:7&sweep=")
-    assert "job-7" in only.text
-    assert "job-8" not in only.text
+    for label in ("n=7", "n:7"):
+        only = page(fresh_site, f"/ui?state=&kind=&label={label}&sweep=")
+        assert "job-7" in only.text
+        assert "job-8" not in only.text
+        assert "n=7" in only.text, "as the command line writes it"
     assert "No job matches" in page(fresh_site, "/ui?state=failed").text
 
 
@@ -228,6 +230,12 @@ def test_why_a_job_waits(fresh_site: Any) -> None:
     assert reason
     assert reason in page(fresh_site, "/ui").text
     assert reason in page(fresh_site, f"/ui/jobs/{job_id}").text
+    sweep = {"base": {"kind": "benchmark", "device": "cuda"}, "grid": {"seed": [1, 2]}}
+    sweep_id = fresh_site.http.post("/sweeps", json=sweep).json()["id"]
+    for path, waiting in (("/ui", 3), (f"/ui/sweeps/{sweep_id}", 2)):
+        text = page(fresh_site, path).text
+        assert f"{waiting} jobs wait: {reason}." in text
+        assert text.count(reason) == 1, "once above the list, not in each row"
 
 
 def finished(site: Any, *measurements: Any, state: str = "succeeded") -> int:
