@@ -101,6 +101,8 @@ async function draw(figure) {
   // On a phone the legend has a line for each series, above the plot.
   if (picture.clientWidth < NARROW && layout.showlegend !== false && named > 1) layout.height += 20 * Math.min(named, 12);
   fitHeatMap(data, layout, picture.clientWidth);
+  // Room for Plotly's buttons beside the plot, in two columns where it is low.
+  if (picture.clientWidth >= NARROW) layout.margin.r = Math.max(layout.margin.r, layout.height < 300 ? 72 : 44);
   if (picture.clientWidth < NARROW && layout.annotations) turnNames(layout);
   picture.style.minHeight = `${layout.height}px`;
   await Plotly.newPlot(picture, data, layout, {

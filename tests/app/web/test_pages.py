@@ -244,6 +244,13 @@ def finished(site: Any, *measurements: Any, state: str = "succeeded") -> int:
     return job_id
 
 
+def test_heads_of_results_may_be_broken(site: Any, measured: Any) -> None:
+    """Thirteen columns with long names were wider than the page."""
+    job = finished(site, measured("forward_ms", 1.0, model="tiny", context_length=8))
+    assert "context_<wbr>length" in site.http.get(f"/ui/jobs/{job}").text
+    assert "context_length</th>" in site.http.get(f"/tables?job={job}&format=html").text
+
+
 def test_a_finished_job_shows_its_table_first(site: Any, measured: Any) -> None:
     rows = [measured("forward_ms", length / 8, model="tiny", context_length=length) for length in (8, 16)]
     rows += [measured("forward_ms", None, "oom", model="tiny", context_length=length) for length in (32, 64)]
