@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-MEANT = {"list": "jobs", "ls": "jobs", "status": "show", "wait": "logs --follow", "results": "table", "script": "run-script"}
+MEANT = {"list": "jobs", "ls": "jobs", "status": "show", "wait": "logs --follow", "script": "run-script"}
 """Commands under names that people try first."""
 
 
@@ -37,10 +37,11 @@ class Commands(TyperGroup):
             return super().resolve_command(ctx, args)
         from app.specs import KINDS
 
-        words = {**{kind: f"submit {kind}" for kind in KINDS}, **{name: name for name in self.list_commands(ctx)}, **MEANT}
+        commands = {name: name for name in self.list_commands(ctx)}
+        words = {kind: f"submit {kind}" for kind in KINDS} | commands | MEANT
         near = difflib.get_close_matches(args[0], words, n=1)
         cure = f": write flopwatch {words[near[0]]}" if near else ""
-        ctx.fail(f"No such command {args[0]!r}{cure}")
+        return ctx.fail(f"No such command {args[0]!r}{cure}")
 
 
 class FieldsCommand(TyperCommand):
