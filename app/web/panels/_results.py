@@ -74,9 +74,10 @@ class JobResults:
 
     @property
     def table_columns(self) -> Sequence[str]:
-        """The metrics that people look at first; none of a kind that this version does not know."""
+        """The metrics that people look at first, in the order of their plots; none of a kind that this version does not
+        know."""
         kind = KINDS.get(self.job["kind"])
-        return () if kind is None else kind.table_columns
+        return () if kind is None else sorted(kind.table_columns, key=lambda name: name != kind.first_plotted)
 
     def has(self, table: str) -> bool:
         """Return True if a unit reported this table, with at least one row."""
