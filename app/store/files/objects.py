@@ -87,10 +87,10 @@ class ObjectContent:
     size: int
     modified_at: float
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Raise NotFound when the object is missing, Damaged when it has another size, and StoreUnreachable."""
         with _store_errors(reading=True):
-            size = obstore.head(self.store, self.name)["size"]
+            size = (await obstore.head_async(self.store, self.name))["size"]
         if size != self.size:
             raise Damaged(f"The object {self.name} has {size} bytes, and had {self.size} when it was stored.")
 

@@ -83,7 +83,7 @@ def test_a_file_is_stored_and_read_again(
     assert (sha256, stored, path.exists()) == (hashlib.sha256(content).hexdigest(), size, False)
     assert rows(database) == dict.fromkeys(names(bucket), sha256)
     kept = ObjectFiles(bucket.url, database).open(sha256)
-    kept.check()
+    asyncio.run(kept.check())
     assert (kept.size, all_of(kept), kept.head(3), files.read(sha256)) == (size, content, content[:3], content)
     if size == LARGE:
         assert all_of(kept, 7, LARGE - 9) == content[7:-9]
@@ -127,12 +127,12 @@ def test_what_the_store_has_changed_is_an_error(
     if what == "nothing":
         bucket.request("DELETE", name)
         with pytest.raises(NotFound):
-            content.check()
+            asyncio.run(content.check())
         return
     bucket.request("PUT", name, b"other" if what == "another content" else b"tra")
     if what == "another size":
         with pytest.raises(Damaged, match="3 bytes"):
-            content.check()
+            asyncio.run(content.check())
     with pytest.raises(Damaged):
         files.read(sha256)
     with pytest.raises(Damaged):
