@@ -141,12 +141,16 @@ class ObjectFiles:
 
     def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
         """Store the file `path` for the claim, and remove it there; see FileStore.take."""
+        stored = self.put(path, check, claim)
+        path.unlink()
+        return stored
+
+    def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
+        """Store a copy of the file `path`; else as take()."""
         with opened(path) as file:
             expected = os.fstat(file.fileno()).st_size
             check(expected)
-            stored = self._put(file, expected, check, claim)
-        path.unlink()
-        return stored
+            return self._put(file, expected, check, claim)
 
     def put_bytes(self, content: bytes) -> tuple[str, int]:
         """Store a content that is in memory, unless it is there and whole; see FileStore.put_bytes."""
