@@ -29,7 +29,7 @@ from workers.jobs.ddp.overlap import record_operations, record_step_overlap
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
-from workers.measure.memory import MIB, CudaMemory, OutOfMemory, is_out_of_memory, memory_meter, short_message
+from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
 from workers.outcome import RunnerError
 from workers.torch_host import set_precision
@@ -85,8 +85,9 @@ class RankRun:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.host_meter = None if self.context.on_gpu else memory_meter(self.context.device)
+        self.meter = memory_meter(self.context.device)
         self.memory = Memory()
+        self.built = False
         self.silent = silent_group()
         set_precision(self.context.spec.precision)
 
@@ -137,7 +138,7 @@ class RankRun:
         try:
             with self.context.agree_on_memory(strategy):
                 trained = self._build(strategy)
-            turn = measure_steps(self.context, trained, steps, self.host_meter or CudaMemory())
+            turn = measure_steps(self.context, trained, steps, self.meter)
             if found is not None:
                 found.update(self._facts(trained))
                 self._record_memory(trained)
@@ -150,8 +151,7 @@ class RankRun:
         return turn
 
     def _build(self, strategy: str) -> Trained:
-        if self.context.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
+        self.meter.reset()
         trained = strategies.build(
             self.context.spec,
             strategy,
@@ -159,14 +159,14 @@ class RankRun:
             strategies.rank_batches(self.context.spec, self.context.rank.index, self.context.device),
             self.silent if strategy == strategies.SILENT else None,
         )
-        if self.context.on_gpu and self.memory.after_init_mib is None:
-            self.memory.after_init_mib = torch.cuda.memory_allocated() / MIB
-            self.memory.after_init_peak_mib = torch.cuda.max_memory_allocated() / MIB
+        if not self.built:
+            self.built = True
+            self.memory.after_init_mib, self.memory.after_init_peak_mib = self.meter.now_mib(), self.meter.peak_mib()[0]
         return trained
 
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""
-        StepTimer(self.context, trained, [MemoryMarks(trained, self.memory, on_gpu=self.context.on_gpu)]).step()
+        StepTimer(self.context, trained, [MemoryMarks(trained, self.memory, self.meter)]).step()
 
     def _facts(self, trained: Trained) -> dict[str, Any]:
         """Return facts about the model: its size, the FLOPs of a rank's step, and the bytes that are communicated."""

@@ -26,10 +26,14 @@ from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
+from workers.jobs.ddp.memory import Memory, MemoryMarks
 from workers.jobs.ddp.parity import largest_error, relative_error
 from workers.jobs.ddp.rank import run_rank
+from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.values import PARITY, add_exposed, metrics, tolerance
 from workers.measure import validity
+from workers.measure.memory import memory_meter
+from workers.model.steps import TrainStep
 from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
@@ -379,10 +383,34 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
     assert found["parameters_mib"]["median"] == pytest.approx(share * whole, rel=0.05)
     assert found["gradients_mib"]["median"] == pytest.approx(share * whole, rel=0.05)
     assert found["optimizer_state_mib"]["median"] == pytest.approx(state * whole, rel=0.05)
-    assert found["memory_after_init_mib"]["reason"] == "known on GPUs only"
     ranks = report.table_rows("ranks")
     assert [(row["rank"], row["device"]) for row in ranks] == [(0, "cpu"), (1, "cpu")]
     assert all(row["min_step_ms"] <= row["median_step_ms"] <= row["max_step_ms"] for row in ranks)
+
+
+def test_memory_at_three_moments_on_a_cpu() -> None:
+    """Before the optimizer there are parameters and gradients, after its first step its state, too."""
+    torch.optim.Adam([torch.ones(1)], fused=True)  # imports torch's compiler
+    mib = 64
+    memory, meter = Memory(), memory_meter(torch.device("cpu"))
+    model = torch.nn.Linear(1024, mib * 256, bias=False)
+    after_init = meter.now_mib()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    step = TrainStep.__new__(TrainStep)
+    step.optimizer = optimizer
+    marks = MemoryMarks(Trained("flat", model, model, step, []), memory, meter)
+    marks.step_begins()
+    model.weight.grad = torch.ones_like(model.weight)
+    marks.phase_begins("optimizer")
+    optimizer.step()
+    marks.step_ends()
+    assert after_init == pytest.approx(mib, abs=16)
+    assert memory.before_optimizer_mib == pytest.approx(2 * mib, abs=16)
+    assert memory.after_optimizer_mib == pytest.approx(4 * mib, abs=16)
+    assert memory.after_optimizer_peak_mib is not None
+    assert memory.after_optimizer_peak_mib >= memory.after_optimizer_mib
+    assert (memory.parameters_mib, memory.gradients_mib) == (mib, mib)
+    assert memory.optimizer_state_mib == pytest.approx(2 * mib)
 
 
 @pytest.mark.parametrize("name", ["does not fit, flat", "does not fit later, flat"])
