@@ -25,7 +25,7 @@ from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.context import DoesNotFit, RankContext
 from workers.jobs.ddp.memory import Memory, MemoryMarks
-from workers.jobs.ddp.overlap import record_operations, record_step_overlap
+from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
@@ -50,7 +50,7 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any
     Args:
         rank: This rank.
         spec: A DdpSpec, as JSON.
-        folder: The folder in which rank 0 leaves the profiler's trace.
+        folder: The folder in which ranks leave traces and snapshots.
 
     Returns:
         The result of `RankRun.run`. An error whose meaning is known is reported as {"failed": code, "detail": …} before
@@ -98,7 +98,7 @@ class RankRun:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
             measured, or None), "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
         """
-        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": []}
+        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": [], "snapshot": None}
         if self.context.spec.strategy != NO_COMMUNICATION:
             check = ParityCheck(self.context)
             found["parity"] = check.run()
@@ -144,6 +144,7 @@ class RankRun:
                 self._record_memory(trained)
                 found["operations"] = record_operations(self.context, trained)
                 found["overlap"] = record_step_overlap(self.context, trained, self.folder)
+                found["snapshot"] = record_snapshot(self.context, trained, self.folder)
         finally:
             # Remaining objects are in reference cycles, of hooks and of errors' frames.
             trained = None  # type: ignore[assignment]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import pickle
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -106,8 +107,9 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             for message in reports:
                 reported(0, message)
             ranks = [copy.deepcopy(rank[name]) for rank in found]
-            if ranks[0]["overlap"]["trace"] is not None:
-                ranks[0]["overlap"]["trace"] = shutil.copy(ranks[0]["overlap"]["trace"], scratch)
+            for rank in ranks:
+                if rank["overlap"]["trace"] is not None:
+                    rank["overlap"]["trace"] = shutil.copy(rank["overlap"]["trace"], scratch)
             if why_no_profiler is not None:
                 ranks[1]["overlap"] = {"why_not": why_no_profiler}
             for index, rank in enumerate(ranks):
@@ -304,21 +306,33 @@ def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, op
         assert 4 * PARAMETERS <= sent <= 8 * PARAMETERS  # buckets are aligned, and ranks tell what they have
 
 
-def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any, tmp_path: Path) -> None:
-    ((name, path),) = run("bucketed").files.items()
-    assert name == "trace.json.gz"
-    loaded = json.loads(gzip.decompress(path.read_bytes()))
-    names = {event.get("name") for event in loaded["traceEvents"]}
-    assert {"step_1", "step_2", "ProfilerStep#2", "gloo:all_reduce", "layers.1"} <= names
-    about = loaded["distributedInfo"]
-    assert (about["rank"], about["world_size"], about["backend"]) == (0, 2, "gloo")
-    assert loaded["host_name"] == ""
+def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> None:
+    files = run("bucketed").files
+    assert list(files) == ["trace.json.gz", "trace-rank-1.json.gz"]
+    for rank, path in enumerate(files.values()):
+        loaded = json.loads(gzip.decompress(path.read_bytes()))
+        names = {event.get("name") for event in loaded["traceEvents"]}
+        assert {"step_1", "step_2", "ProfilerStep#2", "gloo:all_reduce", "layers.1"} <= names
+        about = loaded["distributedInfo"]
+        assert (about["rank"], about["world_size"], about["backend"]) == (rank, 2, "gloo")
+        assert loaded["host_name"] == ""
+        # Another program that reads the folder finds both ranks.
+        assert ranks_and_steps(readers, path) == ([0, 1], [1, 2])
+        assert steps_of_plugin(readers, path) == [1, 2]
 
 
-def test_other_programs_see_rank_and_steps(run: Any, readers: Path) -> None:
-    trace = run("bucketed").files["trace.json.gz"]
-    assert ranks_and_steps(readers, trace) == ([0], [1, 2])
-    assert steps_of_plugin(readers, trace) == [1, 2]
+@pytest.mark.parametrize("name", ["bucketed", "torch_fsdp", "fsdp, compiled"])
+def test_kernels_and_classes_of_each_rank(run: Any, name: str) -> None:
+    report = run(name)
+    kernels, classes = report.table_rows("kernels"), report.table_rows("classes")
+    for rank in (0, 1):
+        mine = [row for row in kernels if row["rank"] == rank]
+        assert "aten::mm" in {row["name"] for row in mine}
+        assert any(row["name"].startswith("gloo:") and row["class"] == "communication" for row in mine)
+        assert sum(row["share_percent"] for row in mine) == pytest.approx(100)
+        shares = {row["class"]: row["share_percent"] for row in classes if row["rank"] == rank}
+        assert sum(shares.values()) == pytest.approx(100)
+        assert {"matmul", "communication", "optimizer"} <= shares.keys()
 
 
 @pytest.mark.parametrize(
@@ -531,7 +545,13 @@ def test_errors_that_are_no_numbers() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"strategy": "bucketed", "sharded_optimizer": True, "optimizer": "torch_fused_adamw", "trace": True},
+        {
+            "strategy": "bucketed",
+            "sharded_optimizer": True,
+            "optimizer": "torch_fused_adamw",
+            "trace": True,
+            "snapshot": True,
+        },
         {"strategy": "torch_ddp", "precision": "bf16", "compile": True},
         {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True, "activation_checkpointing": True},
         {**LARGEST, "model": {**MODEL, "d_model": 128}, "context_length": 256},
@@ -551,7 +571,11 @@ def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
     assert found["memory_before_optimizer_mib"]["median"] > found["parameters_mib"]["median"]
     assert {row["stream"] for row in report.table_rows("timeline")} >= {"compute", "communication"}
     assert len(report.fingerprint["other_devices"]) == 1
-    assert ("trace.json.gz" in report.files) == bool(fields.get("trace"))
+    assert ("trace-rank-1.json.gz" in report.files) == bool(fields.get("trace"))
+    assert {row["rank"] for row in report.table_rows("kernels")} == {0, 1}
+    for rank in range(2 * bool(fields.get("snapshot"))):
+        snapshot = pickle.loads(report.files[f"snapshot-rank-{rank}.pickle"].read_bytes())
+        assert sum(map(len, snapshot["device_traces"])) > 100
     assert list((tmp_path / "ranks").iterdir())
 
 
