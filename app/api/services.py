@@ -19,7 +19,8 @@ from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
 from app.store.database.engine import Database, open_database
 from app.store.database.slices import Slices
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.opening import open_files
+from app.store.files.store import FileStore
 from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.bulk import Bulk
@@ -52,7 +53,7 @@ class Services:
     pausing: Pausing
     registration: Registration
     reading: Reading
-    files: ArtifactFiles
+    files: FileStore
     uploads: Uploads
     changes: Changes
     writes: Writes
@@ -70,10 +71,11 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     database = await run_sync(open_database, settings)
     try:
         settings = await run_sync(with_agreed_lease, database, settings)
+        files = await run_sync(open_files, settings, database)
     except BaseException:
         database.close()
         raise
-    slices, queue, files = Slices(database), Queue(database), ArtifactFiles(settings.artifacts_dir)
+    slices, queue = Slices(database), Queue(database)
     services = Services(
         settings=settings,
         database=database,
