@@ -170,8 +170,8 @@ class Flopwatch(Connection):
         Args:
             spec: the job's spec with its `kind`; fields that are left out have defaults.
             preset: one of the kind's presets, which `spec` then changes.
-            implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
-                it is the candidate's.
+            implementation: attention or a kernel of your own, "my_attention.py:attention"; the file goes up first. In a
+                comparison it is the candidate's.
             model: likewise, a model class of your own, for training kinds.
             step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
             code: the folder of your project, which goes along, so that imports work.

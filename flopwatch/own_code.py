@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from flopwatch.packing import pack, pack_archive, place
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
-OPTIONS = {"attention": "implementation", "model": "model", "step": "step", "script": "script"}
-"""The option that names the code of each role."""
+ROLES = {"implementation": ("attention", "kernel"), "model": ("model",), "step": ("step",), "script": ("script",)}
+"""The roles of the code that each option names; a kind has one of them."""
 GIT_TIMEOUT_S = 10.0
 MAIN = "__main__"
 """In place of a function: the whole file, as a script."""
@@ -191,7 +191,7 @@ def put_into(
         raise ValueError("--code goes along with --step, --model, --implementation or a script: name one in the folder")
     schemas = {spec["kind"]: spec["schema"] for spec in specs}
     files: list[OwnCode] = []
-    for role, option in OPTIONS.items():
+    for option, roles in ROLES.items():
         value = named.get(option)
         if value is None:
             continue
@@ -199,15 +199,15 @@ def put_into(
         kind = inside.get("kind")
         if kind not in schemas:
             return files  # the server says what is wrong with the kind
-        field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) == role), None)
+        field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) in roles), None)
         if field is None:
-            able = [known for known, schema in schemas.items() if _takes(schema, role)]
-            raise ValueError(f"kind {kind} takes no {role} of your own; kinds that do: {', '.join(able)}")
+            able = [known for known, schema in schemas.items() if _takes(schema, roles)]
+            raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}")
         code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
         inside[field] = code.as_field()
         files.append(code)
     return files
 
 
-def _takes(schema: Mapping[str, Any], role: str) -> bool:
-    return any(field.get(ROLE) == role for field in schema["properties"].values())
+def _takes(schema: Mapping[str, Any], roles: Sequence[str]) -> bool:
+    return any(field.get(ROLE) in roles for field in schema["properties"].values())

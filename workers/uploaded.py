@@ -114,8 +114,9 @@ def load(code: CodeSpec) -> Any:
     return loaded
 
 
-def implementation(code: CodeSpec) -> Implementation:
-    """Return uploaded attention: a function, a torch.autograd.Function, or an Implementation that says what it takes.
+def implementation(code: CodeSpec, of: str = "attention") -> Implementation:
+    """Return an uploaded implementation of attention, or of another operation: a function, a torch.autograd.Function,
+    or an Implementation that says what it takes.
 
     Raises:
         BrokenCode, InvalidEnvironment: as `load`; or it is a class of another kind.
@@ -126,15 +127,16 @@ def implementation(code: CodeSpec) -> Implementation:
 
     loaded = load(code)
     if isinstance(loaded, Implementation):
-        return replace(loaded, name=code.label())
+        return replace(loaded, name=code.label(), of=of)
     if isinstance(loaded, type):
         if not issubclass(loaded, torch.autograd.Function):
+            takes = "(q, k, v, is_causal)" if of == "attention" else "its inputs"
             raise BrokenCode(
-                f"{code.label()}: {code.function!r} is a class, and attention is a function of (q, k, v, is_causal), "
-                "or a torch.autograd.Function"
+                f"{code.label()}: {code.function!r} is a class, and {of} is a function of {takes}, or a "
+                "torch.autograd.Function"
             )
         loaded = loaded.apply
-    return Implementation(code.label(), loaded, dtypes=dict.fromkeys(DEVICES, DTYPES))
+    return Implementation(code.label(), loaded, dtypes=dict.fromkeys(DEVICES, DTYPES), of=of)
 
 
 def content(code: CodeSpec) -> bytes:

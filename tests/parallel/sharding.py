@@ -231,7 +231,8 @@ def from_meta(compute: str | None) -> dict[str, Any]:
     dtype = getattr(torch, compute) if compute else None
     model = parallel.FullyShardedDataParallel(module, dtype, device=device(), initialise=initialise)
     torch.manual_seed(0)
-    alone = Initialised().to(device())
+    with device():  # a GPU has random numbers of its own
+        alone = Initialised()
     for name, value in model.full_state_dict().items():
         assert torch.equal(value, alone.state_dict()[name]), name
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))

@@ -39,4 +39,5 @@ def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Pa
     fastest = any(measured.get(unit) for unit in HALF) if on_gpu else measured.get("fp32") and measured.get(precision)
     if not fastest:
         rates = []  # the fastest unit may not be measured
-    return check_ceiling(tflops, max(peaks, default=None), max(rates, key=lambda rate: rate.value, default=None))
+    highest = max(rates, key=lambda rate: rate.value, default=None)
+    return check_ceiling(tflops, max(peaks, default=None), highest, device.type)
