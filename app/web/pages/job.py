@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
 from app import results
+from app.api.access import OWN_JOB, OWN_JOB_AGAIN
 from app.api.bodies import NO_TIMEOUT, JobChanges, parse, read_limited
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
@@ -165,13 +166,13 @@ def resubmission(job: Mapping[str, Any], default_timeout_s: float | None) -> dic
     return body
 
 
-@router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY])
+@router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY, OWN_JOB])
 async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     await services.writes.run(lambda: services.queue.cancel(job_id))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
 
 
-@router.post("/jobs/{job_id}/retry", dependencies=[NO_QUERY])
+@router.post("/jobs/{job_id}/retry", dependencies=[NO_QUERY, OWN_JOB_AGAIN])
 async def retry(services: CurrentServices, job_id: JobId) -> Response:
     await services.writes.run(lambda: services.queue.retry(job_id))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)

@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import Field
 
 from app import results
+from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
@@ -179,13 +180,13 @@ def address(request: Request, sweep_id: int, changes: Mapping[str, Any]) -> str:
     return f"/ui/sweeps/{sweep_id}" + (f"?{urlencode(pairs)}" if pairs else "")
 
 
-@router.post("/sweeps/{sweep_id}/cancel", dependencies=[NO_QUERY])
+@router.post("/sweeps/{sweep_id}/cancel", dependencies=[NO_QUERY, OWN_SWEEP])
 async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id))
     return RedirectResponse(f"/ui/sweeps/{sweep_id}", status_code=303)
 
 
-@router.post("/sweeps/{sweep_id}/resume", dependencies=[NO_QUERY])
+@router.post("/sweeps/{sweep_id}/resume", dependencies=[NO_QUERY, OWN_SWEEP_AGAIN])
 async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
     await services.writes.run_long(lambda: services.queue.resume_sweep(sweep_id))
     return RedirectResponse(f"/ui/sweeps/{sweep_id}", status_code=303)
