@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.guard import COOKIE, SIGN_IN, SIGN_OUT, Access, Guard
 from app.api.hosts import AllowedHosts
 from app.api.problems import ErrorPage, problem, problem_response
-from app.errors import CrossSiteRequest, FlopwatchError, Unauthorized
+from app.errors import CrossSiteRequest, FlopwatchError, MisdirectedRequest, Unauthorized
 
 PROBES = frozenset({"/healthz"})
 """Paths that ask for no token, whatever the Host: probes of clusters send an address."""
@@ -89,7 +89,7 @@ class Gate:
             if "text/html" in headers.get("accept", ""):
                 wanted = scope["path"] + (f"?{request.url.query}" if request.url.query else "")
                 return RedirectResponse(f"{SIGN_IN}?next={quote(wanted, safe='')}", status_code=303)
-        page = self.error_page(request, body)
+        page = None if isinstance(error, MisdirectedRequest) else self.error_page(request, body)
         if page is None:
             return problem_response(body, closing)
         page.headers.update(closing)

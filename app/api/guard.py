@@ -10,6 +10,7 @@ import hashlib
 import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -58,13 +59,14 @@ class Session:
     token_id: str | None
     """None: FLOPWATCH_API_TOKEN."""
     ends: float
-    """time.monotonic()."""
+    """On the guard's clock."""
 
 
 class Guard:
     """The access to one server. `reload` must have read the tokens once before the first request."""
 
-    def __init__(self, settings: Settings, stored: Tokens) -> None:
+    def __init__(self, settings: Settings, stored: Tokens, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._bootstrap = settings.api_token.get_secret_value().encode() if settings.api_token else None
         self._stored = stored
         self._known: dict[str, KnownToken] = {}
@@ -73,21 +75,21 @@ class Guard:
         self._sessions: dict[str, Session] = {}
         self._used: dict[str, datetime] = {}
         per_minute = settings.requests_per_minute
-        self._limit = None if per_minute is None else RequestLimit(per_minute)
+        self._limit = None if per_minute is None else RequestLimit(per_minute, clock)
 
     async def reload(self) -> None:
         """Read the tokens; raises the errors of reading."""
-        self._read_at = time.monotonic()
+        self._read_at = self._clock()
         self._known = await run_sync(self._stored.known, limiter=self._thread)
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Read the tokens if they were not read within FRESH_S, or `at_once`. While the database cannot be read, those
         read last count."""
-        if at_once or time.monotonic() - self._read_at >= FRESH_S:
+        if at_once or self._clock() - self._read_at >= FRESH_S:
             try:
                 await self.reload()
             except FlopwatchError:  # whatever reads next reports it
-                self._read_at = time.monotonic()
+                self._read_at = self._clock()
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +113,7 @@ class Guard:
     def by_session(self, cookie: str) -> Access:
         """Return the access of the browser that has this cookie. Raises Unauthorized."""
         session = self._sessions.get(_key(cookie))
-        if session is None or session.ends <= time.monotonic():
+        if session is None or session.ends <= self._clock():
             raise Unauthorized(f"The session has ended: sign in at {SIGN_IN}.")
         if session.token_id is None:
             return Access("admin", by_session=True)
@@ -122,7 +124,7 @@ class Guard:
 
     def begin_session(self, access: Access) -> str:
         """Begin a session with the access of a token; returns the cookie's value."""
-        now = time.monotonic()
+        now = self._clock()
         if len(self._sessions) >= MAX_SESSIONS:
             self._sessions = {key: one for key, one in self._sessions.items() if one.ends > now}
         if len(self._sessions) >= MAX_SESSIONS:
@@ -163,12 +165,13 @@ class RequestLimit:
     """A token bucket for each sender: `per_minute` requests at once, which fill up again within a minute."""
 
     per_minute: int
+    _clock: Callable[[], float] = time.monotonic
     _full_at: dict[str, float] = field(default_factory=dict)
-    """When each bucket will be full again (time.monotonic())."""
+    """When each bucket will be full again."""
 
     def count(self, who: str) -> None:
         """Take one request from the sender's bucket. Raises TooManyRequests if it is empty."""
-        now, each_s = time.monotonic(), MINUTE_S / self.per_minute
+        now, each_s = self._clock(), MINUTE_S / self.per_minute
         full_at = max(self._full_at.get(who, now), now) + each_s
         too_early_s = round(full_at - now - MINUTE_S, 6)
         if too_early_s > 0:
