@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,7 @@ def add_values(
         flops = add_own_work(values, [rank["work"] for rank in found], statistics.median(step_ms))
     rates = add_rates(values, spec, devices[0], flops, statistics.median(step_ms), ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
-    return [*parity, *check_times(spec, devices[0], turns, step_ms), *exposed, *rates]
+    return [*parity, *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
 
 
 def add_own_work(values: Values, ranks: Sequence[Mapping[str, float | None]], step_ms: float) -> float | None:
@@ -347,28 +348,24 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
             wrong.append(f"{name} {error:.2g} of {where} exceeds {limit:g}")
     if wrong:
         values.overrule("wrong", f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
-        return Check("parity", False, "; ".join(wrong), "invalid")
+        return Check("parity", False, "; ".join(wrong), "wrong")
     return Check("parity", parity["why_not"] is None, "; ".join(details))
 
 
 def check_times(
-    spec: DdpSpec, device: torch.device, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]
+    spec: DdpSpec, device: torch.device, found: Sequence[Mapping[str, Any]], step_ms: Sequence[float]
 ) -> list[Check]:
     """Return the checks of the validity of the steps' times. `device` is rank 0's."""
-    from workers.measure.validity import check_kernels, check_stability, check_steady, check_waiting
+    from workers.measure.validity import check_kernels, check_stability, check_steady
 
+    turns = turns_of(found, spec.strategy)
     first = [turn[0] for turn in turns]  # ranks agree on the warm-up
     drifting = [turn for turn in first if turn["steady"] is False]
     shown = (drifting or first)[0]
-    issued = [time_us for turn in turns for time_us in slowest([rank["host_us"] for rank in turn])]
     checks = [
         check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"]),
         *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
-        check_waiting(
-            statistics.median(step_ms),
-            statistics.median(issued) if issued else None,
-            "kernels of communication spin while they wait",
-        ),
+        check_host(spec, found),
     ]
     if spec.backend == "gloo":
         checks.append(check_cores(spec.world_size))
@@ -377,6 +374,22 @@ def check_times(
     if spec.compile:
         checks += check_graphs(turns)
     return checks
+
+
+def check_host(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> Check:
+    """Check that the devices do not wait for their hosts: in the steps without communication, whose kernels do not spin
+    while they wait for another rank."""
+    from workers.measure.busy import Busy
+    from workers.measure.validity import check_waiting
+
+    silent = turns_of(found, "none" if spec.strategy == "none" else "silent")
+    issued = [time_us for turn in silent for time_us in slowest([rank["host_us"] for rank in turn])]
+    step_ms = [time_ms for turn in steps_of(silent) for time_ms in turn]
+    each: list[Any] = [rank["busy"] or "a step of one's own may communicate" for rank in found]
+    unknown = next((one for one in each if isinstance(one, str)), None)
+    least = unknown or min((Busy(**one) for one in each), key=lambda busy: busy.busy_ms)
+    check = check_waiting(statistics.median(step_ms), statistics.median(issued) if issued else None, least)
+    return replace(check, detail=f"without communication, {check.detail}") if issued else check
 
 
 def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:

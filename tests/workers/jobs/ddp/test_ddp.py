@@ -28,7 +28,7 @@ from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
 from workers.jobs.ddp.parity import largest_error, relative_error
 from workers.jobs.ddp.rank import run_rank
-from workers.jobs.ddp.values import PARITY, add_exposed, metrics, tolerance
+from workers.jobs.ddp.values import PARITY, add_exposed, check_host, metrics, tolerance
 from workers.measure import validity
 from workers.outcome import Crashed, RunnerError, Unsupported
 
@@ -162,7 +162,7 @@ def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str) -> None:
             assert (row["outcome"], row["median"]) == ("wrong", None)
             assert "not equal to one process on the whole batch: gradient_error" in row["reason"]
     (verdict,) = report.verdicts.values()
-    assert verdict["verdict"] == "invalid"
+    assert verdict["verdict"] == "wrong"
 
 
 def test_one_rank_of_64_left_out_is_noticed(run: Any) -> None:
@@ -251,6 +251,25 @@ def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, sil
     (check,) = add_exposed(collected, spec, ranks)
     assert check.ok is is_ok, check.detail
     assert collected.samples("net_cost_ms", None) == pytest.approx([time - 40 for time in shared])
+
+
+@pytest.mark.parametrize(
+    ("busy", "is_ok"),
+    [
+        ([{"busy_ms": 44.0, "launches": 9}, {"busy_ms": 43.0, "launches": 9}], True),
+        ([{"busy_ms": 44.0, "launches": 9}, {"busy_ms": 30.0, "launches": 9}], False),
+        ([{"busy_ms": 44.0, "launches": 9}, "the profiler failed"], False),
+    ],
+)
+def test_a_device_that_waits_for_its_host_is_seen_without_communication(busy: list[Any], is_ok: bool) -> None:
+    """Hosts issue in 40 ms what takes 45 without communication; with it the step takes 80, which tells nothing."""
+    turns = [
+        {"strategy": side, "step_ms": [step_ms], "host_us": [40_000.0]}
+        for side, step_ms in (("flat", 80), ("silent", 45))
+    ]
+    check = check_host(parsed(strategy="flat"), [{"turns": turns, "busy": one} for one in busy])
+    assert check.ok is is_ok, check.detail
+    assert check.detail.startswith("without communication, the host issues in 40 ms a step of 45 ms")
 
 
 def test_communication_is_seen_beside_computation(run: Any) -> None:
