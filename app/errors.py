@@ -20,6 +20,7 @@
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads still work
     ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
+    │   └── StoreUnreachable       503  the object store does not answer, or refuses; try again
     ├── DatabaseGone               503  the database's file was removed or replaced under this process
     ├── Damaged                    500  a stored file is not what was stored
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
@@ -256,6 +257,15 @@ class StorageFailed(FlopwatchError):
     code = "storage_failed"
     status = 503
     title = "The service's disk fails"
+
+
+class StoreUnreachable(StorageFailed):
+    code = "store_unreachable"
+    title = "The object store cannot be used now"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "5"}
 
 
 class DatabaseGone(FlopwatchError):

@@ -55,7 +55,7 @@ class JobsQuery(StrictQuery):
     state: JobState | None = None
     kind: Text | None = None
     label: list[Label] = Field(default=[], max_length=MAX_LABELS)
-    """key:value; repeat it for several."""
+    """`key=value` or `key:value`; repeat it for several."""
     sweep: Id | None = None
     submitted_by: Text | None = None
     """The user who submitted it."""

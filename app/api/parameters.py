@@ -83,10 +83,10 @@ def _cursor(value: str) -> str:
 
 
 def _label(value: str) -> tuple[str, str]:
-    key, colon, wanted = value.partition(":")
-    if not key or not colon:
-        raise PydanticCustomError("label", "must be written key:value")
-    return key, wanted
+    parts = re.split("[:=]", value, maxsplit=1)  # no key has either of them
+    if not parts[0] or len(parts) < 2:
+        raise PydanticCustomError("label", "must be written key=value")
+    return parts[0], parts[1]
 
 
 def _text(value: str) -> str:
@@ -117,7 +117,7 @@ def documented(pattern: str) -> Any:
 
 Text = Annotated[str, Field(max_length=200), documented(r"^[^\u0000]*$"), AfterValidator(_text)]
 Cursor = Annotated[Text, documented("^[0-9]{1,18}$"), AfterValidator(_cursor)]
-Label = Annotated[Text, documented(r"^[^:\u0000]+:[^\u0000]*$"), AfterValidator(_label)]
+Label = Annotated[Text, documented(r"^[^:=\u0000]+[:=][^\u0000]*$"), AfterValidator(_label)]
 Moment = Annotated[Text, AfterValidator(_moment)]
 """A time as people write it: 7d, 2026-03-01, 2026-03-01T14:00:00Z; the validator turns it into a datetime."""
 Coordinate = Annotated[

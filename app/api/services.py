@@ -20,7 +20,8 @@ from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
 from app.store.database.engine import Database, open_database
 from app.store.database.slices import Slices
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.opening import open_files
+from app.store.files.store import FileStore
 from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.bulk import Bulk
@@ -55,7 +56,7 @@ class Services:
     pausing: Pausing
     registration: Registration
     reading: Reading
-    files: ArtifactFiles
+    files: FileStore
     uploads: Uploads
     changes: Changes
     writes: Writes
@@ -78,10 +79,11 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         access_tokens = Tokens(database)
         guard = Guard(settings, access_tokens)
         await guard.reload()
+        files = await run_sync(open_files, settings, database)
     except BaseException:
         database.close()
         raise
-    slices, queue, files = Slices(database), Queue(database), ArtifactFiles(settings.artifacts_dir)
+    slices, queue = Slices(database), Queue(database)
     services = Services(
         settings=settings,
         database=database,

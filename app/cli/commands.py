@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from app.cli import comparing, history, jobs, processes, queue, results, site, tokens
-from app.cli.common import DataDir, FieldsCommand, Url, before_command
+from app.cli.common import Commands, DataDir, FieldsCommand, Url, before_command
 from app.cli.terminal import echo
 
 cli = typer.Typer(
+    cls=Commands,
     help="A profiling job queue for transformer training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -332,6 +332,26 @@ class Artifact(SQLModel, table=True):
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
+class StoredObject(SQLModel, table=True):
+    """An object on the object store, or one that is about to be there; decision 16 has its life."""
+
+    __tablename__ = "stored_object"
+
+    name: str = Field(primary_key=True)
+    """The object's name below the database's id: a random token, which is never used again."""
+    attempt_id: int | None = Field(default=None, sa_column=Column(_ID, nullable=True))
+    """The attempt that holds it as long as it runs; null for uploaded code."""
+    sha256: str | None = Field(default=None, index=True)
+    """Null until the upload has ended."""
+    size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
+    """Bytes; null until the upload has ended."""
+    removing: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
+    )
+    """True once nothing refers to it and its removal has begun."""
+    created_at: datetime = Field(sa_column=_time(nullable=False))
+
+
 class Event(SQLModel, table=True):
     """One thing that happened to a job: state, progress, log or done. Events are ordered by their ids."""
 
@@ -471,6 +491,7 @@ measurement: Final[Table] = _tables["measurement"]
 unit: Final[Table] = _tables["unit"]
 result_table: Final[Table] = _tables["result_table"]
 artifact: Final[Table] = _tables["artifact"]
+stored_object: Final[Table] = _tables["stored_object"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
 setting: Final[Table] = _tables["setting"]

@@ -98,7 +98,7 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
     page = render(
         request,
         "jobs.html",
-        listed_validities=[job["validity"] for job in listed],
+        listed=listed,
         groups=grouped(listed, services.reading.sweep_heads({job["sweep_id"] for job in listed} - {None}), values),
         older=f"/ui?{urlencode({**chosen, 'after': following})}" if following is not None else None,
         newest="/ui?" + urlencode({name: value for name, value in chosen.items() if name != "after"}),
