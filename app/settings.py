@@ -97,7 +97,14 @@ class Settings(BaseSettings):
         description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421).",
     )
     api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = Field(
-        default=None, description="When set, every route but /healthz asks for it."
+        default=None,
+        description="A token with the scope admin; with it, or with tokens made, every route asks for one.",
+    )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Most requests of one token or, without one, address; unset: no limit."
+    )
+    max_queued_jobs: int | None = Field(
+        default=None, ge=1, description="Most queued jobs of one submitter; unset: no limit."
     )
     insecure: bool = Field(
         default=False, description="Serve other hosts even without a token: whoever reaches the port runs jobs."

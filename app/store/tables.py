@@ -461,6 +461,24 @@ class BaselineCase(SQLModel, table=True):
     """The case in words, for people."""
 
 
+class ApiToken(SQLModel, table=True):
+    """An access token of a person or a program."""
+
+    __tablename__ = "api_token"
+
+    id: str = Field(primary_key=True)
+    """The part of the token that is no secret."""
+    name: str
+    """Whose it is; several tokens may have one name. Jobs that it submits have it as `submitted_by`."""
+    scope: str
+    """read | submit | code | admin"""
+    digest: str
+    """SHA-256 of the whole token."""
+    created_at: datetime = Field(sa_column=_time(nullable=False))
+    expires_at: datetime | None = Field(default=None, sa_column=_time())
+    last_used_at: datetime | None = Field(default=None, sa_column=_time())
+
+
 _tables = SQLModel.metadata.tables
 
 sweep: Final[Table] = _tables["sweep"]
@@ -481,6 +499,7 @@ known_host: Final[Table] = _tables["known_host"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 baseline: Final[Table] = _tables["baseline"]
 baseline_case: Final[Table] = _tables["baseline_case"]
+api_token: Final[Table] = _tables["api_token"]
 
 # Indexes for claims.py. They are declared here because the columns do not exist yet where a class declares its other
 # indexes. The columns after the order let a claim pass over jobs without reading their rows.
