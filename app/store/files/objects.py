@@ -59,7 +59,7 @@ RETRIES = 2
 PROBE_S = 5
 LIST_EVERY_S = 86_400.0
 PAUSE_S = 60.0
-"""Seconds for which remove() does not try again: deleting many jobs would wait for each request to a store that hangs."""
+"""Seconds for which remove() does not try again: deleting many jobs would wait for each request to a hanging store."""
 SIGNED_FOR = timedelta(minutes=10)
 PROBE = "probe"
 """The object that probe() overwrites."""
