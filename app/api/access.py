@@ -1,5 +1,5 @@
 """What routes ask of a request's token beyond reading and submitting: the scopes `code` and `admin`, and that a job or
-sweep is the sender's own. `READ` and `SUBMIT` are asked for by the gate.
+sweep is the sender's own. The gate asks for `read` and `submit`.
 """
 
 from __future__ import annotations
@@ -126,4 +126,5 @@ OWN_SWEEP, OWN_SWEEP_AGAIN = own_sweep(), own_sweep(again=True)
 def _has_code(sweep: Mapping[str, Any]) -> bool:
     """Return True if a sweep's base names an uploaded file, or its grid might."""
     values = [value for values in sweep["grid"].values() for value in values if isinstance(value, Mapping)]
-    return any(codes_of(sweep["base"])) or any(codes_of({"": value}) for value in values)
+    named = any(codes_of(sweep["base"])) or any(any(codes_of({"": value})) for value in values)
+    return named or any(path.endswith("sha256") for path in sweep["grid"])

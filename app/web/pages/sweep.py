@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import Field
 
 from app import results
-from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN
+from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, access_of
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
@@ -80,7 +80,7 @@ def sweep(
     version = services.reading.sweep_page_version(sweep_id)
     sweep = services.reading.sweep(sweep_id)
     finished = not sweep["counts"]["queued"] and not sweep["counts"]["running"]
-    tag = page_tag(version, str(request.query_params), clock(finished=finished))
+    tag = page_tag(version, str(request.query_params), clock(finished=finished), access_of(request).name)
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
     progress = members.progress(services.database, sweep, datetime.now(UTC))

@@ -433,6 +433,14 @@ class TestSessions:
         answer = guarded.http.post("/jobs", json={"spec": TINY}, headers=bearer(tokens["submit"]))
         assert answer.status_code == 201
 
+    def test_a_page_of_somebody_else_is_not_kept(self, guarded: Any, ada: str, bob: str) -> None:
+        job = guarded.http.post("/jobs", json={"spec": TINY}, headers=bearer(ada)).json()["id"]
+        guarded.http.post(f"/jobs/{job}/cancel", headers=bearer(ada)).raise_for_status()
+        page, cookie = f"/ui/jobs/{job}", self.cookie(guarded, ada)
+        known = {"If-None-Match": guarded.http.get(page, headers=cookie).headers["etag"]}
+        assert guarded.http.get(page, headers={**cookie, **known}).status_code == 304
+        assert "Sign out (bob)" in guarded.http.get(page, headers={**self.cookie(guarded, bob), **known}).text
+
     def test_signing_out_ends_the_session(self, guarded: Any, tokens: dict[Scope, str]) -> None:
         cookie = self.cookie(guarded, tokens["read"])
         assert guarded.http.post("/ui/sign-out", headers={**cookie, "Origin": "http://evil.example"}).status_code == 403
