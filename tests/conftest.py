@@ -170,6 +170,15 @@ def _certificates_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server of this process's (see tests/postgres.py); the test is skipped where there is none."""
+    from tests.postgres import running_server
+
+    with running_server() as server:
+        yield server
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Random choices of one test, from the run's printed seed and the test's name, whatever the order of tests."""

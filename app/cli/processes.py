@@ -229,7 +229,7 @@ def prune(
                 database.vacuum()
             if not dry_run:
                 database.checkpoint()
-                echo(f"{database.backend.path}: {database.backend.size} bytes")
+                echo(f"{database.backend.place}: {database.backend.size} bytes")
         finally:
             database.close()
     except FlopwatchError as error:

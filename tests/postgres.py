@@ -1,0 +1,175 @@
+"""A PostgreSQL server of this test process's own, which stores nothing for good, and databases on it.
+
+PostgreSQL refuses to run as root: then another user runs it. Where it is not installed, tests that need it are skipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL
+
+from tools.waiting import wait_until
+
+USERS = ("postgres", "nobody")
+PR_SET_PDEATHSIG = 1
+END_OTHERS = """
+    SET lock_timeout = '5s';
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid != pg_backend_pid();
+"""
+SCHEMA = """
+    SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
+    UNION ALL SELECT attrelid::regclass || attname || atttypid FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid
+    WHERE relnamespace = 'public'::regnamespace AND attnum > 0
+    UNION ALL SELECT version_num FROM alembic_version ORDER BY 1
+"""
+QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "shared_buffers=32MB")
+"""Nobody pulls this host's plug in a test."""
+
+
+@functools.cache
+def programs() -> Path | None:
+    """The folder of PostgreSQL's programs; None where it is not installed."""
+    found = shutil.which("postgres")
+    installed = [Path(found).parent] if found else []
+    installed += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
+    return next((folder for folder in reversed(installed) if (folder / "initdb").exists()), None)
+
+
+@dataclass
+class Server:
+    """A running server; its databases are reached through a socket in `folder`."""
+
+    folder: Path
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _free: list[str] = field(default_factory=list)
+    """Databases that are empty and migrated."""
+
+    def url(self, database: str) -> URL:
+        return URL.create("postgresql+psycopg", "flopwatch", database=database, query={"host": str(self.folder)})
+
+    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
+        import psycopg
+
+        with psycopg.connect(
+            host=str(self.folder), user="flopwatch", dbname=database, autocommit=True
+        ) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def database(self) -> Iterator[URL]:
+        """An empty, migrated database, which an earlier test may have had: to copy one takes longer than most tests."""
+        name = self._free.pop() if self._free else self.copy()
+        yield self.url(name)
+        try:
+            is_as_new = self._emptied(name)
+        except Exception:  # noqa: BLE001 - whatever the test did to it
+            is_as_new = False
+        if is_as_new:
+            self._free.append(name)
+        else:
+            self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def copy(self) -> str:
+        """Make a migrated database; returns its name."""
+        name = f"test{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {self.migrated} STRATEGY file_copy")
+        return name
+
+    def _emptied(self, name: str) -> bool:
+        """Delete all rows; returns False if the test has changed the schema."""
+        from sqlmodel import SQLModel
+
+        tables = [table.name for table in reversed(SQLModel.metadata.sorted_tables)]
+        self.execute(END_OTHERS + "; ".join(f"DELETE FROM {table}" for table in tables), name)
+        self.execute("SELECT setval(seqrelid, 1, false) FROM pg_sequence", name)
+        return self.execute(SCHEMA, name) == self._schema
+
+    @functools.cached_property
+    def _schema(self) -> list[Any]:
+        return self.execute(SCHEMA, self.migrated)
+
+    @functools.cached_property
+    def migrated(self) -> str:
+        """The name of a migrated, empty database, to be copied."""
+        from app.store.database.engine import Database
+
+        self.execute("CREATE DATABASE migrated TEMPLATE template0")
+        database = Database(self.url("migrated"))
+        database.prepare()
+        database.migrate()
+        database.close()
+        return "migrated"
+
+
+@contextmanager
+def running_server(*settings: str) -> Iterator[Server]:
+    """Start a server with further settings; skip the test where PostgreSQL is not installed."""
+    folder = programs()
+    if folder is None:
+        pytest.skip("PostgreSQL is not installed here (Debian's package postgresql)")
+    pytest.importorskip("psycopg")
+    with tempfile.TemporaryDirectory(prefix="flopwatch-postgres-") as root:
+        data, user = Path(root) / "data", _user()
+        if user is not None:
+            os.chown(root, user.pw_uid, user.pw_gid)
+        made = [folder / "initdb", "-D", data, "-A", "trust", "-U", "flopwatch", "-N", "-E", "UTF8", "--locale=C"]
+        subprocess.run(made, check=True, capture_output=True, cwd="/", **_as(user))
+        listening = ("listen_addresses=", f"unix_socket_directories={root}")
+        chosen = [word for setting in (*listening, *QUICK, *settings) for word in ("-c", setting)]
+        with (Path(root) / "log").open("wb") as log:
+            command = [folder / "postgres", "-D", data, *chosen]
+            process = subprocess.Popen(command, stderr=log, preexec_fn=_end_with_parent, **_as(user))
+        server = Server(Path(root))
+        try:
+            wait_until(lambda: _answers(server, process), what="PostgreSQL", poll_s=0.01)
+            yield server
+        finally:
+            process.send_signal(signal.SIGINT)  # which ends its clients' connections, too
+            process.wait(30)
+
+
+def _answers(server: Server, process: subprocess.Popen[bytes]) -> bool:
+    from psycopg import OperationalError
+
+    assert process.poll() is None, (server.folder / "log").read_text()
+    try:
+        return bool(server.execute("SELECT 1"))
+    except OperationalError:
+        return False
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+def _user() -> Any:
+    """The user who runs the server; None: this one."""
+    if os.geteuid() != 0:
+        return None
+    for name in USERS:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    pytest.skip("PostgreSQL does not run as root, and there is no other user")
+
+
+def _as(user: Any) -> dict[str, Any]:
+    return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
