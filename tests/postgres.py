@@ -34,8 +34,8 @@ END_OTHERS = """
 """
 SCHEMA = """
     SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
-    UNION ALL SELECT attrelid::regclass || attname || atttypid FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid
-    WHERE relnamespace = 'public'::regnamespace AND attnum > 0
+    UNION ALL SELECT table_name || column_name || data_type
+    FROM information_schema.columns WHERE table_schema = 'public'
     UNION ALL SELECT version_num FROM alembic_version ORDER BY 1
 """
 QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "shared_buffers=32MB")
@@ -66,9 +66,7 @@ class Server:
     def execute(self, statement: str, database: str = "postgres") -> list[Any]:
         import psycopg
 
-        with psycopg.connect(
-            host=str(self.folder), user="flopwatch", dbname=database, autocommit=True
-        ) as connection:
+        with psycopg.connect(host=str(self.folder), user="flopwatch", dbname=database, autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 

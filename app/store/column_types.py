@@ -21,8 +21,12 @@ from sqlalchemy.types import TypeEngine
 
 from app.errors import job_problem
 
-
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def without_nul(text: str) -> str:
+    """Return a JSON text with U+FFFD for NUL, which would make all of it unreadable for PostgreSQL's operators."""
+    return _NUL.sub(r"\1\\ufffd", text)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -67,13 +71,12 @@ class StoredJson(TypeDecorator[Any]):
         self.shape = shape
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(Text() if dialect.name == "postgresql" else self.impl_instance)
+        return Text() if dialect.name == "postgresql" else super().load_dialect_impl(dialect)
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any] | None:
         if dialect.name != "postgresql":
             return super().bind_processor(dialect)
-        # A NUL would make the whole value unreadable for PostgreSQL's operators on JSON.
-        return lambda value: None if value is None else _NUL.sub(r"\1\\ufffd", json.dumps(value, ensure_ascii=False))
+        return lambda value: None if value is None else without_nul(json.dumps(value, ensure_ascii=False))
 
     def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], Any]:
         read = json.loads if dialect.name == "postgresql" else super().result_processor(dialect, coltype)

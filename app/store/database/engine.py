@@ -199,9 +199,7 @@ def open_database(settings: Settings, connections: int = CONNECTIONS) -> Databas
     server cannot be reached.
     """
     prepare_data_folder(settings.data_dir)
-    database = Database(
-        settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s, connections=connections
-    )
+    database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s, connections=connections)
     try:
         database.prepare()
         database.migrate()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine
+from sqlalchemy import URL, Connection, Engine, Integer, create_engine
 from sqlalchemy import event as events
 from sqlalchemy.dialects.postgresql.base import PGDDLCompiler, PGTypeCompiler
 from sqlalchemy.dialects.postgresql.psycopg import PGCompiler_psycopg
@@ -29,9 +29,9 @@ WRITERS = 0x666C6F7077617463
 """Key of the advisory lock that every write transaction takes first: "flopwatc" in ASCII."""
 LOOK_S = 0.25
 """Seconds between two looks for changes: each is a statement, on every host."""
-IDLE_S = 60
-"""Seconds after which the server ends a transaction whose process has stopped: it would keep all others from
-writing."""
+WRITER_IDLE_S, READER_IDLE_S = 15, 300
+"""Seconds after which the server ends a transaction whose process has stopped, or whose network is cut. A writer keeps
+all others from writing meanwhile."""
 CONNECT: dict[str, Any] = {
     "autocommit": True,  # the `begin` event begins transactions
     "prepare_threshold": None,  # behind pgbouncer the next statement may reach another session
@@ -91,12 +91,12 @@ class PostgreSQL:
         return engine
 
     def _begin(self, connection: Connection) -> None:
-        limits = f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_S}s'"
         if connection.get_execution_options().get("begin") == "IMMEDIATE":
             left_ms = max(1, round((self._turns.deadline - time.monotonic()) * 1000))
-            statements = f"BEGIN; {limits}; SET LOCAL lock_timeout = {left_ms}; SELECT pg_advisory_xact_lock({WRITERS})"
+            limits = f"{_idle(WRITER_IDLE_S)}; SET LOCAL lock_timeout = {left_ms}"
+            statements = f"BEGIN; {limits}; SELECT pg_advisory_xact_lock({WRITERS})"
         else:
-            statements = f"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {limits}"
+            statements = f"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_idle(READER_IDLE_S)}"
         # Several statements in one message, which parameters, even none, would make impossible.
         connection.exec_driver_sql(statements, execution_options={"no_parameters": True}).close()
 
@@ -114,9 +114,9 @@ class PostgreSQL:
     def prepare(self) -> None:
         with self.engine.connect() as connection:
             encoding: str = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
-        version = self.engine.dialect.server_version_info or (0,)  # type: ignore[attr-defined]
-        if version[0] < OLDEST:
-            raise CannotRunHere(f"The database {self.place} is PostgreSQL {version[0]}; at least {OLDEST} is needed.")
+            version = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one()) // 10_000
+        if version < OLDEST:
+            raise CannotRunHere(f"The database {self.place} is PostgreSQL {version}; at least {OLDEST} is needed.")
         if encoding != "UTF8":
             raise CannotRunHere(
                 f"The database {self.place} has the encoding {encoding}, which lacks most letters: "
@@ -214,6 +214,10 @@ class PostgreSQL:
         self._turns = _Turns()
 
 
+def _idle(seconds: int) -> str:
+    return f"SET LOCAL idle_in_transaction_session_timeout = '{seconds}s'"
+
+
 class _Turns:
     """The turns of this process's writers; `deadline` is that of the one whose turn it is (time.monotonic)."""
 
@@ -248,9 +252,10 @@ class Snapshots:
     def value(self) -> str:
         pooled = self._engine.raw_connection()  # it commits each statement: no transaction stays open
         try:
-            with pooled.cursor() as cursor:
-                cursor.execute("SELECT pg_current_snapshot()::text")
-                return str(cursor.fetchone()[0])
+            cursor = pooled.cursor()
+            cursor.execute("SELECT pg_current_snapshot()::text")
+            (snapshot,) = cursor.fetchall()[0]
+            return str(snapshot)
         finally:
             pooled.close()
 
@@ -259,10 +264,15 @@ class Snapshots:
 
 
 class _Compiler(PGCompiler_psycopg):
-    """`contains` ignores the case of letters, as SQLite's LIKE does."""
+    """`contains` ignores the case of letters, as SQLite's LIKE does. Integers are sent as large as they are."""
+
+    def render_bind_cast(self, type_: Any, dbapi_type: Any, sqltext: str) -> str:
+        if isinstance(dbapi_type, Integer):
+            return sqltext
+        return str(super().render_bind_cast(type_, dbapi_type, sqltext))  # type: ignore[no-untyped-call]
 
     def visit_contains_op_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
-        return self.visit_icontains_op_binary(binary, operator, **kw)
+        return str(self.visit_icontains_op_binary(binary, operator, **kw))  # type: ignore[no-untyped-call]
 
 
 class _Types(PGTypeCompiler):
@@ -276,7 +286,7 @@ class _DDL(PGDDLCompiler):
     """Texts are ordered by their code points, as SQLite's are, whatever the database's locale."""
 
     def get_column_specification(self, column: Any, **kw: Any) -> str:
-        specification = super().get_column_specification(column, **kw)
+        specification = str(super().get_column_specification(column, **kw))  # type: ignore[no-untyped-call]
         is_text = self.dialect.type_compiler_instance.process(column.type).startswith(("VARCHAR", "TEXT"))
         return f'{specification} COLLATE "C"' if is_text else specification
 

@@ -85,9 +85,7 @@ def bind_jobs(dialect: Dialect, rows: Sequence[Mapping[str, Any]]) -> BoundJobs:
     columns = list(rows[0]) if rows else ["sweep_id"]
     compiled = insert(tables.job).inline().compile(dialect=dialect, column_keys=columns)
     binds = {name: tables.job.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in columns}
-    bound = [
-        {name: row[name] if bind is None else bind(row[name]) for name, bind in binds.items()} for row in rows
-    ]
+    bound = [{name: row[name] if bind is None else bind(row[name]) for name, bind in binds.items()} for row in rows]
     return BoundJobs(str(compiled), compiled.positiontup, bound)
 
 

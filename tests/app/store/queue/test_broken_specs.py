@@ -58,7 +58,9 @@ def test_a_job_with_a_broken_spec_fails_and_the_next_runs(
 def test_control_of_the_stored_json(
     engine: str, database: Database, queue: Queue, reading: Reading, shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_text = (lambda *_: lambda value: value and json.loads(value)) if engine == "postgresql" else JSON.result_processor
+    as_text = (
+        (lambda *_: lambda value: value and json.loads(value)) if engine == "postgresql" else JSON.result_processor
+    )
     monkeypatch.setattr(StoredJson, "result_processor", as_text)
     shop.register()
     shop.submit()
