@@ -12,26 +12,30 @@ OF_THE_RUN = ("replicates", "seed")
 """Fields in which jobs of one baseline may differ; a comparison has replicates of its own."""
 
 
-def comparisons(baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def comparisons(
+    baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], bool]:
     """Return the specs, without replicates, of the comparisons of a baseline's jobs with those of a candidate: of each
-    two specs that name different versions of one's code and are otherwise the same."""
+    two specs that name different versions of one's code and are otherwise the same. The second value is True if that is
+    all of the candidate's work."""
     specs = {_work(job["spec"]): job["spec"] for job in baseline}
-    pairs: dict[str, dict[str, Any]] = {}
-    for job in candidate:
-        before, after = specs.get(work := _work(job["spec"])), job["spec"]
-        if before is not None and _versions(before) != _versions(after):
-            pairs[work] = {"kind": "compare", "baseline": _of_side(before), "candidate": _of_side(after)}
-    return list(pairs.values())
+    after = {_work(job["spec"]): job["spec"] for job in candidate}
+    pairs = [
+        {"kind": "compare", "baseline": _of_side(specs[work]), "candidate": _of_side(spec)}
+        for work, spec in after.items()
+        if work in specs and _versions(specs[work]) != _versions(spec)
+    ]
+    return pairs, len(pairs) == len(after)
 
 
-def replicates(comparison: Mapping[str, Any], percent: float) -> int:
-    """Return how many processes of each side would find a difference of so many percent, within FEWEST and MOST; of
-    single processes, whose spread is unknown, FEWEST."""
+def replicates(comparison: Mapping[str, Any], percent: float, most: int | None = None) -> int:
+    """Return how many processes of each side would find a difference of so many percent, within FEWEST and `most`, by
+    default MOST; of single processes, whose spread is unknown, FEWEST."""
     limits = [number for number in (1, 3, 5) if number <= percent]
     column = f"replicates_for_{max(limits, default=1)}_percent"
     needed = [row.get(column) for row in comparison["rows"] if row.get("finding") == "inconclusive"]
     known: list[int] = [number for number in needed if number is not None]
-    return min(MOST, max(FEWEST, *known)) if known else FEWEST
+    return min(most or MOST, max(FEWEST, *known)) if known else FEWEST
 
 
 def _versions(spec: Mapping[str, Any]) -> list[str]:

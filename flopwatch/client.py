@@ -170,8 +170,8 @@ class Flopwatch(Connection):
         Args:
             spec: the job's spec with its `kind`; fields that are left out have defaults.
             preset: one of the kind's presets, which `spec` then changes.
-            implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
-                it is the candidate's.
+            implementation: attention or a kernel of your own, "my_attention.py:attention"; the file goes up first. In a
+                comparison it is the candidate's.
             model: likewise, a model class of your own, for training kinds.
             step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
             code: the folder of your project, which goes along, so that imports work.
@@ -921,14 +921,16 @@ class Flopwatch(Connection):
         comparisons: list[Answer] = []
         for comparison in answer["comparisons"]:
             sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
-            specs = alternating.comparisons(*sides) if comparison["gate"]["outcome"] == "inconclusive" else []
-            number = alternating.replicates(comparison, fail_above_percent)
-            jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
-            self._wait_for_all(jobs, timeout_s, show)
-            query = comparison_query
-            comparisons += [self.get("/compare", **query(job, None, metrics, fail_above_percent)) for job in jobs] or [
-                comparison
-            ]
+            specs, are_all = alternating.comparisons(*sides)
+            if comparison["gate"]["outcome"] != "inconclusive" or not are_all:
+                comparisons.append(comparison)  # what is not measured in turns stays as it is
+            if comparison["gate"]["outcome"] == "inconclusive":
+                number = alternating.replicates(comparison, fail_above_percent)
+                jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
+                self._wait_for_all(jobs, timeout_s, show)
+                comparisons += [
+                    self.get("/compare", **comparison_query(job, None, metrics, fail_above_percent)) for job in jobs
+                ]
         return _answer_of(answer["jobs"], comparisons)
 
     def _checked(

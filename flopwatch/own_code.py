@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import subprocess
-import tempfile
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flopwatch.packing import pack
+from flopwatch.packing import pack, pack_archive, place
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
-OPTIONS = {"attention": "implementation", "model": "model", "step": "step", "script": "script"}
-"""The option that names the code of each role."""
+ROLES = {"implementation": ("attention", "kernel"), "model": ("model",), "step": ("step",), "script": ("script",)}
+"""The roles of the code that each option names; a kind has one of them."""
 GIT_TIMEOUT_S = 10.0
 MAIN = "__main__"
 """In place of a function: the whole file, as a script."""
@@ -31,88 +28,64 @@ MAIN = "__main__"
 class OwnCode:
     """A function or a class in a Python file of this host."""
 
-    path: Path
     content: bytes
+    """The file, or the packed folder that goes along with it."""
     function: str
     name: str
     """The file's name; its path in the folder that goes along."""
-    revision: Mapping[str, Any] | None = None
-    """Where it comes from, as a spec has it; None: ask git."""
+    revision: Mapping[str, Any] | None
+    """Where it comes from, as a spec has it."""
 
     @classmethod
-    def read(cls, named: str, folder: Path | None = None) -> OwnCode:
-        """Read the file of "my_attention.py:attention"; with a folder, pack all of that for the upload. Raises
-        ValueError with a sentence for people."""
-        file, colon, function = named.rpartition(":")
-        if not colon or not file or not function.isidentifier():
-            raise ValueError(f"{named!r} is not of the form FILE.py:NAME, with a name that the file defines")
-        path = Path(file)
-        return cls._checked(path, _content(path), function, folder)
+    def read(cls, named: str, folder: Path | None = None, label: str | None = None) -> OwnCode:
+        """Read the file of "my_attention.py:attention"; with a folder, pack all of that for the upload. `label` is what
+        its author calls this version. Raises ValueError with a sentence for people."""
+        path, function = _parts(named)
+        source = _content(path)
+        _check(path, source, function)
+        if folder is None:
+            return cls(source, function, path.name, _revision(path.parent, path.name, label))
+        try:
+            packed = pack(folder, path)
+        except OSError as error:
+            raise ValueError(f"{error.filename}: {error.strerror}") from error
+        return cls(packed, function, place(folder, path), _revision(folder, ".", label))
 
     @classmethod
     def of_version(cls, version: str, named: str, folder: Path | None = None) -> OwnCode:
         """Read a version of one's code: of the file, folder or git revision that `version` is.
 
-        `named` is "my_attention.py:attention": in the folder, or from here in the revision. Where `version` is a file
-        itself, only the name behind the colon counts. `folder` goes along: that of the revision, or the folder that
-        `version` is. Raises ValueError with a sentence for people.
+        `named` is "my_attention.py:attention": in the folder, or from here in the revision. A `version` that is a file
+        stands in for that file. `folder` goes along: that of the revision, or the one in the folder that `version` is.
+        Raises ValueError with a sentence for people.
         """
-        file, _, function = named.rpartition(":")
+        path, function = _parts(named)
         if Path(version).is_file():
-            code = cls.read(f"{version}:{function}")
-        elif Path(version).is_dir():
-            code = cls.read(f"{Path(version, file)}:{function}", None if folder is None else Path(version, folder))
-        else:
-            return cls._of_revision(version, Path(file), function, folder)
-        return replace(code, revision={"label": version, **(revision_of(code.path) or {})})
+            if folder is not None:
+                raise ValueError(f"--code goes along with folders and revisions, and {version} is a file")
+            return replace(cls.read(f"{version}:{function}", label=version), name=path.name)
+        if Path(version).is_dir():
+            inside = None if folder is None else Path(version, folder)
+            return cls.read(f"{Path(version, path)}:{function}", inside, label=version)
+        return cls._of_revision(version, path, function, folder)
 
     @classmethod
     def _of_revision(cls, version: str, path: Path, function: str, folder: Path | None) -> OwnCode:
-        commit = _git(path, "rev-parse", "--verify", "--quiet", f"{version}^{{commit}}")
+        commit = _git(path.parent, "rev-parse", "--verify", "--quiet", f"{version}^{{commit}}")
         if commit is None:
             raise ValueError(f"{version!r} is no file, no folder, and no git revision of the folder of {path}")
         revision = {"label": version, "commit": commit, "dirty": False}
+        shown = _run_git(path.parent, "show", f"{commit}:./{path.name}")
+        if shown is None or shown.returncode:
+            raise ValueError(f"revision {version} has no {path}")
+        _check(path, shown.stdout, function)
         if folder is None:
-            shown = _run_git(path, "show", f"{commit}:./{path.name}")
-            if shown is None or shown.returncode:
-                raise ValueError(f"revision {version} has no {path}")
-            return cls._checked(path, shown.stdout, function, None, revision)
-        archived = _run_git(folder / "_", "archive", "--format=zip", commit)
+            return cls(shown.stdout, function, path.name, revision)
+        name = place(folder, path)
+        archived = _run_git(folder, "archive", "--format=zip", commit, timeout_s=None)
         if archived is None or archived.returncode:
-            raise ValueError(f"revision {version} has no folder {folder}")
-        with tempfile.TemporaryDirectory() as there, zipfile.ZipFile(io.BytesIO(archived.stdout)) as archive:
-            archive.extractall(there)
-            file = Path(there) / path.resolve().relative_to(folder.resolve())
-            return cls._checked(file, _content(file), function, Path(there), revision)
-
-    @classmethod
-    def _checked(
-        cls,
-        path: Path,
-        content: bytes,
-        function: str,
-        folder: Path | None,
-        revision: Mapping[str, Any] | None = None,
-    ) -> OwnCode:
-        file = str(path)
-        try:
-            module = ast.parse(content, file)
-            compile(module, file, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as error:
-            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            reason = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise ValueError(f"{file}{line}: this is not Python: {reason}") from error
-        defined = list(dict.fromkeys(_defined(module)))
-        if function != MAIN and function not in defined and "*" not in defined:
-            raise ValueError(f"{file} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
-        name = path.name
-        if folder is not None:
-            try:
-                content = pack(folder, path)
-            except OSError as error:
-                raise ValueError(f"{error.filename}: {error.strerror}") from error
-            name = path.resolve().relative_to(folder.resolve()).as_posix()
-        return cls(path, content, function, name, revision)
+            raise ValueError(f"git archive of {folder} at revision {version} has failed")
+        return cls(pack_archive(archived.stdout, folder, path), function, name, revision)
 
     @property
     def sha256(self) -> str:
@@ -122,19 +95,40 @@ class OwnCode:
     def as_field(self) -> dict[str, Any]:
         """Return the value by which a spec names it."""
         field: dict[str, Any] = {"sha256": self.sha256, "function": self.function, "file": self.name}
-        revision = self.revision or revision_of(self.path)
-        return field if revision is None else {**field, "revision": revision}
+        return field if self.revision is None else {**field, "revision": self.revision}
 
 
-def revision_of(path: Path) -> dict[str, Any] | None:
-    """Return the commit of a file's checkout and how the file differs from it; None if git knows nothing of it."""
-    commit = _git(path, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    name = path.name
-    dirty = bool(_git(path, "status", "--porcelain", "--", name))
-    diff = _git(path, "diff", "--shortstat", "HEAD", "--", name) if dirty else None
-    return {"commit": commit, "dirty": dirty, "diff": diff or None}
+def _parts(named: str) -> tuple[Path, str]:
+    """Return file and function of "my_attention.py:attention"."""
+    file, colon, function = named.rpartition(":")
+    if not colon or not file or not function.isidentifier():
+        raise ValueError(f"{named!r} is not of the form FILE.py:NAME, with a name that the file defines")
+    return Path(file), function
+
+
+def _check(path: Path, source: bytes, function: str) -> None:
+    """Raise ValueError, with a sentence for people, if a file is not Python or does not define the function."""
+    try:
+        module = ast.parse(source, str(path))
+        compile(module, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ValueError(f"{path}{line}: this is not Python: {reason}") from error
+    defined = list(dict.fromkeys(_defined(module)))
+    if function != MAIN and function not in defined and "*" not in defined:
+        raise ValueError(f"{path} defines no {function!r}; it defines: {', '.join(defined) or 'nothing'}")
+
+
+def _revision(folder: Path, name: str, label: str | None) -> dict[str, Any] | None:
+    """Return label and commit of a file or folder in a checkout, and how it differs from the commit; without a commit
+    if git tracks nothing of it, None if there is no label, either."""
+    labelled = {} if label is None else {"label": label}
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None or not _git(folder, "ls-files", "--", name):
+        return labelled or None
+    diff = _git(folder, "diff", "--shortstat", "HEAD", "--", name)
+    return {**labelled, "commit": commit, "dirty": bool(diff), "diff": diff or None}
 
 
 def _content(path: Path) -> bytes:
@@ -144,15 +138,17 @@ def _content(path: Path) -> bytes:
         raise ValueError(f"{path}: {error.strerror}") from error
 
 
-def _git(path: Path, *command: str) -> str | None:
-    """Return what git says in a file's folder; None if it fails, or is not installed."""
-    done = _run_git(path, *command)
+def _git(folder: Path, *command: str) -> str | None:
+    """Return what git says in a folder; None if it fails, or is not installed."""
+    done = _run_git(folder, *command)
     return None if done is None or done.returncode else done.stdout.decode(errors="replace").strip()
 
 
-def _run_git(path: Path, *command: str) -> subprocess.CompletedProcess[bytes] | None:
+def _run_git(
+    folder: Path, *command: str, timeout_s: float | None = GIT_TIMEOUT_S
+) -> subprocess.CompletedProcess[bytes] | None:
     try:
-        return subprocess.run(["git", "-C", str(path.parent), *command], capture_output=True, timeout=GIT_TIMEOUT_S)
+        return subprocess.run(["git", "-C", str(folder), *command], capture_output=True, timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
 
@@ -195,7 +191,7 @@ def put_into(
         raise ValueError("--code goes along with --step, --model, --implementation or a script: name one in the folder")
     schemas = {spec["kind"]: spec["schema"] for spec in specs}
     files: list[OwnCode] = []
-    for role, option in OPTIONS.items():
+    for option, roles in ROLES.items():
         value = named.get(option)
         if value is None:
             continue
@@ -203,15 +199,15 @@ def put_into(
         kind = inside.get("kind")
         if kind not in schemas:
             return files  # the server says what is wrong with the kind
-        field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) == role), None)
+        field = next((name for name, schema in schemas[kind]["properties"].items() if schema.get(ROLE) in roles), None)
         if field is None:
-            able = [known for known, schema in schemas.items() if _takes(schema, role)]
-            raise ValueError(f"kind {kind} takes no {role} of your own; kinds that do: {', '.join(able)}")
+            able = [known for known, schema in schemas.items() if _takes(schema, roles)]
+            raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}")
         code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
         inside[field] = code.as_field()
         files.append(code)
     return files
 
 
-def _takes(schema: Mapping[str, Any], role: str) -> bool:
-    return any(field.get(ROLE) == role for field in schema["properties"].values())
+def _takes(schema: Mapping[str, Any], roles: Sequence[str]) -> bool:
+    return any(field.get(ROLE) in roles for field in schema["properties"].values())

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import subprocess
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 DATE = (1980, 1, 1, 0, 0, 0)
 """The date of every file: the earliest that a zip file can hold."""
 MODE = 0o100644 << 16
+MAX_FILES, MAX_BYTES = 10_000, 64 << 20
+"""Most files of a folder, and their most bytes before they are packed; workers unpack no more."""
 
 
 def pack(folder: Path, file: Path) -> bytes:
@@ -23,24 +27,65 @@ def pack(folder: Path, file: Path) -> bytes:
     and __pycache__. Links do not.
 
     Raises:
-        ValueError: the file is not in the folder, or git does not track it; a sentence for people.
+        ValueError: the file is not in the folder, or git does not track it, or the folder is too large; a sentence for
+            people.
         OSError: a file cannot be read.
     """
     root = folder.resolve()
-    try:
-        name = file.resolve().relative_to(root).as_posix()
-    except ValueError:
-        raise ValueError(f"{file} is not in the folder {folder}, which --code names") from None
+    if not root.is_dir():
+        raise ValueError(f"--code {folder}: there is no such folder")
+    name = place(folder, file)
     files = _tracked(root) or _visible(root)
     if name not in files:
         raise ValueError(f"{file} does not go along: git does not track it (git add {file}), or it is hidden or a link")
+    _check_sizes(folder, {each: (root / each).stat().st_size for each in files})
+    return _packed(((each, (root / each).read_bytes()) for each in files), name)
+
+
+def pack_archive(content: bytes, folder: Path, file: Path) -> bytes:
+    """Pack what `git archive --format=zip` gave of a folder, with bytes as `pack` gives of the same files.
+
+    Raises ValueError: the file is not in it, or the folder is too large; a sentence for people.
+    """
+    name = place(folder, file)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = {
+            entry.filename: entry
+            for entry in sorted(archive.infolist(), key=lambda entry: entry.filename)
+            if not entry.is_dir() and not stat.S_ISLNK(entry.external_attr >> 16)
+        }
+        if name not in entries:
+            raise ValueError(f"there is no {file}")
+        _check_sizes(folder, {each: entry.file_size for each, entry in entries.items()})
+        return _packed(((each, archive.read(entry)) for each, entry in entries.items()), name)
+
+
+def place(folder: Path, file: Path) -> str:
+    """Return the name of a file in a folder; raises ValueError if it is outside."""
+    try:
+        return file.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        raise ValueError(f"{file} is not in the folder {folder}, which --code names") from None
+
+
+def _check_sizes(folder: Path, sizes: Mapping[str, int]) -> None:
+    if len(sizes) > MAX_FILES or sum(sizes.values()) > MAX_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ValueError(
+            f"--code {folder}: {len(sizes)} files of {sum(sizes.values()) >> 20} MiB would go along, and at most "
+            f"{MAX_FILES} of {MAX_BYTES >> 20} MiB can; the largest is {largest}, of {sizes[largest] >> 20} MiB. Of "
+            "a git repository only tracked files go along"
+        )
+
+
+def _packed(files: Iterable[tuple[str, bytes]], file: str) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for each in files:
-            entry = zipfile.ZipInfo(each, DATE)
+        for name, content in files:
+            entry = zipfile.ZipInfo(name, DATE)
             entry.create_system, entry.external_attr, entry.compress_type = 3, MODE, zipfile.ZIP_DEFLATED
-            archive.writestr(entry, (root / each).read_bytes())
-        archive.comment = name.encode()
+            archive.writestr(entry, content)
+        archive.comment = file.encode()
     return packed.getvalue()
 
 

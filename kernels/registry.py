@@ -7,7 +7,7 @@ Names are listed from metadata, without importing the implementations, so the ag
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -106,10 +106,10 @@ class Registry:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute attention, and where it works."""
+    """One way to compute attention, or another operation, and where it works."""
 
     name: str
-    function: AttentionFunction
+    function: AttentionFunction | Callable[..., Tensor]
     dtypes: Mapping[str, frozenset[str]]
     """Supported data types ("float32", "bfloat16", …) by device type ("cpu", "cuda")."""
     has_backward: bool = True
@@ -121,6 +121,8 @@ class Implementation:
     """Searches for the fastest configuration for such inputs on their device, which this process's further calls then
     use; None if there is nothing to tune. Called on request only.
     """
+    of: str = "attention"
+    """The operation that it computes, for messages."""
 
     @property
     def devices(self) -> frozenset[str]:
@@ -130,14 +132,76 @@ class Implementation:
     def why_not(self, device: str, dtype: str, *, backward: bool) -> str | None:
         """Return why it cannot run with these inputs; None if it can."""
         if device not in self.dtypes:
-            return f"attention {self.name!r} does not run on {device}, only on {', '.join(sorted(self.dtypes))}"
+            return f"{self.of} {self.name!r} does not run on {device}, only on {', '.join(sorted(self.dtypes))}"
         if dtype not in self.dtypes[device]:
             return (
-                f"attention {self.name!r} does not take {dtype} on {device}: {', '.join(sorted(self.dtypes[device]))}"
+                f"{self.of} {self.name!r} does not take {dtype} on {device}: {', '.join(sorted(self.dtypes[device]))}"
             )
         if backward and not self.has_backward:
-            return f"attention {self.name!r} has no backward pass: use mode forward or generate"
+            return f"{self.of} {self.name!r} has no backward pass: use mode forward or generate"
         return None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An operation on a matrix of rows and columns, its plain PyTorch, and kernels that replace that."""
+
+    name: str
+    shapes: Callable[[int, int], Sequence[tuple[int, ...]]]
+    """(rows, columns) -> the shapes of the inputs, which are normally distributed."""
+    plain: Callable[..., Tensor]
+    """Inputs -> one output. Implementation `torch`."""
+    linear_in: int
+    """The index of an input whose negation negates the output and the gradients of all other inputs; by that a result
+    that was stored and is returned again is noticed."""
+    kernels: Sequence[Implementation] = ()
+    """Further implementations: functions of the same inputs, which autograd differentiates."""
+    oracle: Callable[..., list[Tensor]] | None = None
+    """(inputs, gradient of the output or None) -> the output and the inputs' gradients, in the inputs' dtype, without
+    autograd's memory; None: `plain` under autograd."""
+
+    def implementation(self, name: str) -> Implementation:
+        """Return an implementation of this operation.
+
+        Raises:
+            UnknownName: it has none of this name.
+        """
+        everywhere = dict.fromkeys(DEVICES, DTYPES)
+        known = [Implementation("torch", self.plain, everywhere, of=self.name), *self.kernels]
+        for one in known:
+            if one.name == name:
+                return one
+        raise UnknownName(f"{self.name} has no implementation {name!r}; it has {', '.join(one.name for one in known)}")
+
+    def expected(self, inputs: Sequence[Tensor], grad_out: Tensor | None) -> list[Tensor]:
+        """Return the output and, with its gradient, the inputs' gradients, in the inputs' dtype."""
+        if self.oracle is not None:
+            return self.oracle(inputs, grad_out)
+        leaves = [tensor.detach().requires_grad_(grad_out is not None) for tensor in inputs]
+        out = self.plain(*leaves)
+        if grad_out is None:
+            return [out]
+        out.backward(grad_out)  # type: ignore[no-untyped-call]
+        return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def _check_kernel(name: str, loaded: object) -> None:
+    """Check its fields.
+
+    Raises:
+        TypeError: a field is wrong.
+    """
+    if not isinstance(loaded, Kernel):
+        raise TypeError(f"expected a kernels.registry.Kernel, not {type(loaded).__name__}")
+    if loaded.name != name:
+        raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
+    for field in ("shapes", "plain"):
+        if not callable(getattr(loaded, field)):
+            raise TypeError(f"{field} must be a function, not {getattr(loaded, field)!r}")
+    if not isinstance(loaded.linear_in, int):
+        raise TypeError(f"linear_in must be the index of an input, not {loaded.linear_in!r}")
+    for one in loaded.kernels:
+        _check_implementation(getattr(one, "name", ""), one)
 
 
 def _check_implementation(name: str, loaded: object) -> None:
@@ -194,3 +258,11 @@ ATTENTION = Registry(
     _check_implementation,
 )
 """Every attention implementation; `ATTENTION.load(name)` gives its `Implementation`."""
+
+KERNELS = Registry(
+    "kernel",
+    "flopwatch.kernels",
+    {name: f"kernels.operations:{name}" for name in ("rms_norm", "swiglu", "weighted_sum")},
+    _check_kernel,
+)
+"""Every other operation that kernels compute; `KERNELS.load(name)` gives its `Kernel`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive")
 STRATEGIES = ("none", "naive", "flat", "overlapped", "bucketed", "torch_ddp", "fsdp", "torch_fsdp")
 SHARDING = ("fsdp", "torch_fsdp")
 
@@ -22,6 +22,8 @@ def traffic_factor(operation: str, ranks: int) -> float:
     all_gather       (n-1)/n     every piece but one's own comes in
     reduce_scatter   (n-1)/n     every piece but one's own goes out
     broadcast        1           the whole tensor passes through
+    all_to_all       (n-1)/n     every piece but one's own goes out
+    send_receive     1           the whole tensor goes to the next rank
 
     Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth".
 
@@ -33,9 +35,9 @@ def traffic_factor(operation: str, ranks: int) -> float:
     match operation:
         case "all_reduce":
             return 2 * (ranks - 1) / ranks
-        case "all_gather" | "reduce_scatter":
+        case "all_gather" | "reduce_scatter" | "all_to_all":
             return (ranks - 1) / ranks
-        case "broadcast":
+        case "broadcast" | "send_receive":
             return 1.0 if ranks > 1 else 0.0
     raise ValueError(f"unknown operation {operation!r}; known are {', '.join(OPERATIONS)}")
 
@@ -91,7 +93,8 @@ def step_traffic(
         sharded_bytes: With full sharding: of the sharded parameters, in the dtype in which they travel; the others'
             gradients are `gradient_bytes - sharded_bytes`.
         gathered_once_bytes: The part of `sharded_bytes` that stays gathered from the forward to the backward pass, as
-            the root unit of torch's FSDP2 does.
+            the root unit of torch's FSDP2 does; all of them if nothing is resharded after the forward pass, which sends
+            what ZeRO's stages 1 and 2 do (section 7.2.1).
         sharded_optimizer: Whether the optimizer's state is divided, with data parallelism.
         micro_batches: Forward and backward passes of the step. Full sharding gathers and reduces in each of them;
             everything else is exchanged once.

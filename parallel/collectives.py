@@ -57,9 +57,9 @@ def averaging(group: dist.ProcessGroup, device: torch.device) -> Averaging:
     return Averaging(dist.ReduceOp.SUM, 1.0 / group.size())
 
 
-def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return True if the group sends this device's tensors by NCCL."""
-    return cuda_backend(group, device) == "nccl"
+def runs_together(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return True if the group runs operations that start together as one: NCCL makes one kernel of them."""
+    return cuda_backend(group, device) in ("nccl", silent_group.BACKEND)
 
 
 def cuda_backend(group: dist.ProcessGroup, device: torch.device) -> str | None:
@@ -107,7 +107,7 @@ def start_all_reduces(
         sent = [tensor.to(dtype) for tensor in tensors]
         return _CopiedBack(start_all_reduces(sent, operation, group), tensors, sent)
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
-    if len(real) > 1 and uses_nccl(group, real[0].device):
+    if len(real) > 1 and runs_together(group, real[0].device):
         together = _asynchronous(dist.AllreduceCoalescedOptions(), operation)
         start = functools.partial(group.allreduce_coalesced, real, together)
         return _started("all_reduce", sum(tensor.nbytes for tensor in tensors), start)
@@ -185,7 +185,7 @@ def start_together(
             or reduce-scatters with one reduction.
         keep: Tensors that must live until the operations are done.
     """
-    if len(starts) < 2 or not uses_nccl(group, device):
+    if len(starts) < 2 or not runs_together(group, device):
         return StartedTogether([work for start in starts if (work := start()) is not None], keep)
 
     def start_all() -> Work:

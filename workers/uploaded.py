@@ -1,7 +1,8 @@
 """Imports the code that users have uploaded for their jobs, in the process of a unit.
 
-The agent writes a job's files to a folder of the job, each as `<SHA-256>.py`, and names the folder in the variable
-FOLDER, which the processes that a unit starts inherit. Only agents started with --allow-code do so.
+The agent writes a job's files to a folder of the job, each as `uploaded_<SHA-256>.py`, and names the folder in the
+variable FOLDER, which the processes that a unit starts inherit. Of an uploaded folder, that file is a link to the one
+that is meant. Only agents started with --allow-code do so.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flopwatch.packing import MAX_BYTES, MAX_FILES
 from workers.outcome import InvalidEnvironment, RunnerError
 
 if TYPE_CHECKING:
@@ -33,10 +35,8 @@ FOLDER = "UPLOADED_CODE"
 """Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""
 PACKED = b"PK\x03\x04"
 """The first bytes of a packed folder (flopwatch.packing); its comment names the file that a spec means."""
-MAX_FILES, MAX_UNPACKED = 10_000, 64 << 20
-"""Most files of a folder, and their most bytes."""
 UNPACKING_ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, ValueError, RuntimeError),  # a RuntimeError: it is encrypted
     *(FileExistsError, NotADirectoryError, IsADirectoryError),
 )
 OFFERED = 10
@@ -62,7 +62,7 @@ def write(folder: Path, contents: Iterable[bytes]) -> dict[str, str]:
         if content.startswith(PACKED):
             _unpack(content, folder / sha256)
         else:
-            (folder / f"{sha256}.py").write_bytes(content)
+            (folder / f"{_name(sha256)}.py").write_bytes(content)
     return {FOLDER: str(folder)}
 
 
@@ -70,35 +70,31 @@ def _unpack(content: bytes, folder: Path) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries, entry_file = archive.infolist(), archive.comment.decode()
-            if len(entries) > MAX_FILES or sum(entry.file_size for entry in entries) > MAX_UNPACKED:
-                raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_UNPACKED >> 20} MiB")
+            if len(entries) > MAX_FILES or sum(entry.file_size for entry in entries) > MAX_BYTES:
+                raise BrokenCode(f"the folder of code has more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             for entry in entries:
                 _check_place(entry)
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
                 # It reads no more than the size that was added up above, or raises.
                 target.write_bytes(archive.read(entry))
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        NotImplementedError,
-        FileExistsError,
-        NotADirectoryError,
-    ) as error:
+    except UNPACKING_ERRORS as error:
         raise BrokenCode(f"the folder of code cannot be unpacked: {error}") from error
     if entry_file not in {entry.filename for entry in entries}:
         raise BrokenCode("the folder of code does not say which of its files is meant")
-    (folder.parent / f"{folder.name}.entry").write_text(entry_file)
+    (folder.parent / f"{_name(folder.name)}.py").symlink_to(folder / entry_file)
 
 
 def _check_place(entry: zipfile.ZipInfo) -> None:
-    """Raise BrokenCode if a file of a folder would not be in it, or is no plain file."""
+    """Raise BrokenCode if a file of a folder would not be in it, or is no plain file, packed as
+    `flopwatch.packing` packs."""
     place = PurePosixPath(entry.filename)
     if place.is_absolute() or ".." in place.parts or "\\" in entry.filename or entry.is_dir():
         raise BrokenCode(f"the folder of code has a file outside of it: {entry.filename!r}")
     if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
         raise BrokenCode(f"the folder of code has a link or a device: {entry.filename!r}")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack more than is asked for
+        raise BrokenCode(f"the folder of code is packed by another method than deflate: {entry.filename!r}")
 
 
 def load(code: CodeSpec) -> Any:
@@ -118,8 +114,9 @@ def load(code: CodeSpec) -> Any:
     return loaded
 
 
-def implementation(code: CodeSpec) -> Implementation:
-    """Return uploaded attention: a function, a torch.autograd.Function, or an Implementation that says what it takes.
+def implementation(code: CodeSpec, of: str = "attention") -> Implementation:
+    """Return an uploaded implementation of attention, or of another operation: a function, a torch.autograd.Function,
+    or an Implementation that says what it takes.
 
     Raises:
         BrokenCode, InvalidEnvironment: as `load`; or it is a class of another kind.
@@ -130,21 +127,22 @@ def implementation(code: CodeSpec) -> Implementation:
 
     loaded = load(code)
     if isinstance(loaded, Implementation):
-        return replace(loaded, name=code.label())
+        return replace(loaded, name=code.label(), of=of)
     if isinstance(loaded, type):
         if not issubclass(loaded, torch.autograd.Function):
+            takes = "(q, k, v, is_causal)" if of == "attention" else "its inputs"
             raise BrokenCode(
-                f"{code.label()}: {code.function!r} is a class, and attention is a function of (q, k, v, is_causal), "
-                "or a torch.autograd.Function"
+                f"{code.label()}: {code.function!r} is a class, and {of} is a function of {takes}, or a "
+                "torch.autograd.Function"
             )
         loaded = loaded.apply
-    return Implementation(code.label(), loaded, dtypes=dict.fromkeys(DEVICES, DTYPES))
+    return Implementation(code.label(), loaded, dtypes=dict.fromkeys(DEVICES, DTYPES), of=of)
 
 
 def content(code: CodeSpec) -> bytes:
     """Return the uploaded file. Raises InvalidEnvironment if this process has no such file."""
     try:
-        found = _path(code).read_bytes()
+        found = path(code).read_bytes()
     except OSError as error:
         raise InvalidEnvironment(f"{code.label()}: its file is not here: {error.strerror}") from error
     if _folder(code).is_dir():
@@ -154,8 +152,14 @@ def content(code: CodeSpec) -> bytes:
     return found
 
 
-def run_as_main(source: bytes, name: str, arguments: Sequence[str]) -> None:
+def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path | None = None) -> None:
     """Run a script as `python NAME ARGUMENTS` would, in this process; it may end itself with exit code 0.
+
+    Args:
+        source: the script.
+        name: its name, in tracebacks and as `sys.argv[0]`.
+        arguments: its arguments.
+        file: where it is, for what lies beside it and for processes that it spawns; None: nowhere.
 
     Raises:
         BrokenCode: it is not Python, or has ended itself with another exit code.
@@ -163,7 +167,7 @@ def run_as_main(source: bytes, name: str, arguments: Sequence[str]) -> None:
     """
     module = ModuleType("__main__")
     before, sys.argv = sys.argv, [name, *arguments]
-    module.__file__ = name
+    module.__file__ = name if file is None else str(file)
     main, sys.modules["__main__"] = sys.modules["__main__"], module
     try:
         compiled = compile(source, name, "exec", dont_inherit=True)
@@ -178,25 +182,34 @@ def run_as_main(source: bytes, name: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.modules["__main__"] = before, main
 
 
-def _path(code: CodeSpec) -> Path:
+def path(code: CodeSpec) -> Path:
     """Return the uploaded file, or the one that is meant of an uploaded folder."""
-    folder = _folder(code)
-    if folder.is_dir():
-        return folder / folder.with_name(f"{folder.name}.entry").read_text()
-    return folder.with_name(f"{folder.name}.py")
+    return (_files() / f"{_name(code.sha256)}.py").resolve()
+
+
+def _name(sha256: str) -> str:
+    """Return the module's name. By it the processes that the code spawns import the module again."""
+    return f"uploaded_{sha256}"
+
+
+def _files() -> Path:
+    return Path(os.environ.get(FOLDER, ""))
 
 
 def _folder(code: CodeSpec) -> Path:
-    return Path(os.environ.get(FOLDER, "")) / code.sha256
+    return _files() / code.sha256
 
 
 def let_import(code: CodeSpec) -> None:
-    """Put an uploaded folder first on sys.path, and before it the folder of its file, as Python does for a script."""
+    """Put an uploaded folder first on sys.path, and before it the folder of its file, as Python does for a script; the
+    folder of uploaded files last."""
     folder = _folder(code)
     if folder.is_dir():
-        for place in dict.fromkeys([str(folder), str(_path(code).parent)]):
+        for place in dict.fromkeys([str(folder), str(path(code).parent)]):
             if place not in sys.path:
                 sys.path.insert(0, place)
+    if (files := str(_files())) not in sys.path:
+        sys.path.append(files)
 
 
 def _lacking(error: Exception, code: CodeSpec) -> str | None:
@@ -215,26 +228,26 @@ def _is_implementation(loaded: object) -> bool:
 
 
 def _module(code: CodeSpec) -> ModuleType:
-    name = f"uploaded_{code.sha256}"
+    name = _name(code.sha256)
     if name in sys.modules:
         return sys.modules[name]
-    path, source = _path(code), content(code)
+    file, source = path(code), content(code)
     let_import(code)
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     # Registered before it runs, as Python does: dataclasses and pickles look for their module there.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         # The very bytes whose hash was checked: the loader would read the file a second time.
-        compiled = compile(source, str(path), "exec", dont_inherit=True)
-        _remember_lines(path, source)
+        compiled = compile(source, str(file), "exec", dont_inherit=True)
+        _remember_lines(file, source)
         exec(compiled, vars(module))  # noqa: S102  # only under --allow-code
     except Exception as error:
         del sys.modules[name]
         traceback.print_exc()
         if cure := _lacking(error, code):
-            raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, path)}: {cure}") from error
-        raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, path)}") from error
+            raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, file)}: {cure}") from error
+        raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, file)}") from error
     return module
 
 

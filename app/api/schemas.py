@@ -220,6 +220,8 @@ class HistoryPoint(TypedDict):
     validity: str | None
     version: str | None
     short_version: str | None
+    commit: str | None
+    revision: str | None
     baselines: list[str]
 
 

@@ -88,7 +88,7 @@ Implementation = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.py:FUNCTION",
-        help="Attention of your own, beside the others or in the model; in a comparison, the candidate's.",
+        help="Attention of your own, or a kernel, beside the others or in the model; in a comparison, the candidate's.",
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A model of your own, for training kinds.")]
@@ -103,8 +103,6 @@ Code = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        exists=True,
-        file_okay=False,
         help="The folder of your code, which goes along so that imports work: what git tracks in it.",
     ),
 ]

@@ -60,7 +60,8 @@ def history(
             f"{point['job']} {point['side']}" if point["side"] else point["job"],
             *([point["device_key"]] if several else []),
             point["outcome"] if point["value"] is None else point["value"],
-            *(point[name] for name in ("low", "high", "n", "validity", "short_version")),
+            *(point[name] for name in ("low", "high", "n", "validity")),
+            " ".join(filter(None, (point["short_version"], point.get("revision")))) or None,
             ", ".join(point["baselines"]) or None,
         )
         for point in reversed(shown["points"])

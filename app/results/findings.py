@@ -39,6 +39,7 @@ DEFAULT_REPLICATES = 8
 MOST_PROCESSES = 100
 """If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
 MANY_TESTS = 200
+BY_CHANCE = "with so few processes, up to 1 of 20 equal cases would seem to differ"
 
 NOTHING = Estimate(None, None, None, None, None)
 """The estimate if there is nothing to compare."""
@@ -442,9 +443,16 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
     else:
         conclusion = "inconclusive" if "inconclusive" in of else "no_difference"
     metrics = ", ".join(dict.fromkeys(row.metric for row in with_values))
-    return conclusion, f"{metrics}, {len(rows)} cases: candidate is {', '.join(parts)}" if found_any else (
-        f"{metrics}, {len(rows)} cases: {', '.join(parts)}"
-    )
+    if not found_any:
+        return conclusion, f"{metrics}, {len(rows)} cases: {', '.join(parts)}"
+    caution = f"; {BY_CHANCE}" if _is_uncorrected(with_values) else ""
+    return conclusion, f"{metrics}, {len(rows)} cases: candidate is {', '.join(parts)}{caution}"
+
+
+def _is_uncorrected(rows: Sequence[Row]) -> bool:
+    """Return True if several cases were tested and `inference.adjusted` could not correct for it."""
+    smallest = min(inference.smallest_p_value(len(row.baseline), len(row.candidate)) for row in rows)
+    return smallest * len({row.case for row in rows}) > ALPHA
 
 
 def _how_far(row: Row) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline
-from app.results.versions import short_version, version_of
+from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
 from app.specs import KINDS, Scalar
 from app.states import worst
 from app.store.database.engine import Database, Snapshot
@@ -57,6 +57,10 @@ class Point:
     version: str | None
     """What code ran: see versions.py."""
     short_version: str | None
+    commit: str | None
+    """The git commit of that code, or the one that its changes are based on."""
+    revision: str | None
+    """Where uploaded code comes from: what its author calls it, the commit, and the changes in short."""
     baselines: Sequence[str]
 
 
@@ -223,7 +227,9 @@ def _points(
     for (job_id, device, side), processes in gathered.items():
         job = jobs[job_id]
         summary = summarise(processes, planned_processes(job.spec), job.stopped)
-        version = version_of(job.spec if side is None else job.spec.get(side, {}), job.environment, coordinates)
+        spec = job.spec if side is None else job.spec.get(side, {})
+        version = version_of(spec, job.environment, coordinates)
+        revision = revision_of(spec, coordinates)
         points.append(
             Point(
                 job=job_id,
@@ -238,6 +244,8 @@ def _points(
                 validity=worst({row.validity for row in processes}),
                 version=version,
                 short_version=short_version(version),
+                commit=revision.get("commit") or commit_of(version),
+                revision=revision_text(revision),
                 baselines=baselines.get((job_id, device), ()),
             )
         )

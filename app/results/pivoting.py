@@ -404,7 +404,7 @@ def coordinates_of(
 
     Args:
         cases: the cases.
-        asked: the requested coordinates; the kind's own are left out if no case has a value of them.
+        requested: the coordinates that were asked for; the kind's own are left out if no case has a value of them.
         also: a coordinate that the table shows in another place than its rows.
     """
     known = _known(cases)
@@ -473,7 +473,7 @@ def _metrics(
         preferred: those that the kind shows.
         units: the unit of each that was measured.
         outcomes: the outcomes of each, in any case.
-        asked: those that were asked for.
+        requested: those that were asked for.
     """
     every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
     if requested is not None:

@@ -121,7 +121,7 @@ class ComparedProfiles:
 
 
 def change_and_ratio(baseline: float | None, candidate: float | None) -> tuple[float | None, float | None]:
-    """Return other - one and other / one, each None if unknown."""
+    """Return candidate - baseline and candidate / baseline, each None if unknown."""
     if baseline is None or candidate is None:
         return None, None
     return candidate - baseline, candidate / baseline if baseline else None

@@ -1,8 +1,9 @@
-"""Which code a result is of: the hash of an uploaded file, or else the commit of the worker's checkout."""
+"""Which code a result is of: the hash of an uploaded file, or else the commit of the worker's checkout; and where an
+uploaded file comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from app.specs import Scalar
@@ -23,12 +24,30 @@ def uploaded_version(spec: Mapping[str, Any], coordinates: Mapping[str, Scalar])
         spec: the job's spec, or that of a side of a comparison.
         coordinates: the case's. A job may measure cases with its code beside others without.
     """
-    hashes = [
-        str(code["sha256"])
-        for field, code in spec.items()
-        if isinstance(code, Mapping) and "sha256" in code and coordinates.get(f"{field}.function") is not None
-    ]
-    return "+".join(hashes) or None
+    return "+".join(str(code["sha256"]) for code in _codes(spec, coordinates)) or None
+
+
+def revision_of(spec: Mapping[str, Any], coordinates: Mapping[str, Scalar]) -> Mapping[str, Any]:
+    """Return where the uploaded code of a case comes from, as its spec has it; of several files, what the first one
+    with a revision has. Empty if that is unknown."""
+    return next((code["revision"] for code in _codes(spec, coordinates) if code.get("revision")), {})
+
+
+def revision_text(revision: Mapping[str, Any]) -> str | None:
+    """Write a revision in short: "main, 1a2b3c4d-dirty, 1 file changed, 3 insertions(+)"; "." says no more than its
+    commit does."""
+    commit = revision.get("commit")
+    short = commit and short_version(commit + (DIRTY if revision.get("dirty") else ""))
+    return (
+        ", ".join(part for part in (revision.get("label"), short, revision.get("diff")) if part not in (None, "."))
+        or None
+    )
+
+
+def _codes(spec: Mapping[str, Any], coordinates: Mapping[str, Scalar]) -> Iterator[Mapping[str, Any]]:
+    for field, code in spec.items():
+        if isinstance(code, Mapping) and "sha256" in code and coordinates.get(f"{field}.function") is not None:
+            yield code
 
 
 def version_of(

@@ -25,7 +25,7 @@ ALLOW_IT = "start `flopwatch up`, or `flopwatch worker`, with --allow-code"
 UNNAMED = "uploaded"
 """Stands for the name of a file that the spec does not name."""
 
-Role = Literal["attention", "model", "step", "script"]
+Role = Literal["attention", "kernel", "model", "step", "script"]
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field; clients find the field by it."""
 

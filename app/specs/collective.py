@@ -21,7 +21,7 @@ from app.specs._base import (
     field_error,
 )
 
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 DEVICE_TYPES: dict[str, Literal["cpu", "cuda"]] = {"gloo": "cpu", "nccl": "cuda"}
@@ -47,21 +47,23 @@ class CollectiveSpec(SpecBase):
 
     kind: Literal["collective"] = "collective"
     operations: list[Operation] = Field(
-        default=["all_reduce", "all_gather", "reduce_scatter", "broadcast"], min_length=1, max_length=4
+        default=["all_reduce", "all_gather", "reduce_scatter", "broadcast"], min_length=1, max_length=6
     )
-    """Operations. Reductions are sums (`all_reduce`, `reduce_scatter`), and rank 0 broadcasts."""
+    """Operations. Reductions are sums (`all_reduce`, `reduce_scatter`), rank 0 broadcasts, and with `send_receive` each
+    rank sends its tensor to the next one while it receives another."""
     size_mb: list[Annotated[float, Field(ge=0.001, le=16_384)]] = Field(
         default=[1, 10, 100], min_length=1, max_length=100
     )
-    """Sizes of the full tensor in MB of 2**20 bytes: the tensor that every rank reduces or broadcasts, the result of an
-    all-gather, and the input of a reduce-scatter. Rounded down to a multiple of 16 bytes per rank."""
+    """Sizes of the full tensor in MB of 2**20 bytes: the tensor that every rank reduces, broadcasts or sends, the
+    result of an all-gather, and the input of a reduce-scatter or an all-to-all. Rounded down to a multiple of 16 bytes
+    per rank."""
     dtypes: list[Dtype] = Field(default=["fp32"], min_length=1, max_length=3)
     """Data types of the tensors."""
     backend: Literal["gloo", "nccl"] = "gloo"
     """`gloo`: the ranks are processes on the CPU. `nccl`: each rank has a GPU of its own."""
     world_size: int = Field(default=2, ge=2, le=64)
-    """Ranks. With `nccl` the job waits for a host with this many GPUs; with `gloo` there may be more ranks than cores,
-    and the verdict says so."""
+    """Ranks; a sweep compares several numbers. With `nccl` the job waits for a host with this many GPUs; with `gloo`
+    there may be more ranks than cores, and the verdict says so."""
     warmup_steps: WarmupSteps = None
     """Calls of each cell before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)

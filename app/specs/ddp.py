@@ -48,6 +48,10 @@ class DdpSpec(TrainingSpec):
     """`fsdp` and `torch_fsdp` only: cast parameters to bf16 before they are gathered, and compute in bf16 without
     autocast; gradients are reduced in bf16, too. Null: yes with precision bf16. If false, autocast keeps bf16 copies of
     all weights from the forward to the backward pass."""
+    reshard_after_forward: bool = True
+    """`fsdp` and `torch_fsdp` only: free gathered parameters between the forward and the backward pass. If false, they
+    stay, and are gathered once: each rank sends as much as without sharding, and divides gradients and optimizer state
+    only (ZeRO stage 2)."""
     mode: Literal["forward_backward", "train_step"] = "train_step"
     """`forward_backward` computes and shares gradients; `train_step` adds the optimizer. Other modes have no gradients
     to share."""
@@ -93,6 +97,7 @@ class DdpSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("trace", "trace_max_mib", "step_timeout_s", "new_tokens")
     }
+    added: ClassVar[Mapping[str, Scalar]] = {**TrainingSpec.added, "reshard_after_forward": True}
     first_plotted: ClassVar[str | None] = "exposed_communication_ms"
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
@@ -129,6 +134,10 @@ class DdpSpec(TrainingSpec):
         elif self.cast_before_communication:
             raise field_error(
                 "cast_before_communication", f"strategy {self.strategy} shares float32 gradients: choose fsdp"
+            )
+        elif not self.reshard_after_forward:
+            raise field_error(
+                "reshard_after_forward", f"{self.strategy} keeps parameters whole: choose fsdp, or leave it out"
             )
         if (
             self.strategy == "bucketed"
@@ -195,6 +204,8 @@ class DdpSpec(TrainingSpec):
             identity["bucket_size_mb"] = None
         if self.strategy != "bucketed":
             identity |= {"first_bucket_size_mb": None, "gradients_as_views": None}
+        if self.strategy not in FULLY_SHARDED:
+            identity["reshard_after_forward"] = None
         if self.strategy not in FULLY_SHARDED or self.precision != "bf16":
             identity["cast_before_communication"] = None
         else:

@@ -12,13 +12,19 @@ from pydantic import Field, model_validator
 from app.specs._base import (
     Cell,
     Device,
+    Name,
+    Named,
     Resources,
     Seed,
     SpecBase,
     WarmupSteps,
     check_lists,
     check_number_of_cells,
+    field_error,
+    listed,
 )
+from app.specs._code import CodeSpec, Uploaded, coordinates, names
+from app.specs._identity import Scalar
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -42,10 +48,16 @@ class KernelSpec(SpecBase):
     """Time a kernel and its plain PyTorch over a grid of sizes."""
 
     kind: Literal["kernel"] = "kernel"
-    kernel: Literal["weighted_sum"] = "weighted_sum"
-    """`weighted_sum`: x (rows, columns) times weight (columns), summed over columns."""
-    implementations: list[Literal["torch", "triton"]] = Field(default=["torch", "triton"], min_length=1, max_length=2)
-    """`torch` is the plain PyTorch; `triton` is our kernel, on a GPU."""
+    kernel: Annotated[Name, Named("kernel")] = "weighted_sum"
+    """The operation, as workers register it. `weighted_sum`: x (rows, columns) times weight (columns), summed over
+    columns. `rms_norm`: of x (rows, columns) over columns, times weight (columns). `swiglu`: silu(gate) times up, both
+    (rows, columns)."""
+    implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
+    """`torch` is the plain PyTorch; `triton` is our kernel for `weighted_sum`, on a GPU. Empty with `code`: none beside
+    it."""
+    code: Annotated[CodeSpec | None, Uploaded("kernel")] = None
+    """A function of your own, measured and checked beside them: it takes the operation's inputs and returns its output,
+    which autograd can differentiate unless the mode is `forward`. Only workers started with --allow-code run it."""
     rows: list[Size] = Field(default=[4096], min_length=1, max_length=100)
     """Rows of the input."""
     columns: list[Size] = Field(default=[1024], min_length=1, max_length=100)
@@ -72,6 +84,7 @@ class KernelSpec(SpecBase):
         "rows": "rows",
         "columns": "columns",
     }
+    labels: ClassVar[dict[str, tuple[str, ...]]] = {"implementation": names("code")}
     table_rows: ClassVar[tuple[str, ...]] = ("kernel", "implementation", "dtype", "rows", "columns")
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
@@ -85,6 +98,8 @@ class KernelSpec(SpecBase):
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
         check_lists(self)
+        if not self.implementations and self.code is None:
+            raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
         check_number_of_cells(self, "rows")
         return self
 
@@ -93,11 +108,28 @@ class KernelSpec(SpecBase):
         return list(self._cells())
 
     def number_of_cells(self) -> int:
-        return len(self.dtypes) * len(self.rows) * len(self.columns) * len(self.implementations)
+        return len(self.dtypes) * len(self.rows) * len(self.columns) * len(self._names())
+
+    def _names(self) -> list[str]:
+        """Return the names of the implementations as cells have them, that of uploaded code last."""
+        return [*self.implementations, *([] if self.code is None else [self.code.label()])]
 
     def _cells(self) -> Iterator[KernelCell]:
-        grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self.implementations)
+        grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self._names())
         return (KernelCell(name, dtype, rows, columns) for dtype, rows, columns, name in grid)
+
+    def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """Set `code` to null for all implementations but that code."""
+        return coordinates(identity, "code", self.code if self.is_code(identity.get("implementation")) else None), {}
+
+    def is_code(self, implementation: Scalar) -> bool:
+        """Return True if a cell's implementation is the uploaded code."""
+        return self.code is not None and implementation == self.code.label()
+
+    def overview(self) -> dict[str, Scalar]:
+        """Return all coordinates of the job, with the uploaded code among the implementations."""
+        whole = coordinates(super().overview(), "code", self.code)
+        return {"implementation": None} | whole | {"implementation": listed(self._names())}
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

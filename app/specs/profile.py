@@ -56,7 +56,8 @@ class ProfileSpec(TrainingSpec):
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
     """Largest compressed Chrome trace that is kept, in MiB; a larger one is cut to fewer steps."""
     nsys: Annotated[bool, Needs("tool", "nsys")] = False
-    """Run the job once more under Nsight Systems, and keep its report. Needs a GPU."""
+    """Run the job once more under Nsight Systems, and keep its report. Needs a GPU. Unverified: tested with a stand-in
+    for the tool, on no host that has it."""
     ncu: Annotated[NcuSpec | None, Needs("tool", "ncu")] = None
     """Run the job once more under Nsight Compute, and keep its report. Needs a GPU."""
 

@@ -5,6 +5,10 @@ Where no worker allows it: tests/app/api/test_files.py.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,15 +154,45 @@ def test_a_model_with_attention_of_ones_own_is_trained(flopwatch: Flopwatch, sit
     assert done["state"] == "succeeded", done["error"]
 
 
-def test_two_versions_are_measured_in_turns(flopwatch: Flopwatch, tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine.py").write_text(f"{SOURCE}\n# {name}\n")
-    folders = (str(tmp_path / "old"), str(tmp_path / "new"))
-    spec = {**SPEC, "implementations": []}
-    job = flopwatch.versus(*folders, spec, implementation="mine.py:right", replicates=1)
-    job = flopwatch.wait(job, timeout_s=60, show=lambda *_: None)
-    assert job["name"] == " → ".join(folders)
+STEP = """
+import torch
+from inner.size import SIZE
+
+
+def make_step(device):
+    x = torch.ones(SIZE, SIZE, device=device)
+    return lambda: x @ x
+"""
+
+
+def test_revisions_of_a_repository_are_measured_in_turns(flopwatch: Flopwatch, tmp_path: Path) -> None:
+    """The change is in a file that goes along."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "size.py").write_text("SIZE = 16\n")
+    (tmp_path / "train.py").write_text(STEP)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-qb", "main"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True)
+    (tmp_path / "inner" / "size.py").write_text("SIZE = 17\n")
+    own = ["--step", "train.py:make_step", "--code", ".", "--replicates", "1", "--json"]
+    fields = ["benchmark", "warmup_steps=1", "measure_steps=2", "device=cpu"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "app.cli", "--url", flopwatch.url, "versus", "main", ".", *own, "--", *fields],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    job = json.loads(ran.stdout)
+    assert job["name"] == "main → ."
+    old, new = (job["spec"][side]["step_code"]["revision"] for side in ("baseline", "candidate"))
+    assert (old["label"], old["dirty"], new["dirty"], new["diff"]) == (
+        *("main", False, True),
+        "1 file changed, 1 insertion(+), 1 deletion(-)",
+    )
+    assert old["commit"] == new["commit"]
     compared = flopwatch.get("/compare", job=job["id"])
     assert compared["alternated"]
     assert [difference["name"] for difference in compared["differences"]] == ["version"]
@@ -179,3 +213,4 @@ def test_a_check_of_an_edited_file_goes_on_in_turns(
     turns = flopwatch.check("kept", edited, alternate=True, show=lambda *_: None)
     assert [comparison["alternated"] for comparison in turns["comparisons"]] == [True]
     assert turns["jobs"] == [edited["id"]]
+    assert turns["outcome"] == "inconclusive", "one process of each version cannot tell, in turns either"

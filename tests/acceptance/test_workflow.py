@@ -90,6 +90,23 @@ def run(script: str, checkout: Path, environment: dict[str, str]) -> tuple[int, 
     return done.returncode, done.stdout
 
 
+@pytest.mark.parametrize(("answered", "exit_code"), [(0, 0), (3, 3), (4, 0), (5, 5), (6, 6), (8, 8), (1, 1)], ids=str)
+def test_only_what_also_turns_could_not_tell_is_a_warning(
+    workflow: dict[str, Any], tmp_path: Path, answered: int, exit_code: int
+) -> None:
+    (job,) = workflow["jobs"].values()
+    (check,) = [step["run"] for step in job["steps"] if "check --baseline" in step.get("run", "")]
+    command = tmp_path / ".venv" / "bin" / "flopwatch"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/bin/sh\necho $* > arguments\nexit {answered}\n")
+    command.chmod(0o755)
+    (tmp_path / "job.json").write_text('{"id": 17}')
+    code, out = run(check, tmp_path, dict(os.environ))
+    assert code == exit_code
+    assert ("::warning::" in out) == (answered == 4)
+    assert (tmp_path / "arguments").read_text() == "check --baseline main 17 --fail-above 5% --alternate\n"
+
+
 def small(script: str, port: int) -> str:
     """The script on the port of the tests' server, and with work for a test's time."""
     return script.replace(PORT, str(port)).replace(REAL_SIZE, SMALL_SIZE)
@@ -112,8 +129,9 @@ def test_actions_are_pinned_and_no_push_is_dropped(workflow: dict[str, Any]) -> 
         (0.020, RIGHT, 0, "in turns"),
         (0.024, RIGHT, 3, "worse by more than 5 %"),
         (0.020, "v", 8, "not that of the reference"),
+        (0.020, "nothing_of_this_name", 6, "missing: the candidate has no"),
     ],
-    ids=["equal", "a fifth slower", "wrong"],
+    ids=["equal", "a fifth slower", "wrong", "failing"],
 )
 def test_a_push_sets_the_baseline_of_pull_requests(
     workflow: dict[str, Any], site: Any, checkout: Path, seconds: float, output: str, exit_code: int, words: str

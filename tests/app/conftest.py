@@ -27,7 +27,7 @@ from tools.waiting import wait_until
 
 START_TIMEOUT_S = 30.0
 KINDS = frozenset({"benchmark"})
-CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
+CAPABILITIES = frozenset({"attention:eager", "kernel:weighted_sum", "model:transformer_lm"})
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 

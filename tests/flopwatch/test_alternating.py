@@ -17,18 +17,20 @@ def job(sha256: str | None, **fields: Any) -> dict[str, Any]:
 def test_versions_of_the_same_work_are_compared_once() -> None:
     baseline = [job("old", seed=1, replicates=8), job("old", seed=2), job("old", dtypes=["fp32"])]
     candidate = [job("new", seed=5), job("new", seed=6), job("new", dtypes=["bf16"])]
-    (spec,) = alternating.comparisons(baseline, candidate)
+    (spec,), are_all = alternating.comparisons(baseline, candidate)
     assert (spec["kind"], spec["baseline"]["code"]["sha256"], spec["candidate"]["code"]["sha256"]) == (
         "compare",
         "old",
         "new",
     )
     assert "replicates" not in spec["baseline"]
+    assert not are_all, "nothing of the baseline is like the work in bf16"
+    assert alternating.comparisons(baseline, candidate[:2]) == ([spec], True)
 
 
 def test_equal_code_and_no_code_are_not() -> None:
-    assert alternating.comparisons([job("old")], [job("old")]) == []
-    assert alternating.comparisons([job(None)], [job(None)]) == []
+    assert alternating.comparisons([job("old")], [job("old")]) == ([], False)
+    assert alternating.comparisons([job(None)], [job(None)]) == ([], False)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flopwatch import packing
 from flopwatch.own_code import OwnCode, put_into
 from flopwatch.packing import pack
 
@@ -71,6 +72,15 @@ def test_a_file_outside_of_the_folder_is_refused(project: Path, tmp_path: Path) 
     (tmp_path / "train.py").write_text("")
     with pytest.raises(ValueError, match="is not in the folder"):
         pack(project, tmp_path / "train.py")
+
+
+def test_a_folder_that_is_too_large_or_not_there_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "data.bin").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr(packing, "MAX_BYTES", 2 << 20)
+    with pytest.raises(ValueError, match=r"3 files of 3 MiB .* at most 10000 of 2 MiB .* data\.bin, of 3 MiB"):
+        pack(project, project / "train.py")
+    with pytest.raises(ValueError, match="there is no such folder"):
+        pack(project / "none", project / "train.py")
 
 
 def test_a_folder_alone_names_no_code(project: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.own_code import OwnCode
+from flopwatch.own_code import OPTIONS, ROLE, OwnCode, put_into
 
 OLD, NEW = "def attention():\n    return 1\n", "def attention():\n    return 2\n"
 
@@ -53,6 +53,15 @@ def test_files_and_folders(tmp_path: Path) -> None:
         OwnCode.of_version(str(path), "mine.py:attention") for path in (tmp_path / "old", tmp_path / "new" / "mine.py")
     )
     assert (folder.content.decode(), file.content.decode()) == (OLD, NEW)
+    assert folder.as_field()["revision"] == {"label": str(tmp_path / "old")}
+
+
+def test_a_file_stands_in_for_the_file_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "before.py").write_text(OLD)
+    old = OwnCode.of_version(str(tmp_path / "before.py"), "code/mine.py:attention")
+    assert (old.content.decode(), old.name) == (OLD, "mine.py")
+    with pytest.raises(ValueError, match="--code goes along with folders and revisions"):
+        OwnCode.of_version(str(tmp_path / "before.py"), "code/mine.py:attention", Path("code"))
 
 
 def test_a_folder_goes_along(repository: Path) -> None:
@@ -64,6 +73,29 @@ def test_a_folder_goes_along(repository: Path) -> None:
             sources.append(packed.read("mine.py").decode())
     assert sources == [OLD, NEW]
     assert [version.as_field()["file"] for version in versions] == ["mine.py", "mine.py"]
+
+
+def test_a_clean_folder_and_its_revision_are_the_same_bytes(repository: Path) -> None:
+    for name, content in ((".hidden", "tracked"), ("other.py", OLD), ("inner/data.txt", "1")):
+        (repository / "code" / name).parent.mkdir(exist_ok=True)
+        (repository / "code" / name).write_text(content)
+    (repository / "code" / "link").symlink_to("other.py")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message=second")
+    (repository / "code" / "not_tracked.py").write_text(NEW)
+    named, folder = "code/mine.py:attention", Path("code")
+    clean, main = (OwnCode.of_version(version, named, folder) for version in (".", "main"))
+    assert clean.sha256 == main.sha256
+    assert clean.as_field()["revision"]["dirty"] is False
+    (repository / "code" / "other.py").write_text(NEW)
+    edited = OwnCode.read(named, folder)
+    assert edited.sha256 != main.sha256
+    assert edited.as_field()["revision"]["diff"] == "1 file changed, 1 insertion(+), 1 deletion(-)"
+
+
+def test_a_file_that_git_does_not_track_has_no_revision(repository: Path) -> None:
+    (repository / "code" / "new.py").write_text(NEW)
+    assert "revision" not in OwnCode.read("code/new.py:attention").as_field()
 
 
 @pytest.mark.parametrize(
@@ -78,3 +110,19 @@ def test_a_folder_goes_along(repository: Path) -> None:
 def test_what_a_version_lacks_is_named(repository: Path, version: str, named: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         OwnCode.of_version(version, named)
+
+
+@pytest.mark.parametrize("role", ["attention", "model", "step"])
+def test_each_option_may_name_the_code_of_either_side(repository: Path, role: str) -> None:
+    specs = [{"kind": "benchmark", "schema": {"properties": {"own": {ROLE: role}}}}]
+    (repository / "before.py").write_text(OLD)
+    for version, name in (
+        ("main", "code/mine.py"),
+        ("HEAD", "code/mine.py"),
+        ("before.py", "any.py"),
+        ("code", "mine.py"),
+    ):
+        spec = {"kind": "benchmark"}
+        (code,) = put_into(spec, specs, {OPTIONS[role]: f"{name}:attention"}, version=version)
+        assert code.content.decode() == (NEW if version == "code" else OLD)
+        assert spec == {"kind": "benchmark", "own": code.as_field()}

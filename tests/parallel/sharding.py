@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import parallel
 from parallel import collectives
+from parallel.accounting import traffic_factor
 from tests.parallel.models import VOCABULARY, WIDTH, Everything, Fork, batch, loss_of
 from tests.parallel.training import (
     close,
@@ -40,6 +41,36 @@ def not_resharded(checkpoint: str) -> dict[str, int]:
         for interval in timeline.intervals():
             name = f"{interval.operation} {'parts' if reshard else 'whole'}"
             sent[name] = sent.get(name, 0) + interval.size_bytes
+    return sent
+
+
+def bytes_of_a_step() -> dict[str, float]:
+    """Bytes that a rank sends in a step, in rings, by the way of dividing the optimizer's state; and P·(n-1)/n."""
+    torch.manual_seed(0)
+    module = Plain().to(device())
+    for parameter in module.parameters():
+        parameter.requires_grad_(parameter.dim() == 2)
+    weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    ranks = dist.get_world_size()
+    sent = {"P": sum(weight.nbytes for weight in weights) * (ranks - 1) / ranks}
+    for way in ("sharded optimizer", "fully sharded", "gathered once"):
+        mine = copy.deepcopy(module)
+        if way == "sharded optimizer":
+            model: Any = parallel.NaiveDataParallel(mine)
+            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            optimizer: Any = parallel.ShardedOptimizer(trainable, torch.optim.SGD, lr=0.1)
+        else:
+            model = parallel.FullyShardedDataParallel(mine, reshard_after_forward=way == "fully sharded")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with collectives.recorded(device()) as timeline:
+            model(torch.ones(4, 12, device=device())).sum().backward()
+            model.finish_gradient_synchronization()
+            optimizer.step()
+        sent[way] = sum(
+            interval.size_bytes * traffic_factor(interval.operation, ranks) for interval in timeline.intervals()
+        )
+        # One byte per weight says which ranks used it.
+        sent[way] -= len(weights) * traffic_factor("all_reduce", ranks)
     return sent
 
 
@@ -200,7 +231,8 @@ def from_meta(compute: str | None) -> dict[str, Any]:
     dtype = getattr(torch, compute) if compute else None
     model = parallel.FullyShardedDataParallel(module, dtype, device=device(), initialise=initialise)
     torch.manual_seed(0)
-    alone = Initialised().to(device())
+    with device():  # a GPU has random numbers of its own
+        alone = Initialised()
     for name, value in model.full_state_dict().items():
         assert torch.equal(value, alone.state_dict()[name]), name
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
-from parallel.collectives import start_all_gather, start_all_reduce, start_reduce_scatter
+from parallel import collectives
+from parallel.collectives import (
+    start_all_gather,
+    start_all_reduce,
+    start_all_reduces,
+    start_reduce_scatter,
+    start_together,
+)
 from parallel.silent_group import SilentGroup, silent_group
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Start operations together, as on a GPU."""
+    own = collectives.runs_together
+    collectives.runs_together = lambda group, device: True
+    try:
+        yield
+    finally:
+        collectives.runs_together = own
 
 
 def operations() -> None:
@@ -27,6 +49,20 @@ def operations() -> None:
     part = torch.empty(2)
     start_reduce_scatter(part, torch.arange(2.0 * size), dist.ReduceOp.SUM, group).wait()
     assert torch.equal(part, torch.arange(2.0 * rank, 2 * rank + 2))
+    wholes, parts = [torch.empty(2 * size), torch.empty(size)], [own, own[:1]]
+    with together():
+        starts = [partial(start_all_gather, *pair, group) for pair in zip(wholes, parts, strict=True)]
+        start_together(starts, group, own.device).wait()
+        for whole, one in zip(wholes, parts, strict=True):
+            assert torch.equal(whole, one.repeat(size))
+        scattered = [torch.empty(2), torch.empty(1)]
+        starts = [
+            partial(start_reduce_scatter, one, whole, dist.ReduceOp.SUM, group)
+            for one, whole in zip(scattered, wholes, strict=True)
+        ]
+        start_together(starts, group, own.device).wait()
+        assert torch.equal(torch.cat(scattered), torch.cat(parts))
+        start_all_reduces(parts, dist.ReduceOp.SUM, group).wait()
     start_all_reduce(own, dist.ReduceOp.SUM, group).wait()
     assert torch.equal(own, torch.tensor([1.0 + rank, -2.0]))
     dist.broadcast(own, 0, group=group)

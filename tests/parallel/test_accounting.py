@@ -19,12 +19,14 @@ def ring_bytes(operation: str, ranks: int, size: int) -> float:
     """The most bytes that one rank of a ring sends, counted step by step over pieces of size / ranks."""
     piece = size / ranks
     sent = [0.0] * ranks
-    rounds = {"all_reduce": 2 * (ranks - 1), "all_gather": ranks - 1, "reduce_scatter": ranks - 1}
-    if operation == "broadcast":
+    rounds = {"all_reduce": 2 * (ranks - 1)}
+    if operation == "send_receive":
+        sent = [ranks * piece if ranks > 1 else 0.0] * ranks
+    elif operation == "broadcast":
         for rank in range(ranks - 1):  # the last one of the chain sends nothing
             sent[rank] += ranks * piece
     else:
-        for _ in range(rounds[operation]):
+        for _ in range(rounds.get(operation, ranks - 1)):
             for rank in range(ranks):
                 sent[rank] += piece
     return max(sent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel import sharding, training
+from tests.parallel import rounding, sharding, training
 from tests.parallel.pool import Pool
 
 
@@ -52,6 +52,31 @@ def test_the_error_of_a_unit_that_uses_anothers_parameter_says_what_to_do(two_an
 def test_units_may_stay_whole_between_their_passes(two_and_three: Pool, checkpoint: str) -> None:
     for sent in two_and_three(sharding.not_resharded, checkpoint):
         assert sent["all_gather whole"] < sent["all_gather parts"]
+
+
+def test_bytes_of_a_step(two_and_three: Pool) -> None:
+    """Gathering once is ZeRO's stage 1 in bytes: a reduction to the owners, and a gather; a sharded optimizer reduces
+    for all ranks, and aligns parameters."""
+    for sent in two_and_three(sharding.bytes_of_a_step):
+        assert sent["gathered once"] == pytest.approx(2 * sent["P"])
+        assert sent["fully sharded"] == pytest.approx(3 * sent["P"])
+        assert 3 * sent["P"] <= sent["sharded optimizer"] < 3.5 * sent["P"]
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16", "float16"])
+def test_a_courses_test(two_ranks: Pool, compute: str | None) -> None:
+    """Ours equals torch's. In float16 both are off by more than the course allows, as one process is whose norms are
+    cast as well: that changes a sign before the ReLU."""
+    for found in two_ranks(rounding.course, compute):
+        assert found["ours - torch's"][0] < 1e-5, found
+        if compute is None:
+            assert found["ours - one process"][0] < 1e-6, found
+        elif compute == "float16":
+            assert found["ours - one process"][0] == pytest.approx(
+                found["one process, norms cast - one process"][0], rel=0.01
+            )
+            assert found["ours - one process"][0] > 1e-4
+            assert sum(found["signs changed, norms cast"]) > 0
 
 
 def test_replicas_of_shards(four_ranks: Pool) -> None:

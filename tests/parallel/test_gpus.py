@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import overlap, sharding, timing, training
+from tests.parallel import overlap, rounding, sharding, timing, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -50,10 +50,29 @@ def test_fully_sharded_otherwise(two_gpus: Pool) -> None:
             assert ours == pytest.approx(theirs, rel=0.03)
 
 
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
 @pytest.mark.parametrize("how", ["ours", "torch's"])
-def test_clipping(two_gpus: Pool, how: str) -> None:
-    norms = two_gpus(training.clipped, how, 2.0)
+def test_clipping(two_gpus: Pool, how: str, norm_type: float) -> None:
+    norms = two_gpus(training.clipped, how, norm_type)
     assert norms[0] == norms[1]
+
+
+def test_clipping_by_the_norm_of_ones_own_parts_is_noticed(two_gpus: Pool) -> None:
+    """The control of the test above."""
+    with pytest.raises(AssertionError, match="norm: "):
+        two_gpus(training.clipped, "by parts", 2.0)
+
+
+def test_refusals(two_gpus: Pool) -> None:
+    for names, shape, groups in two_gpus(training.wrong_states):
+        assert "unknown are ['other']" in names
+        assert "norm.weight has the shape (3,)" in shape
+        assert "other parameter groups" in groups
+    for note in two_gpus(training.fully_sharded_used_in_another_unit, False):
+        assert "register that parameter in both modules" in note
+    for steps, text in two_gpus(training.uneven, [4, 2]):
+        assert steps == 2
+        assert "rank 1 has no more batches after 2 steps" in text
 
 
 @pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer"])
@@ -87,6 +106,17 @@ def test_parameters_used_outside_their_modules(two_gpus: Pool, checkpoint: bool)
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16", "float16"])
+def test_a_courses_test(two_gpus: Pool, compute: str | None) -> None:
+    """Ours is off by no more than the course allows, or torch's is as much; the figures say whose rounding it is."""
+    (found, *_) = two_gpus(rounding.course, compute)
+    print(f"\ncompute in {compute or 'float32'}")
+    for name, value in found.items():
+        print(f"  {name}: {value}")
+    allowed = 1e-6 if compute is None else 1e-4
+    assert min(found["ours - one process"][0], found["ours - torch's"][0]) < allowed
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16", "float16"])
 def test_training_beside_torchs(two_gpus: Pool, compute: str | None) -> None:
     for difference in two_gpus(sharding.beside_torchs, compute, None, True):
         if compute is None:
@@ -97,9 +127,12 @@ def test_training_beside_torchs(two_gpus: Pool, compute: str | None) -> None:
 def test_fully_shardeds_options(two_gpus: Pool) -> None:
     for sent in two_gpus(sharding.not_resharded, "inside non-reentrant"):
         assert sent["all_gather whole"] < sent["all_gather parts"]
+    for sent in two_gpus(sharding.bytes_of_a_step):
+        assert sent["gathered once"] == pytest.approx(2 * sent["P"])
+        assert sent["fully sharded"] == pytest.approx(3 * sent["P"])
     for error in two_gpus(sharding.accumulated):
         assert error["float32"] < 1e-6 < 1e-4 < error["bfloat16"]
-    for report in two_gpus(sharding.from_meta, None):
+    for report in (*two_gpus(sharding.from_meta, None), *two_gpus(sharding.from_meta, "bfloat16")):
         assert report["existing"] < 0.9 * report["all"]
 
 

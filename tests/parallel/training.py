@@ -874,7 +874,7 @@ def fully_sharded_opaque() -> None:
 
 def together(what: str) -> int:
     """Train as on NCCL, with operations started together; gloo knows the same calls. Return how many there were."""
-    manager, uses_nccl = dist._coalescing_manager, collectives.uses_nccl
+    manager, runs_together = dist._coalescing_manager, collectives.runs_together
     reduce_together = dist.ProcessGroup.allreduce_coalesced
     entered = []
 
@@ -889,13 +889,13 @@ def together(what: str) -> int:
     averages = collectives.averaging(collectives.default_group(), device())
     dist._coalescing_manager = counted
     dist.ProcessGroup.allreduce_coalesced = counted_reduction
-    collectives.uses_nccl = lambda group, device: True
+    collectives.runs_together = lambda group, device: True
     try:
         # gloo does not average by itself.
         parallel.data_parallel.averaging = parallel.fully_sharded.averaging = lambda group, device: averages
         fully_sharded_parity(True) if what == "fully sharded" else parity(what, True)
     finally:
-        dist._coalescing_manager, collectives.uses_nccl = manager, uses_nccl
+        dist._coalescing_manager, collectives.runs_together = manager, runs_together
         dist.ProcessGroup.allreduce_coalesced = reduce_together
         parallel.data_parallel.averaging = parallel.fully_sharded.averaging = collectives.averaging
     return len(entered)

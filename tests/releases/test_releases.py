@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.specs import spec_adapter
 from tests.acceptance.conftest import environment
 from tests.forked import ForkedService
 from tests.releases.record import FOLDER, answers
@@ -47,6 +48,18 @@ def test_its_database_gives_its_answers(release: Path, tmp_path: Path) -> None:
         expected = json.loads(gzip.decompress((release / "answers.json.gz").read_bytes()))
         actual = answers(service.start_server())
     assert differences(expected, json.loads(json.dumps(actual))) == []
+
+
+def test_a_new_job_of_an_old_spec_has_the_key_of_its_cases(release: Path) -> None:
+    """So results of before and after an upgrade meet in tables, comparisons and baselines."""
+    found = json.loads(gzip.decompress((release / "answers.json.gz").read_bytes()))
+    jobs = {job["id"]: spec_adapter.validate_python(job["spec"]) for job in found["/jobs?limit=100"]["data"]}
+    keys = {
+        number: {row["case_key"] for row in found[f"/jobs/{number}/measurements"]["rows"]}
+        for number in jobs
+        if f"/jobs/{number}/measurements" in found
+    }
+    assert keys == {number: {case.key for case in jobs[number].cases()} for number in keys}
 
 
 def test_what_is_gone_or_changed_is_named() -> None:

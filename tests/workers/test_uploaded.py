@@ -27,6 +27,7 @@ Put = Callable[..., CodeSpec]
 @pytest.fixture
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     """Upload a source, and name a function in it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def put(source: str, function: str = "attention") -> CodeSpec:
         for name, value in uploaded.write(tmp_path, [source.encode()]).items():
@@ -75,13 +76,13 @@ def test_a_module_that_is_not_there_is_named_with_what_to_do(put: Put) -> None:
     assert "install 'not_there' for the worker, or if it is yours send its folder along" in str(caught.value)
 
 
-def packed(files: dict[str, str], comment: str = "pkg/train.py", **mode: int) -> bytes:
+def packed(files: dict[str, str], comment: str = "pkg/train.py", method: int = 0, **mode: int) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():
             entry = zipfile.ZipInfo(name)
             entry.external_attr = mode.get("mode", stat.S_IFREG | 0o644) << 16
-            archive.writestr(entry, text)
+            archive.writestr(entry, text, method)
         archive.comment = comment.encode()
     return content.getvalue()
 
@@ -112,9 +113,29 @@ def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: 
         (packed({"pkg/other.py": ""}), "does not say which of its files"),
         (packed({"pkg/train.py": "x", "pkg/train.py/more": "x"}), "cannot be unpacked"),
         (packed({"pkg/train.py": "x" * 100})[:-40], "cannot be unpacked"),
+        (packed({"pkg/train.py": "", ".": "x"}), "cannot be unpacked"),
+        (
+            packed({"pkg/train.py": "x" * 100}).replace(
+                b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
+            ),
+            "encrypted",
+        ),
+        (packed({"pkg/train.py": "x" * 100}, method=zipfile.ZIP_BZIP2), "another method than deflate"),
         (packed({"pkg/train.py": "", **{f"{number}.py": "" for number in range(10_000)}}), "more than 10000 files"),
     ],
-    ids=["above", "absolute", "above inside", "link", "no entry", "file as folder", "cut", "many"],
+    ids=[
+        "above",
+        "absolute",
+        "above inside",
+        "link",
+        "no entry",
+        "file as folder",
+        "cut",
+        "itself",
+        "encrypted",
+        "bzip2",
+        "many",
+    ],
 )
 def test_what_a_folder_must_not_hold_is_refused(
     content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +147,7 @@ def test_what_a_folder_must_not_hold_is_refused(
 
 
 def test_a_folder_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploaded, "MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr(uploaded, "MAX_BYTES", 1 << 20)
     with pytest.raises(BrokenCode, match="1 MiB"):
         load_folder(packed({"pkg/train.py": "x" * ((1 << 20) + 1)}), tmp_path, monkeypatch)
 
@@ -135,7 +156,7 @@ def test_a_missing_or_changed_file_is_not_the_codes_fault(put: Put, tmp_path: Pa
     code = put("def attention():\n    pass\n")
     with pytest.raises(InvalidEnvironment, match="its file is not here"):
         uploaded.load(CodeSpec(sha256="0" * 64, function="attention"))
-    (tmp_path / f"{code.sha256}.py").write_text("def attention():\n    return 1\n")
+    (tmp_path / f"uploaded_{code.sha256}.py").write_text("def attention():\n    return 1\n")
     with pytest.raises(InvalidEnvironment, match="has changed"):
         uploaded.load(code)
 
@@ -144,7 +165,7 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
     """The file is a pipe that hands out the upload once, and other code to whoever reads it a second time."""
     source = "def attention():\n    return 'uploaded'\n"
     code = put(source)
-    path = tmp_path / f"{code.sha256}.py"
+    path = tmp_path / f"uploaded_{code.sha256}.py"
     path.unlink()
     os.mkfifo(path)
 
@@ -196,3 +217,25 @@ def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:
     assert declared.name.startswith("declared@")
     assert set(declared.devices) == {"cuda"}
     assert not declared.has_backward
+
+
+SPAWNING = """
+import multiprocessing
+
+
+class Item:
+    pass
+
+
+def length(item):
+    return len(type(item).__name__)
+
+
+def spawn():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(length, (Item(),))
+"""
+
+
+def test_processes_that_the_code_spawns_find_it(put: Put) -> None:
+    assert uploaded.load(put(SPAWNING, "spawn"))() == len("Item")

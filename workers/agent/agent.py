@@ -28,7 +28,7 @@ from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Offer
-from kernels.registry import ATTENTION
+from kernels.registry import ATTENTION, KERNELS
 from workers import tools
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.readings import Readings
@@ -58,7 +58,8 @@ an agent without threads or descriptors does not use up the attempts of the whol
 
 def capabilities(*, allow_code: bool) -> frozenset[str]:
     """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
-    names = {"attention": ATTENTION.names(), "model": MODELS.names(), tools.FAMILY: tools.installed()}
+    registries = {"attention": ATTENTION.names(), "kernel": KERNELS.names(), "model": MODELS.names()}
+    names = {**registries, tools.FAMILY: tools.installed()}
     qualified = {f"{family}:{name}" for family, members in names.items() for name in members}
     return frozenset(qualified | {RUNS_CODE} if allow_code else qualified)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 HALF = ("bf16", "fp16")
 UNITS = {"fp32": ("fp32", "tf32", *HALF), "tf32": ("tf32", *HALF), "bf16": HALF, "fp16": HALF}
-"""The precisions whose units may compute a result of each precision: float32 can be split into parts of 16 bits, as our
-own attention does."""
+"""The precisions whose units may compute a result of each precision on a GPU: float32 can be split into parts of 16
+bits, as our own attention does. A CPU that is slow with 16 bits computes with 32, so there all of them may."""
 
 
 def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Path) -> Check:
@@ -30,10 +30,14 @@ def check_rate(tflops: float, precision: str, device: torch.device, ceilings: Pa
     from workers.measure.validity import check_ceiling
     from workers.model.accounting import peak_tflops
 
-    peaks = [peak for unit in UNITS[precision] if (peak := peak_tflops(device_name(device), unit)[0]) is not None]
+    on_gpu = device.type == "cuda"
+    units = UNITS[precision] if on_gpu else UNITS["fp32"]
+    peaks = [peak for unit in units if (peak := peak_tflops(device_name(device), unit)[0]) is not None]
     recorded = Ceilings(ceilings).read(device)
-    measured = {} if recorded is None else {unit: recorded.tflops.get(unit) for unit in UNITS[precision]}
+    measured = {} if recorded is None else {unit: recorded.tflops.get(unit) for unit in units}
     rates = [rate for rate in measured.values() if rate is not None]
-    if device.type == "cuda" and not any(measured.get(unit) for unit in HALF):
-        rates = []  # its fastest unit is not measured
-    return check_ceiling(tflops, max(peaks, default=None), max(rates, key=lambda rate: rate.value, default=None))
+    fastest = any(measured.get(unit) for unit in HALF) if on_gpu else measured.get("fp32") and measured.get(precision)
+    if not fastest:
+        rates = []  # the fastest unit may not be measured
+    highest = max(rates, key=lambda rate: rate.value, default=None)
+    return check_ceiling(tflops, max(peaks, default=None), highest, device.type)

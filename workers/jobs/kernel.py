@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelCell, KernelSpec
+from workers import uploaded
 from workers.jobs._grid.judging import Reference
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Values
 from workers.outcome import Unsupported
+from workers.torch_host import load
 
 if TYPE_CHECKING:
     import torch
 
+    from kernels.registry import Implementation, Kernel
     from workers.measure.operations import Operation
 
 
@@ -26,49 +30,57 @@ class KernelRunner(OperationRunner):
     def reference_of(self, spec: KernelSpec, cell: KernelCell) -> Any:
         return cell.dtype, cell.rows, cell.columns
 
+    def check(self, spec: KernelSpec) -> None:
+        """Refuse a job whose operation is not here, or whose own code cannot be imported."""
+        from kernels.registry import KERNELS
+
+        load(KERNELS, spec.kernel)
+        if spec.code is not None:
+            uploaded.implementation(spec.code, of=spec.kernel)
+
     def make_reference(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> Reference:
-        """Make normally distributed x (rows, columns), weight (columns), and gradient of the output (rows)."""
+        """Make normally distributed inputs, and gradient of the output."""
         import torch
 
         from kernels.tolerance import error, limits_beside_plain
         from workers.model.precision import PRECISIONS
 
+        kernel = kernel_of(spec)
         dtype = PRECISIONS[cell.dtype].compute_dtype
         generator = torch.Generator(device).manual_seed(spec.seed)
-        x, weight, grad_out = (
+        *inputs, grad_out = (
             torch.randn(shape, generator=generator, device=device).to(dtype)
-            for shape in ((cell.rows, cell.columns), (cell.columns,), (cell.rows,))
+            for shape in (*kernel.shapes(cell.rows, cell.columns), output_shape(kernel, cell))
         )
         backward = spec.mode == "forward_backward"
-        # Outer and inner product: the gradients of x and weight.
         expected, plain = (
-            [x @ weight, *([torch.outer(grad_out, weight), grad_out @ x] if backward else [])]
-            for x, weight, grad_out in ([tensor.double() for tensor in (x, weight, grad_out)], (x, weight, grad_out))
+            kernel.expected([cast(tensor) for tensor in inputs], cast(grad_out) if backward else None)
+            for cast in (torch.Tensor.double, torch.Tensor.detach)
         )
         return Reference(
-            inputs=(x.requires_grad_(backward), weight.requires_grad_(backward)),
+            inputs=tuple(tensor.requires_grad_(backward) for tensor in inputs),
             grad_out=grad_out if backward else None,
             expected=tuple(expected),
             limits=tuple(
                 limits_beside_plain(error(rounded, right), dtype)
                 for rounded, right in zip(plain, expected, strict=True)
             ),
-            linear_in=1,
+            linear_in=kernel.linear_in,
         )
 
     def admit(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> None:
-        """Refuse Triton's kernel without a GPU."""
-        if cell.implementation == "triton" and device.type != "cuda":
-            raise Unsupported("the Triton kernel needs a GPU")
+        """Refuse an implementation that does not exist, or not for these inputs."""
+        from workers.model.precision import PRECISIONS
+
+        dtype = str(PRECISIONS[cell.dtype].compute_dtype).removeprefix("torch.")
+        implementation = implementation_of(spec, cell)
+        if reason := implementation.why_not(device.type, dtype, backward=spec.mode == "forward_backward"):
+            raise Unsupported(reason)
 
     def operation(self, spec: KernelSpec, cell: KernelCell, reference: Reference, device: torch.device) -> Operation:
         from workers.measure.operations import Operation
 
-        if cell.implementation == "torch":
-            return Operation(weighted_sum, reference.inputs, reference.grad_out)
-        import kernels
-
-        return Operation(kernels.weighted_sum, reference.inputs, reference.grad_out)
+        return Operation(implementation_of(spec, cell).function, reference.inputs, reference.grad_out)
 
     def add_rates(
         self,
@@ -79,10 +91,12 @@ class KernelRunner(OperationRunner):
         values: Values,
     ) -> None:
         """Set the GB/s of the tensors that each pass has to read and write."""
-        x = cell.rows * cell.columns
-        forward = x + cell.columns + cell.rows
-        # The pass reads the same inputs and the output's gradient; it writes the gradients of x and weight.
-        backward = 2 * x + 2 * cell.columns + cell.rows
+        kernel = kernel_of(spec)
+        read = sum(map(math.prod, kernel.shapes(cell.rows, cell.columns)))
+        written = math.prod(output_shape(kernel, cell))
+        forward = read + written
+        # The pass reads the same inputs and the output's gradient; it writes the inputs' gradients.
+        backward = 2 * read + written
         whole = forward if spec.mode == "forward" else forward + backward
         numbers = {"forward": forward, "backward": backward, None: whole}
         size = 4 if cell.dtype == "fp32" else 2
@@ -90,9 +104,36 @@ class KernelRunner(OperationRunner):
             values.set("gb_per_s", phase, [1e-6 * size * numbers[phase] / median])
 
 
-def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The plain PyTorch: x (rows, columns) times weight (columns), summed over columns."""
-    return (x * weight).sum(-1)
+def kernel_of(spec: KernelSpec) -> Kernel:
+    """Return the job's operation. Raises Unsupported or InvalidEnvironment: it does not exist here, or is broken."""
+    from kernels.registry import KERNELS
+
+    kernel: Kernel = load(KERNELS, spec.kernel)
+    return kernel
+
+
+def implementation_of(spec: KernelSpec, cell: KernelCell) -> Implementation:
+    """Return the cell's implementation: one of the operation's, or the job's own code.
+
+    Raises:
+        Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
+    """
+    from kernels.registry import UnknownName
+
+    if spec.code is not None and spec.is_code(cell.implementation):
+        return uploaded.implementation(spec.code, of=spec.kernel)
+    try:
+        return kernel_of(spec).implementation(cell.implementation)
+    except UnknownName as error:
+        raise Unsupported(str(error)) from error
+
+
+def output_shape(kernel: Kernel, cell: KernelCell) -> tuple[int, ...]:
+    """Return the shape of the operation's output, without computing it."""
+    import torch
+
+    shapes = kernel.shapes(cell.rows, cell.columns)
+    return tuple(kernel.plain(*(torch.empty(shape, device="meta") for shape in shapes)).shape)
 
 
 RUNNER = KernelRunner()

@@ -94,13 +94,13 @@ class Measuring:
         from workers.measure.memory import OutOfMemory, translate_oom
 
         _own_step.listen(self)
-        code, content = self._spec.script_code, EXAMPLE
+        code, content, file = self._spec.script_code, EXAMPLE, None
         if code is not None:
-            content = uploaded.content(code)
+            content, file = uploaded.content(code), uploaded.path(code)
             uploaded.let_import(code)
         try:
             with translate_oom("the script"):
-                uploaded.run_as_main(content, self._spec.label(), self._spec.words())
+                uploaded.run_as_main(content, self._spec.label(), self._spec.words(), file)
         except OutOfMemory as error:
             self._out_of_memory(error)
         if self.values is None:

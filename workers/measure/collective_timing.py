@@ -243,11 +243,71 @@ class Broadcast(Collective):
         return self._numbers.wrong(self._tensor, factor=self._sign, shift=self._numbers.shift(0))
 
 
+class AllToAll(Collective):
+    """Every rank sends each rank a piece of its own."""
+
+    @classmethod
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return 2 * size
+
+    def make(self) -> None:
+        self._sent, self._received = self._empty(self._numel), self._empty(self._numel)
+        self._numbers.fill(self._sent, rank=self._rank.index)
+
+    def turn(self) -> None:
+        self._sent.neg_()
+
+    def call(self) -> None:
+        dist.all_to_all_single(self._received, self._sent, group=self._group)
+
+    def wrong(self) -> str | None:
+        first = self._rank.index * self._piece
+        for rank, part in enumerate(self._received.split(self._piece)):  # type: ignore[no-untyped-call]
+            shift = self._numbers.shift(rank)
+            if wrong := self._numbers.wrong(part, factor=self._sign, shift=shift, first=first):
+                return wrong
+        return None
+
+
+class SendReceive(Collective):
+    """Every rank sends the next rank its tensor, the last rank the first, and receives another."""
+
+    @classmethod
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return 2 * size
+
+    def make(self) -> None:
+        self._sent, self._received = self._empty(self._numel), self._empty(self._numel)
+        self._numbers.fill(self._sent, rank=self._rank.index)
+        index, ranks = self._rank.index, self._rank.world_size
+        self._from = (index - 1) % ranks
+        send, receive = (
+            dist.P2POp(operation, tensor, group=self._group, group_peer=peer)
+            for operation, tensor, peer in (
+                (dist.isend, self._sent, (index + 1) % ranks),
+                (dist.irecv, self._received, self._from),
+            )
+        )
+        self._both = [send, receive]
+
+    def turn(self) -> None:
+        self._sent.neg_()
+
+    def call(self) -> None:
+        for work in dist.batch_isend_irecv(self._both):
+            work.wait()
+
+    def wrong(self) -> str | None:
+        return self._numbers.wrong(self._received, factor=self._sign, shift=self._numbers.shift(self._from))
+
+
 OPERATIONS: Final[Mapping[str, type[Collective]]] = {
     "all_reduce": AllReduce,
     "all_gather": AllGather,
     "reduce_scatter": ReduceScatter,
     "broadcast": Broadcast,
+    "all_to_all": AllToAll,
+    "send_receive": SendReceive,
 }
 
 

@@ -210,8 +210,8 @@ def time_steps(
         window_s: Times are steady when two windows of at least this length agree.
         measure_steps: Number of steps with samples, 1 or more.
         measuring: Called once, before the first measured step.
-        stepped: Called between steps with (warm-up steps done, measured steps done), at most every half second, and
-            after the last.
+        on_progress: Called between steps with (warm-up steps done, measured steps done), at most every half second,
+            and after the last.
 
     Raises:
         OutOfMemory: the memory did not suffice; the message says in which phase of which step.

@@ -43,9 +43,9 @@ MAX_CLOCK_DROP = 0.10
 MAX_OTHERS_LOAD = 0.10
 MAX_WAITING = 0.10
 """Largest share of a step's time in which the device may wait for the host."""
-MIN_CEILING_MARGIN = 0.05
-"""Smallest share by which a rate may exceed the measured ceiling: one product does not show all that a device can do.
-"""
+CEILING_MARGINS = {"cuda": 0.05, "cpu": 9.0}
+"""Smallest share by which a rate may exceed the measured ceiling, by type of device. One product does not show all that
+a device can do; a CPU was perhaps busy with others' work then. Calls that return at once are far beyond both."""
 MIN_LOAD_SPAN_S = 0.3
 """Shortest span in seconds for a check of the host's load: the kernel counts processor time in ticks of 10 ms."""
 READ_INTERVAL_S = 1.0
@@ -164,18 +164,19 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
     )
 
 
-def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None) -> Check:
+def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None, device_type: str) -> Check:
     """Check that a device can have done the work in the measured time: check `ceiling`.
 
     Args:
         tflops: the measured rate, in TFLOP/s as the others.
         peak: the vendor's; None: unknown.
         ceiling: the measured one; None: unknown.
+        device_type: "cuda" or "cpu".
     """
     limits = [] if peak is None else [(peak, "the vendor's peak")]
     if ceiling is not None:
-        limit = ceiling.value + max(ceiling.spread, MIN_CEILING_MARGIN * ceiling.value)
-        limits.append((limit, f"the ceiling measured at {ceiling.measured_at} with its spread"))
+        limit = ceiling.value + max(ceiling.spread, CEILING_MARGINS[device_type] * ceiling.value)
+        limits.append((limit, f"the ceiling measured at {ceiling.measured_at} with its margin"))
     if not limits:
         return Check("ceiling", True, "no peak or ceiling of this device is on record: not judged")
     lowest, name = min(limits)

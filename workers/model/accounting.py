@@ -463,11 +463,11 @@ class Peak:
 # Keys are regular expressions for the whole name, since a MIG slice, a laptop's GPU or a "Ti" is another device.
 # Vendors print tensor rates with sparsity: halved here. 16-bit rates are with float32 accumulation, which torch uses.
 PEAKS = {
-    # A superchip's rates are those of two GPUs.
+    # A superchip's rates are those of two GPUs: https://www.nvidia.com/en-us/data-center/gb200-nvl72/
     "NVIDIA GB200": Peak("NVIDIA GB200 NVL72 datasheet, half a superchip", 80, 1250, 2500, 2500, 5000),
-    # Eight GPUs' rates, divided.
-    "NVIDIA B300( SXM6 AC)?": Peak("NVIDIA HGX datasheet, HGX B300", 75, 1125, 2250, 2250, 4500),
-    "NVIDIA B200": Peak("NVIDIA Blackwell datasheet, HGX B200", 75, 1100, 2250, 2250, 4500),
+    # Eight GPUs' rates, divided: https://www.nvidia.com/en-us/data-center/hgx/
+    "NVIDIA B200|NVIDIA B300( SXM6 AC)?": Peak("NVIDIA HGX datasheet, B200 and B300", 75, 1125, 2250, 2250, 4500),
+    # An H100's GPU: https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/
     "NVIDIA GH200 (480GB|144G HBM3e)": Peak("NVIDIA GH200 datasheet", 67, 494.5, 989.5, 989.5, 1979),
     "NVIDIA H200": Peak("NVIDIA H200 datasheet, SXM", 67, 494.5, 989.5, 989.5, 1979),
     "NVIDIA H200 NVL": Peak("NVIDIA H200 datasheet, NVL", 60, 417.5, 835.5, 835.5, 1670.5),
@@ -476,6 +476,7 @@ PEAKS = {
     "NVIDIA H100 PCIe": Peak("NVIDIA H100 datasheet, PCIe", 51, 378, 756, 756, 1513),
     r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe": Peak("NVIDIA A100 datasheet", 19.5, 156, 312, 312),
     "NVIDIA A10": Peak("NVIDIA A10 datasheet", 31.2, 62.5, 125, 125),
+    # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.1.pdf
     "NVIDIA RTX A6000": Peak("NVIDIA Ampere GA102 whitepaper, RTX A6000", 38.7, 77.4, 154.8, 154.8),
     "NVIDIA L40S": Peak("NVIDIA L40S datasheet", 91.6, 183, 362, 362, 733),
     "NVIDIA L4": Peak("NVIDIA L4 datasheet", 30.3, 60, 121, 121, 242.5),
@@ -483,6 +484,7 @@ PEAKS = {
     "NVIDIA GeForce RTX 3090": Peak("NVIDIA Ampere GA102 whitepaper", 35.6, 35.6, 71, 71),
     r"Tesla V100-SXM2-\d+GB": Peak("NVIDIA V100 datasheet, SXM2", 15.7, None, None, 125),
     "Tesla T4": Peak("NVIDIA T4 datasheet", 8.1, None, None, 65),
+    # https://rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi300.html has the same.
     "AMD Instinct MI300X( OAM)?": Peak("AMD Instinct MI300X data sheet", 163.4, 653.7, 1307.4, 1307.4, 2614.9),
 }
 

@@ -14,7 +14,6 @@ from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.results.history import Point
-from app.results.versions import commit_of
 from app.text.cases import case_text
 from app.web import history_plot
 from app.web.history_plot import Along
@@ -113,12 +112,12 @@ def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def _between(whole: results.History, ends: Sequence[int]) -> dict[str, Any]:
     """Return the versions that were measured from the oldest to the newest of these jobs, each with its points, in
-    order; and the command that lists the commits between, if both ends are commits."""
+    order; and the command that lists the commits between, if both ends have one."""
     points = whole.between(ends)
     versions: dict[str | None, list[Point]] = {}
     for point in points:
         versions.setdefault(point.version, []).append(point)
-    first, last = commit_of(points[0].version), commit_of(points[-1].version)
+    first, last = points[0].commit, points[-1].commit
     log = f"git log --oneline {first}..{last}" if first and last and first != last else None
     jobs = [points[0].job, points[-1].job]
     return {

@@ -195,7 +195,7 @@ def tune(
         tf32: True lets products round float32 inputs to tf32; None: as torch is set.
         tell: Called with a line of progress, every few seconds.
         timer: Measures a call's time; None: the device's time with a cold L2 cache.
-        among: The candidates for every kernel, besides the present choice; None: CANDIDATES.
+        candidates: Those for every kernel, besides the present choice; None: CANDIDATES.
 
     Raises:
         ValueError: `flash_attention` refuses the inputs, or they are empty.

@@ -90,7 +90,7 @@ def test_names_are_looked_for_where_they_are_marked(fresh_site: Any) -> None:
     assert pointer == "/spec/candidate/attention"
     assert "eager, triton" in detail
     assert errors({"kind": "compare", "baseline": TINY, "candidate": {**TINY, "attention": "triton"}}) == []
-    [(pointer, _), _] = errors({"kind": "compare", "baseline": {"kind": "kernel"}, "candidate": {"kind": "kernel"}})
+    [(pointer, _), *_] = errors({"kind": "compare", "baseline": {"kind": "kernel"}, "candidate": {"kind": "kernel"}})
     assert pointer == "/spec/baseline/kind"
 
 

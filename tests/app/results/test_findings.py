@@ -33,6 +33,10 @@ def row(baseline: Sequence[float], candidate: Sequence[float], metric: str = "st
     return Row(**{**plain, "metric": metric, "cells": tuple(cells), **sides, **changes})
 
 
+def _drawn(rng: random.Random, processes: int, slower: float) -> list[list[float]]:
+    return [[factor * rng.gauss(1, 0.01) for _ in range(processes)] for factor in (1.0, slower)]
+
+
 def judged(
     *rows: Row, alternated: bool = True, obstacles: Sequence[str] = (), limit: float | None = None, metrics: Any = ()
 ) -> tuple[list[Row], Judgement]:
@@ -261,6 +265,15 @@ class TestManyRows:
         )
         _, mixed = judged(*rows, row(STEADY, times(2.0), case="length=5"))
         assert mixed.conclusion == "mixed"
+
+    @pytest.mark.parametrize(("processes", "cautious"), [(4, True), (8, False)])
+    def test_what_chance_makes_of_many_cases_is_said(self, processes: int, cautious: bool) -> None:
+        """Of four processes no correction for many cases is possible: equal sides lie apart in 1 of 35."""
+        rng = random.Random(3)
+        rows = [row(*_drawn(rng, processes, 1.0), case=f"length={n}") for n in range(40)]
+        _, whole = judged(*rows, row(*_drawn(rng, processes, 1.2), case="slower"))
+        assert "worse in " in whole.sentence
+        assert whole.sentence.endswith(f"; {findings.BY_CHANCE}") is cautious
 
     def test_cases_without_a_value_are_counted(self) -> None:
         lengths = [row(STEADY, times(0.8), case="length=1"), *(row(STEADY, (), case=f"length={n}") for n in (2, 3))]

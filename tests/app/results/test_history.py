@@ -10,7 +10,7 @@ import pytest
 from app import results
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.results import CaseChoice, History
-from app.results.versions import commit_of, short_version, version_of
+from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
 from app.specs import spec_adapter
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
@@ -183,3 +183,20 @@ def test_versions() -> None:
     assert short_version(uploaded) == "cccccccc"
     assert (commit_of(f"{A}-dirty"), commit_of(uploaded), commit_of(None)) == (A, None, None)
     assert version_of({}, None, {}) is version_of({}, {}, {}) is None
+
+
+def test_uploaded_code_says_where_it_comes_from(database: Database, measure: Measure) -> None:
+    revision = {"label": "main", "commit": B, "dirty": True, "diff": "1 file changed"}
+    code = {"sha256": "c" * 64, "function": "mine", "file": "mine.py", "revision": revision}
+    with database.write() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO code_file (sha256, size, put_at) VALUES (?, 1, '2026-01-01 00:00:00')", ("c" * 64,)
+        )
+    case = {"code.function": "mine", "code.file": "mine.py"}
+    measure(("step_ms", {"case_key": KEY, "case": case}), spec={"kind": "benchmark", "code": code}, finish=at(A))
+    (point,) = of(database).points
+    assert (point.short_version, point.commit) == ("cccccccc", B), "not the commit of the worker's checkout"
+    assert point.revision == "main, bbbbbbbb-dirty, 1 file changed"
+    assert revision_of({"code": {**code, "revision": None}}, case) == {}
+    assert revision_of({"code": code}, {}) == {}, "a case without the code"
+    assert revision_text({}) is None

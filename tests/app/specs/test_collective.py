@@ -57,7 +57,7 @@ def test_presets_are_valid() -> None:
         ({"backend": "gloo", "device": "cuda"}, ("backend",), "choose nccl, or device cpu"),
         ({"backend": "mpi"}, ("backend",), "'gloo' or 'nccl'"),
         ({"operations": []}, ("operations",), "at least 1 item"),
-        ({"operations": ["reduce"]}, ("operations", 0), "'all_reduce', 'all_gather', 'reduce_scatter' or 'broadcast'"),
+        ({"operations": ["reduce"]}, ("operations", 0), "'broadcast', 'all_to_all' or 'send_receive'"),
         ({"operations": ["broadcast", "broadcast"]}, ("operations",), "'broadcast' is there twice"),
         ({"size_mb": [1, 1.0]}, ("size_mb",), "1.0 is there twice"),
         ({"size_mb": [0]}, ("size_mb", 0), "greater than or equal to 0.001"),

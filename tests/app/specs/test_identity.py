@@ -81,6 +81,7 @@ OTHER_VALUES = {
     "model.size": ["xl"],
     "model.d_model": [256],
     "attention": ["flex", "fused"],
+    "kernel": ["rms_norm"],
     "sharded_activation_fraction": [0.25],
     "implementations": [["tiled"], ["torch"]],
     "device": ["cpu", "cuda"],

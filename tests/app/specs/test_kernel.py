@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -47,6 +46,17 @@ def test_as_many_cells_as_may_be() -> None:
     assert spec.number_of_cells() == len(spec.cells()) == MAX_CELLS
 
 
-def test_an_unknown_kernel_is_refused() -> None:
-    with pytest.raises(ValidationError, match="weighted_sum"):
-        KernelSpec.model_validate_json(json.dumps({"kernel": "weighted_product"}))
+def test_uploaded_code_is_one_more_implementation() -> None:
+    code = {"sha256": "a" * 64, "function": "norm", "file": "mine.py"}
+    spec = KernelSpec.model_validate({"kernel": "rms_norm", "implementations": ["torch"], "code": code})
+    plain, own = spec.cells()
+    assert own.implementation == "norm@mine.py"
+    assert spec.number_of_cells() == 2
+    assert spec.requirements() == {"kernel:rms_norm", "code:uploaded"}
+    alone = KernelSpec(kernel="rms_norm", implementations=["torch"])
+    assert spec.case(plain).key == alone.case(alone.cells()[0]).key
+    assert spec.case(own).key != spec.case(plain).key
+    edited = spec.model_copy(update={"code": spec.code.model_copy(update={"sha256": "b" * 64})})  # type: ignore[union-attr]
+    assert edited.case(own).key == spec.case(own).key
+    with pytest.raises(ValidationError, match="there is nothing to measure"):
+        KernelSpec(implementations=[])

@@ -20,7 +20,7 @@ from tests.builders import measurement
 from tests.databases import put_database
 
 KINDS = frozenset({"benchmark"})
-CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
+CAPABILITIES = frozenset({"attention:eager", "kernel:weighted_sum", "model:transformer_lm"})
 DEVICES = {0: [{"type": "cpu"}], 2: [{"type": "cpu"}, {"type": "cuda"}, {"type": "cuda"}]}
 
 

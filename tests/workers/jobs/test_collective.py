@@ -25,7 +25,7 @@ from workers.jobs.collective import RUNNER
 from workers.measure import collective_timing
 from workers.outcome import Crashed, Failed, InvalidEnvironment, RunnerError, Unsupported
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive")
 METRICS = ("latency_ms", "skew_ms", "algorithm_gb_per_s", "bus_gb_per_s", "host_us", "tensor_mib")
 
 
@@ -62,6 +62,7 @@ def check_cell(report: Report, factor: float, **coordinates: Any) -> None:
 
 
 FACTORS = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 1.0}
+FACTORS |= {"all_to_all": 0.5, "send_receive": 1.0}
 """Bus bandwidth over algorithm bandwidth, of two ranks."""
 
 
@@ -71,7 +72,7 @@ def test_two_ranks_with_faults_in_some_cells(
     """In one launch, since each takes seconds."""
     monkeypatch.setattr(collective_timing, "time_cells", sabotaged_ranks.time_cells)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0})
-    report = run(Report(tmp_path), size_mb=[SMALL, LARGE], dtypes=["fp32", "bf16"])
+    report = run(Report(tmp_path), size_mb=[SMALL, LARGE], dtypes=["fp32", "bf16"], operations=list(OPERATIONS))
     for operation, factor in FACTORS.items():
         for dtype in ("fp32", "bf16"):
             check_cell(report, factor, operation=operation, dtype=dtype, size_mb=LARGE)
@@ -96,9 +97,9 @@ def test_two_ranks_with_faults_in_some_cells(
         "all_reduce, 0.01 MB, fp32: warming up",
         "all_reduce, 0.01 MB, fp32: measuring",
     ]
-    assert report.steps[-1] == (16, 16, "done")
-    assert report.cursors == list(range(16))
-    assert len(report.verdicts) == 16
+    assert report.steps[-1] == (24, 24, "done")
+    assert report.cursors == list(range(24))
+    assert len(report.verdicts) == 24
     last = {"operation": "broadcast", "dtype": "bf16", "size_mb": LARGE}
     crowded = report.check("cores", **last)
     assert (crowded["ok"], crowded["detail"]) == (False, "2 ranks on 1 usable cores")
@@ -234,11 +235,10 @@ def test_two_gpus(tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
     started = time.monotonic()
-    report = run(
-        Report(tmp_path), backend="nccl", size_mb=[0.1, 64], dtypes=["fp32", "bf16"], warmup_steps=5, measure_steps=20
-    )
+    grid = {"size_mb": [0.1, 64], "dtypes": ["fp32", "bf16"], "operations": list(OPERATIONS)}
+    report = run(Report(tmp_path), backend="nccl", warmup_steps=5, measure_steps=20, **grid)
     assert {row["outcome"] for row in report.rows} == {"ok"}
-    assert len(report.rows) == 4 * 2 * 2 * len(METRICS)
+    assert len(report.rows) == 6 * 2 * 2 * len(METRICS)
     for operation in OPERATIONS:
         small, large = (report.cell(operation=operation, dtype="fp32", size_mb=size) for size in (0.1, 64))
         assert large["bus_gb_per_s", None]["median"] > 5 * small["bus_gb_per_s", None]["median"]

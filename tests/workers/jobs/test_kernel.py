@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,45 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 import torch
 
 from app.specs.kernel import KernelSpec
+from kernels.registry import KERNELS, BrokenEntryPoint, Implementation, Kernel
 from tests.workers.reporting import Report
-from workers.jobs import kernel
+from workers import uploaded
 from workers.jobs.kernel import RUNNER
+from workers.outcome import Unsupported
+from workers.uploaded import BrokenCode
 
 
 def run(folder: Path, **fields: Any) -> Report:
-    defaults = {"rows": [33], "columns": [20], "implementations": ["torch"], "warmup_steps": 1, "measure_steps": 3}
+    defaults: dict[str, Any] = {
+        "rows": [33],
+        "columns": [20],
+        "implementations": ["torch"],
+        "warmup_steps": 1,
+        "measure_steps": 3,
+    }
     spec = KernelSpec(**{**defaults, **fields})
     report = Report(folder)
     RUNNER.run(spec, RUNNER.plan(spec)[0], report)
     return report
 
 
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """Run a job with a function of one's own, given by its source."""
+
+    def own(source: str, function: str = "mine", **fields: Any) -> Report:
+        for name, value in uploaded.write(tmp_path / "files", [source.encode()]).items():
+            monkeypatch.setenv(name, value)
+        code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": function, "file": "mine.py"}
+        return run(tmp_path, code=code, device="cpu", **fields)
+
+    return own
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_plain_pytorch_is_right(tmp_path: Path, dtype: str) -> None:
-    report = run(tmp_path, dtypes=[dtype], rows=[1, 33], columns=[1, 700], device="cpu")
+@pytest.mark.parametrize("kernel", KERNELS.names())
+def test_plain_pytorch_is_right(tmp_path: Path, kernel: str, dtype: str) -> None:
+    report = run(tmp_path, kernel=kernel, dtypes=[dtype], rows=[1, 33], columns=[1, 700], device="cpu")
     assert len({tuple(row["case"].values()) for row in report.rows}) == 4
     for row in report.rows:
         assert row["outcome"] in {"ok", "unknown"}, row
@@ -52,29 +77,98 @@ def test_forward_alone_is_the_whole_work_of_its_mode(tmp_path: Path) -> None:
     assert cell["gb_per_s", None]["median"] == cell["gb_per_s", "forward"]["median"] == pytest.approx(expected)
 
 
-def test_a_kernel_that_changes_its_inputs_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoils(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out = (x * weight.clone()).sum(-1)
-        weight.data.neg_()
-        return out
+def test_ones_own_kernel_beside_plain_pytorch(own: Callable[..., Report]) -> None:
+    source = """
+import torch
 
-    monkeypatch.setattr(kernel, "weighted_sum", spoils)
-    row = run(tmp_path, device="cpu").cell()["forward_ms", "forward"]
-    assert row["outcome"] == "wrong"
-    assert row["reason"].startswith("it changed input 1 in place")
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5)
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors
+        normal, scaled = x * scale, grad * weight
+        inner = (scaled * normal).mean(-1, keepdim=True)
+        return scale * (scaled - normal * inner), (grad * normal).sum(0)
+
+def mine(x, weight):
+    return Norm.apply(x, weight)
+
+def wrong(x, weight):
+    return Norm.apply(x, weight) + 0.1
+
+def spoils(x, weight):
+    out = Norm.apply(x, weight)
+    weight.data.neg_()
+    return out
+
+first = []
+
+def stored(x, weight):
+    out = Norm.apply(x, weight)
+    first.append(out.detach())
+    return out + (first[0] - out.detach())
+
+def detached(x, weight):
+    return Norm.apply(x, weight).detach()
+
+class Other:
+    pass
+"""
+    for function in ("mine", "Norm"):
+        report = own(source, function, kernel="rms_norm")
+        for name in ("torch", f"{function}@mine.py"):
+            assert {row["outcome"] for row in report.cell(implementation=name).values()} <= {"ok", "unknown"}
+    for function, words in (
+        ("wrong", "the output: "),
+        ("spoils", "it changed input 1 in place"),
+        ("stored", "the output: "),
+        ("detached", "has no backward pass"),
+    ):
+        cell = own(source, function, kernel="rms_norm").cell(implementation=f"{function}@mine.py")
+        row = cell["forward_ms", "forward"]
+        assert (row["outcome"], row["median"]) == ("wrong", None)
+        assert words in row["reason"]
+    with pytest.raises(BrokenCode, match="is a class, and rms_norm is a function of its inputs"):
+        own(source, "Other", kernel="rms_norm")
+
+
+def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
+    report = run(tmp_path, kernel="swiglu", implementations=["torch", "triton"], device="cpu")
+    assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
+    row = report.cell(implementation="triton")["forward_ms", "forward"]
+    assert (row["outcome"], row["reason"]) == ("unsupported", "swiglu has no implementation 'triton'; it has torch")
+    with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are rms_norm, swiglu, weighted_sum"):
+        run(tmp_path, kernel="gelu", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "other"}, "its name is 'other'"),
+        ({"plain": 7}, "plain must be a function"),
+        ({"linear_in": "x"}, "linear_in must be the index"),
+        ({"kernels": [7]}, "expected a kernels.registry.Implementation"),
+        ({"kernels": [Implementation("one", abs, {})]}, "dtypes must map types of devices"),
+    ],
+)
+def test_an_installed_operation_is_checked(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    whole = {"name": "rms_norm", "shapes": lambda rows, columns: (), "plain": abs, "linear_in": 0, **changes}
+    monkeypatch.setattr("kernels.operations.rms_norm", Kernel(**whole))
+    with pytest.raises(BrokenEntryPoint, match=words):
+        KERNELS.load("rms_norm")
 
 
 def test_the_triton_kernel_needs_a_gpu(tmp_path: Path) -> None:
     report = run(tmp_path, implementations=["torch", "triton"], device="cpu")
     assert report.cell(implementation="triton")["forward_ms", "forward"]["outcome"] == "unsupported"
     assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
-
-
-def test_a_wrong_kernel_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "weighted_sum", lambda x, weight: (x * weight).sum(-1) + 1)
-    report = run(tmp_path, device="cpu")
-    assert {row["metric"] for row in report.rows if row["outcome"] == "ok"} == {"output_error", "gradient_error"}
-    assert {row["outcome"] for row in report.rows} == {"wrong", "ok"}
 
 
 @pytest.mark.gpu

@@ -48,8 +48,10 @@ def test_a_gpus_float32_is_not_judged_by_a_ceiling_of_float32_alone(tmp_path: Pa
 
 def test_a_cpu_is_judged_by_what_was_measured(tmp_path: Path) -> None:
     Ceilings(tmp_path).record(CPU, {"fp32": 0.5, "bf16": 0.1}, None)
-    assert not check_rate(0.6, "fp32", CPU, tmp_path).ok
-    assert not check_rate(0.2, "bf16", CPU, tmp_path).ok
+    assert not check_rate(6.0, "fp32", CPU, tmp_path).ok
+    assert check_rate(4.0, "bf16", CPU, tmp_path).ok, "torch's attention computes with float32 where 16 bits are slow"
+    assert not check_rate(6.0, "bf16", CPU, tmp_path).ok
+    assert check_rate(9.0, "fp16", CPU, tmp_path).ok, "its own units are not measured"
     assert "not judged" in check_rate(0.2, "tf32", CPU, tmp_path / "none").detail
 
 

@@ -19,6 +19,7 @@ from workers.outcome import RunnerError
 
 TRAIN = """
 import sys
+from pathlib import Path
 
 import torch
 
@@ -26,6 +27,7 @@ import flopwatch
 
 model = torch.nn.Linear(16, 16)
 print("arguments:", sys.argv[1:])
+assert Path(__file__).exists(), "what lies beside the script is found by its place"
 
 
 def step():
@@ -45,6 +47,8 @@ Run = Callable[..., Report]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
     def run(source: str | None, **fields: Any) -> Report:
         code = None
         if source is not None:

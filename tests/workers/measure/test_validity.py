@@ -73,10 +73,15 @@ def test_a_gpus_variation_is_judged_more_strictly() -> None:
 def test_nothing_is_faster_than_the_device(
     tflops: float, peak: float | None, ceiling: Rate | None, ok: bool, words: str
 ) -> None:
-    check = check_ceiling(tflops, peak, ceiling)
+    check = check_ceiling(tflops, peak, ceiling, "cuda")
     assert (check.name, check.ok) == ("ceiling", ok)
     assert words in check.detail
     assert verdict([check])["verdict"] == ("valid" if ok else "invalid")
+
+
+def test_a_cpu_may_have_been_busy_when_its_ceiling_was_measured() -> None:
+    ceiling = Rate(100.0, "2026-01-02T03:04:05Z", 10.0)
+    assert [check_ceiling(tflops, None, ceiling, "cpu").ok for tflops in (990.0, 1010.0)] == [True, False]
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:

@@ -85,7 +85,8 @@ def test_peaks_are_known_by_the_whole_name() -> None:
     assert peak_tflops("NVIDIA GH200 480GB", "fp8") == (1979, "NVIDIA GH200 datasheet")
     assert peak_tflops("NVIDIA GH200 144G HBM3e", "bf16")[0] == 989.5
     assert peak_tflops("NVIDIA GB200", "bf16")[0] == 2500
-    assert peak_tflops("NVIDIA B300 SXM6 AC", "tf32")[0] == 1125
+    for name in ("NVIDIA B200", "NVIDIA B300", "NVIDIA B300 SXM6 AC"):
+        assert peak_tflops(name, "tf32") == (1125, "NVIDIA HGX datasheet, B200 and B300")
     assert peak_tflops("NVIDIA RTX A6000", "bf16")[0] == 154.8
     assert peak_tflops("NVIDIA RTX A6000", "fp8") == (None, "NVIDIA RTX A6000 has no fp8 matrix unit")
     assert peak_tflops("AMD Instinct MI300X", "fp8") == (2614.9, "AMD Instinct MI300X data sheet")

@@ -47,6 +47,8 @@ class RankContext:
         alone = self.spec.strategy == NO_COMMUNICATION
         self.sides = [NO_COMMUNICATION] if alone else [self.spec.strategy, SILENT, NO_COMMUNICATION]
         """The sides that take turns."""
+        self.silent_side = NO_COMMUNICATION if alone else SILENT
+        """The side that launches what the strategy launches, and does not communicate."""
         self._reported_at = 0.0
 
     def exchange(self, value: float) -> list[float]:

@@ -29,8 +29,10 @@ from workers.jobs.ddp.overlap import record_operations, record_step_overlap
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
+from workers.measure.busy import measure_busy
 from workers.measure.memory import MIB, CudaMemory, OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
+from workers.measure.timing import run_step
 from workers.outcome import RunnerError
 from workers.torch_host import set_precision
 
@@ -95,9 +97,10 @@ class RankRun:
 
         Returns:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
-            measured, or None), "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
+            measured, or None), "busy" (the GPU's work in a step without communication, as Busy, or why it is unknown),
+            "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
         """
-        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": []}
+        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": [], "busy": None}
         if self.context.spec.strategy != NO_COMMUNICATION:
             check = ParityCheck(self.context)
             found["parity"] = check.run()
@@ -114,9 +117,8 @@ class RankRun:
             for side in self.context.sides[:: -1 if number % 2 else 1]:
                 if side == NO_COMMUNICATION and found["alone"] is not None:
                     continue
-                is_first = number == 0 and side == self.context.spec.strategy
                 try:
-                    turns.append(self.take_turn(side, steps, found if is_first else None))
+                    turns.append(self.take_turn(side, steps, found if number == 0 else None))
                 except DoesNotFit as error:
                     found["alone"] = str(error)
                 self.context.free_memory()  # the error's frames held the model
@@ -129,7 +131,7 @@ class RankRun:
         Args:
             strategy: One of the context's sides.
             steps: Number of steps measured.
-            found: Takes the results of the strategy's first turn beside times; None in other turns.
+            found: Takes the results beside times, which are those of first turns; None in other turns.
 
         Raises:
             DoesNotFit: the memory of some rank does not hold one process alone.
@@ -138,7 +140,9 @@ class RankRun:
             with self.context.agree_on_memory(strategy):
                 trained = self._build(strategy)
             turn = measure_steps(self.context, trained, steps, self.host_meter or CudaMemory())
-            if found is not None:
+            if found is not None and strategy == self.context.silent_side:
+                found["busy"] = self._busy(trained)
+            if found is not None and strategy == self.context.spec.strategy:
                 found.update(self._facts(trained))
                 self._record_memory(trained)
                 found["operations"] = record_operations(self.context, trained)
@@ -163,6 +167,13 @@ class RankRun:
             self.memory.after_init_mib = torch.cuda.memory_allocated() / MIB
             self.memory.after_init_peak_mib = torch.cuda.max_memory_allocated() / MIB
         return trained
+
+    def _busy(self, trained: Trained) -> dict[str, Any] | str | None:
+        """Measure a GPU's work in one more step of a side that does not communicate."""
+        if not self.context.on_gpu or trained.own is not None:
+            return None
+        busy = measure_busy(lambda: run_step(trained.step.phases, ()), trained.step.prepare)
+        return busy if isinstance(busy, str) else asdict(busy)
 
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""

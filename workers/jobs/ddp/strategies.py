@@ -138,11 +138,13 @@ def wrap(
                 process_group=group,
             )
         case "fsdp":
-            wrapped = parallel.FullyShardedDataParallel(module, cast, process_group=group)
+            wrapped = parallel.FullyShardedDataParallel(
+                module, cast, process_group=group, reshard_after_forward=spec.reshard_after_forward
+            )
         case "torch_ddp":
             return torch_ddp(module, spec.bucket_size_mb, group), None
         case "torch_fsdp":
-            return torch_fsdp(module, cast, group), None
+            return torch_fsdp(module, cast, group, reshard_after_forward=spec.reshard_after_forward), None
         case _:
             return module, None
     return wrapped, wrapped.finish_gradient_synchronization
@@ -165,7 +167,13 @@ def torch_ddp(module: nn.Module, bucket_size_mb: float | None, group: dist.Proce
     return nn.parallel.DistributedDataParallel(module, **options)
 
 
-def torch_fsdp(module: nn.Module, dtype: torch.dtype | None, group: dist.ProcessGroup | None = None) -> nn.Module:
+def torch_fsdp(
+    module: nn.Module,
+    dtype: torch.dtype | None,
+    group: dist.ProcessGroup | None = None,
+    *,
+    reshard_after_forward: bool = True,
+) -> nn.Module:
     """Shard the module by torch's FSDP2, each block by itself, in place."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -174,7 +182,7 @@ def torch_fsdp(module: nn.Module, dtype: torch.dtype | None, group: dist.Process
     mesh = DeviceMesh.from_group(group, device) if group else init_device_mesh(device, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     for block in getattr(module, BLOCKS, ()):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     fully_shard(module, mesh=mesh, mp_policy=policy)
     return module
 
@@ -256,7 +264,8 @@ def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
         if least is not None and size.dimensions >= least:
             travelling = size.numel * (2 if spec.casts else size.item_bytes)
             sharded += travelling
-            once += travelling * (spec.strategy == "torch_fsdp" and not size.is_in_block)
+            stays = spec.strategy == "torch_fsdp" and not size.is_in_block
+            once += travelling * (stays or not spec.reshard_after_forward)
         else:
             kept += size.numel * size.item_bytes
     traffic = step_traffic(

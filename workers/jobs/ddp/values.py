@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ OF_OUR_STRATEGIES = frozenset(
 """Metrics that a step of the user's own has not."""
 MAX_ERROR_PERCENT = 5.0
 """Largest error of the exposed communication, in percent of the step, of a valid case."""
+MAX_NEGATIVE = 0.01
+"""Share of the step by which the step without communication may take longer in a valid case."""
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 """Quantile of Student's t at 0.975, by degrees of freedom."""
 MEMORY = {
@@ -151,7 +154,7 @@ def add_values(
         flops = add_own_work(values, [rank["work"] for rank in found], statistics.median(step_ms))
     rates = add_rates(values, spec, devices[0], flops, statistics.median(step_ms), ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
-    return [*parity, *check_times(spec, turns, step_ms), *exposed, *rates]
+    return [*parity, *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
 
 
 def add_own_work(values: Values, ranks: Sequence[Mapping[str, float | None]], step_ms: float) -> float | None:
@@ -201,8 +204,13 @@ def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]
     error = half_width(exposed)
     values.set(names[0], None, None if error is None else [error], "one round has no spread")
     values.set(names[1], None, [100 * statistics.median(exposed) / step_ms])
-    percent = math.inf if error is None else 100 * error / step_ms
+    if error is None:
+        return [Check("exposed_communication", False, "one round has no spread: measure_steps is 1")]
+    percent = 100 * error / step_ms
     detail = f"exposed communication is known to ± {percent:.2g}% of the step, limit {MAX_ERROR_PERCENT:g}%"
+    if statistics.median(exposed) < -max(error, MAX_NEGATIVE * step_ms):
+        detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
+        return [Check("exposed_communication", False, detail)]
     return [Check("exposed_communication", percent <= MAX_ERROR_PERCENT, detail)]
 
 
@@ -344,28 +352,44 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
     return Check("parity", parity["why_not"] is None, "; ".join(details))
 
 
-def check_times(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> list[Check]:
-    """Return the checks of the validity of the steps' times."""
-    from workers.measure.validity import check_stability, check_steady, check_waiting
+def check_times(
+    spec: DdpSpec, device: torch.device, found: Sequence[Mapping[str, Any]], step_ms: Sequence[float]
+) -> list[Check]:
+    """Return the checks of the validity of the steps' times. `device` is rank 0's."""
+    from workers.measure.validity import check_kernels, check_stability, check_steady
 
+    turns = turns_of(found, spec.strategy)
     first = [turn[0] for turn in turns]  # ranks agree on the warm-up
     drifting = [turn for turn in first if turn["steady"] is False]
     shown = (drifting or first)[0]
-    issued = [time_us for turn in turns for time_us in slowest([rank["host_us"] for rank in turn])]
     checks = [
         check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"]),
         *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
-        check_waiting(
-            statistics.median(step_ms),
-            statistics.median(issued) if issued else None,
-            "kernels of communication spin while they wait",
-        ),
+        check_host(spec, found),
     ]
     if spec.backend == "gloo":
         checks.append(check_cores(spec.world_size))
+    if spec.attention == "triton":
+        checks += check_kernels(device)
     if spec.compile:
         checks += check_graphs(turns)
     return checks
+
+
+def check_host(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> Check:
+    """Check that the devices do not wait for their hosts: in the steps without communication, whose kernels do not spin
+    while they wait for another rank."""
+    from workers.measure.busy import Busy
+    from workers.measure.validity import check_waiting
+
+    silent = turns_of(found, "none" if spec.strategy == "none" else "silent")
+    issued = [time_us for turn in silent for time_us in slowest([rank["host_us"] for rank in turn])]
+    step_ms = [time_ms for turn in steps_of(silent) for time_ms in turn]
+    each: list[Any] = [rank["busy"] or "a step of one's own may communicate" for rank in found]
+    unknown = next((one for one in each if isinstance(one, str)), None)
+    least = unknown or min((Busy(**one) for one in each), key=lambda busy: busy.busy_ms)
+    check = check_waiting(statistics.median(step_ms), statistics.median(issued) if issued else None, least)
+    return replace(check, detail=f"without communication, {check.detail}") if issued else check
 
 
 def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:

@@ -84,7 +84,7 @@ class Ledger:
 
     Args:
         alive: The allocations alive when the history begins.
-        most_points: Points of the use over time that each stretch keeps.
+        max_points: Points of the use over time that each stretch keeps.
     """
 
     def __init__(self, alive: Iterable[Allocation] = (), max_points: int = 1000) -> None:

@@ -145,7 +145,7 @@ def range_rows(ranges: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Map
     """Return the rows of the table of named ranges.
 
     Args:
-        found: The time of each range in each phase, in ms.
+        ranges: The time of each range in each phase, in ms.
         totals_ms: The time of each phase.
     """
     return [
@@ -160,7 +160,7 @@ def product_rows(products: Sequence[ProductUsage], phase_ms: float, roofline: Ro
     """Return the rows of the table of matrix products of one phase.
 
     Args:
-        found: The products of the phase.
+        products: Those of the phase.
         phase_ms: The time of all work in the phase.
         roofline: The device's roofline in the job's precision, or the reason why it is unknown.
         precision: The job's precision. Products in other data types, such as float32 in a job in bf16, get no limit.

@@ -43,13 +43,13 @@ def slow_down(device: torch.device) -> Callable[[], None]:
     seconds = 1e-3 * SLOWER_MS[device.type]
     if device.type == "cpu":
         return lambda: time.sleep(seconds)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     for event in (start, end):  # the first call, which loads the kernel, is not timed
         torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
         event.record()
     end.synchronize()
     cycles = int(CALIBRATION_CYCLES * 1e3 * seconds / start.elapsed_time(end))
-    return lambda: torch.cuda._sleep(cycles)
+    return lambda: torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
 def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
@@ -60,6 +60,11 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
 
     def send_nothing(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
         return wrap(spec, strategy, module, group)[0], None
+
+    def send_less(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
+        for parameter in module.parameters():  # of the batch's mean, which is half of both, 1/64 is missing
+            parameter.register_hook(lambda gradient: gradient * (1 - 2 / 64))
+        return wrap(spec, strategy, module, group)
 
     def send_slowly(spec: Any, strategy: str, module: Any, group: Any = None) -> Any:
         wrapped, finish = wrap(spec, strategy, module, group)
@@ -103,6 +108,8 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
             patch.setattr(strategies, "make_optimizer", update_half)
         case "sends nothing", _:
             patch.setattr(strategies, "wrap", send_nothing)
+        case "lacks a rank of 64", 1:
+            patch.setattr(strategies, "wrap", send_less)
         case "does not fit", 1:
             patch.setattr(strategies, "build", build_too_much)
         case "does not fit later", 1:

@@ -28,7 +28,8 @@ from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
 from workers.jobs.ddp.parity import largest_error, relative_error
 from workers.jobs.ddp.rank import run_rank
-from workers.jobs.ddp.values import PARITY, add_exposed, metrics, tolerance
+from workers.jobs.ddp.values import PARITY, add_exposed, check_host, metrics, tolerance
+from workers.measure import validity
 from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
@@ -55,12 +56,15 @@ SPECS: dict[str, dict[str, Any]] = {
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
+    "fsdp, gathered once": {"strategy": "fsdp", "reshard_after_forward": False},
+    "torch_fsdp, gathered once": {"strategy": "torch_fsdp", "reshard_after_forward": False},
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
     "flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
     "updates half, flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
     "sends nothing, naive": {"strategy": "naive"},
     "sends nothing, flat": {"strategy": "flat"},
+    "lacks a rank of 64, flat": {"strategy": "flat", "precision": "bf16", "parameter_dtype": "bf16"},
     "does not fit, flat": {"strategy": "flat"},
     "does not fit later, flat": {"strategy": "flat"},
     "one process does not fit, flat": {"strategy": "flat"},
@@ -161,6 +165,23 @@ def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str) -> None:
     assert verdict["verdict"] == "invalid"
 
 
+def test_one_rank_of_64_left_out_is_noticed(run: Any) -> None:
+    """Also where gradients have 8 bits, as "flat, narrow" has them, whose errors are below the limit."""
+    found = values(run("lacks a rank of 64, flat"))
+    assert 1 / 64 < found["gradient_error"]["median"] < 0.1
+    assert found["step_ms"]["outcome"] == "wrong"
+
+
+@pytest.mark.parametrize("attention", ["triton", "eager"])
+def test_a_fall_back_to_older_kernels_is_noted(run: Any, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """Preset 8b runs `triton`."""
+    monkeypatch.setattr(validity, "why_not_hopper", lambda device: f"older kernels on {device}")
+    (verdict,) = run("flat", attention=attention).verdicts.values()
+    notes = [check for check in verdict["checks"] if check["name"] == "attention_kernels"]
+    note = {"name": "attention_kernels", "ok": False, "detail": "older kernels on cpu", "severity": "note"}
+    assert notes == ([note] if attention == "triton" else [])
+
+
 def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     found = values(run("bucketed"))
     ranks = [rank["bucketed"]["turns"] for rank in measured[0]]
@@ -211,9 +232,9 @@ def test_the_optimizers_time_is_no_communication(measured: Any) -> None:
     assert half >= plain - 2 * (error + error_of_half)
 
 
-@pytest.mark.parametrize(("error_ms", "is_ok"), [(0.1, True), (4.0, False)])
-def test_an_uncertain_exposed_time_is_suspect(error_ms: float, is_ok: bool) -> None:
-    """Steps of 50 ms whose rounds differ by so much."""
+@pytest.mark.parametrize(("error_ms", "silent_ms", "is_ok"), [(0.1, 45, True), (4.0, 45, False), (0.1, 51, False)])
+def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, silent_ms: float, is_ok: bool) -> None:
+    """Steps of 50 ms whose rounds differ by so much, or which are faster than those without communication."""
 
     def turns(side: str, times: Sequence[float]) -> list[dict[str, Any]]:
         return [{"strategy": side, "step_ms": [time]} for time in times]
@@ -221,12 +242,34 @@ def test_an_uncertain_exposed_time_is_suspect(error_ms: float, is_ok: bool) -> N
     spec = parsed(strategy="flat")
     shared = [50 + error_ms * sign for sign in (-1, 1, -1, 1, -1, 1)]
     ranks = [
-        {"turns": [*turns("flat", shared), *turns("silent", [45.0] * 6), *turns("none", [40.0] * 6)], "alone": None}
+        {
+            "turns": [*turns("flat", shared), *turns("silent", [silent_ms] * 6), *turns("none", [40.0] * 6)],
+            "alone": None,
+        }
     ]
     collected = Values(metrics(spec))
     (check,) = add_exposed(collected, spec, ranks)
     assert check.ok is is_ok, check.detail
     assert collected.samples("net_cost_ms", None) == pytest.approx([time - 40 for time in shared])
+
+
+@pytest.mark.parametrize(
+    ("busy", "is_ok"),
+    [
+        ([{"busy_ms": 44.0, "launches": 9}, {"busy_ms": 43.0, "launches": 9}], True),
+        ([{"busy_ms": 44.0, "launches": 9}, {"busy_ms": 30.0, "launches": 9}], False),
+        ([{"busy_ms": 44.0, "launches": 9}, "the profiler failed"], False),
+    ],
+)
+def test_a_device_that_waits_for_its_host_is_seen_without_communication(busy: list[Any], is_ok: bool) -> None:
+    """Hosts issue in 40 ms what takes 45 without communication; with it the step takes 80, which tells nothing."""
+    turns = [
+        {"strategy": side, "step_ms": [step_ms], "host_us": [40_000.0]}
+        for side, step_ms in (("flat", 80), ("silent", 45))
+    ]
+    check = check_host(parsed(strategy="flat"), [{"turns": turns, "busy": one} for one in busy])
+    assert check.ok is is_ok, check.detail
+    assert check.detail.startswith("without communication, the host issues in 40 ms a step of 45 ms")
 
 
 def test_communication_is_seen_beside_computation(run: Any) -> None:
@@ -315,6 +358,18 @@ def test_other_programs_see_rank_and_steps(run: Any, readers: Path) -> None:
                 ("all_gather", 4 * (2 * PARAMETERS - ROOT), 2 * (2 * PARAMETERS - ROOT)),
                 ("reduce_scatter", 4 * PARAMETERS, 2 * PARAMETERS),
             ],
+        ),
+        (
+            "fsdp, gathered once",
+            [
+                ("all_reduce", 4 * 80, 4 * 80),
+                ("all_gather", 4 * MATRICES, 2 * MATRICES),
+                ("reduce_scatter", 4 * MATRICES, 2 * MATRICES),
+            ],
+        ),
+        (
+            "torch_fsdp, gathered once",
+            [("all_gather", 4 * PARAMETERS, 2 * PARAMETERS), ("reduce_scatter", 4 * PARAMETERS, 2 * PARAMETERS)],
         ),
         ("none", []),
     ],
@@ -496,7 +551,7 @@ def test_the_controls_of_exposed_communication_on_two_gpus(tmp_path: Path) -> No
     """On GPUs: communication that takes 5 ms longer, and an optimizer that updates half of the parameters."""
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
-    fields = {"model": {"size": "medium"}, "context_length": 512, "warmup_steps": 3, "measure_steps": 48}
+    fields = {"model": {"size": "medium"}, "context_length": 512, "warmup_steps": 3, "measure_steps": 24}
     spec = parsed(strategy="flat", backend="nccl", **fields)
     names = ["flat", "sends slowly, flat", "updates half, flat"]
     specs = {name: spec.model_dump(mode="json") for name in names}
