@@ -5,6 +5,7 @@ PostgreSQL refuses to run as root: then another user runs it. Where it is not in
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -12,8 +13,10 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +30,7 @@ from tools.waiting import wait_until
 
 USERS = ("postgres", "nobody")
 PR_SET_PDEATHSIG = 1
+SOCKET = ".s.PGSQL.5432"
 END_OTHERS = """
     SET lock_timeout = '5s';
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -171,3 +175,65 @@ def _user() -> Any:
 
 def _as(user: Any) -> dict[str, Any]:
     return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+class Proxy:
+    """Passes connections on to a server, through a socket in `folder`.
+
+    It cuts the connection that commits next, once `when` is set: "before" the COMMIT reaches the server, or "after".
+    While `is_cut`, it has no connection and takes none.
+    """
+
+    def __init__(self, server: Path, folder: Path) -> None:
+        self.when: str | None = None
+        self.is_cut = False
+        self._server = str(server / SOCKET)
+        self._opened = contextlib.ExitStack()
+        self._ends: list[socket.socket] = []
+        self._listening = self._opened.enter_context(socket.socket(socket.AF_UNIX))
+        self._listening.bind(str(folder / SOCKET))
+        self._listening.listen()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        """Break all connections, and refuse new ones until `is_cut` is False again."""
+        self.is_cut = True
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._opened.enter_context(self._listening.accept()[0])
+                if self.is_cut:
+                    client.close()
+                    continue
+                server = self._opened.enter_context(socket.socket(socket.AF_UNIX))
+                server.connect(self._server)
+                self._ends += (client, server)
+                for ends in ((client, server, True), (server, client, False)):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=ends))
+                    self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, of_client: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if of_client and self.when is not None and b"COMMIT" in data:
+                    committed, self.when = self.when == "after", None
+                    source.shutdown(socket.SHUT_RDWR)  # the client hears nothing more
+                    if committed:
+                        target.sendall(data)
+                    break
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        self._opened.close()

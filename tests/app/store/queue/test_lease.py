@@ -178,7 +178,7 @@ def test_while_nobody_can_write_nobody_is_silent(
     stalled(watcher, clock, 2 * LEASE_S, settings, lambda: queue.renew([claim], worker) and None)
     database.close()
     database = Database(settings.resolved_database_url)
-    watcher._queue = queue = Queue(database)
+    watcher._queue, watcher._registration = queue, registration = Queue(database), Registration(database)
     found = watcher.poll()  # before the worker has its turn
     queue.renew([claim], worker)
     found += pass_time(watcher, clock, LEASE_S - 2)
