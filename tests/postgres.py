@@ -96,10 +96,10 @@ class Server:
 
     def _emptied(self, name: str) -> bool:
         """Delete all rows; returns False if the test has changed the schema."""
-        from sqlmodel import SQLModel
+        from app.store import tables
 
-        tables = [table.name for table in reversed(SQLModel.metadata.sorted_tables)]
-        self.execute(END_OTHERS + "; ".join(f"DELETE FROM {table}" for table in tables), name)
+        names = [table.name for table in reversed(tables.job.metadata.sorted_tables)]
+        self.execute(END_OTHERS + "; ".join(f"DELETE FROM {table}" for table in names), name)
         self.execute("SELECT setval(seqrelid, 1, false) FROM pg_sequence", name)
         return self.execute(SCHEMA, name) == self._schema
 

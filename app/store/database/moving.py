@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Connection, Table, Text, bindparam, func, insert, select, type_coerce
-from sqlmodel import SQLModel
 
 from app.errors import CannotRunHere, Conflict
+from app.store import tables
 from app.store.column_types import StoredJson, without_nul
 from app.store.database.engine import Database
 
+METADATA = tables.job.metadata
 ROWS_AT_ONCE = 1000
 BYTES_AT_ONCE = 16 << 20
 """About the most of a batch's samples and tables."""
@@ -28,16 +29,16 @@ def copy_everything(source: Database, target: Database) -> dict[str, int]:
     """
     if target.backend.engine.dialect.name != "postgresql" or source.backend.engine.dialect.name != "sqlite":
         raise CannotRunHere("A data folder with SQLite moves to PostgreSQL: give --to a postgresql+psycopg:// URL.")
-    tables = SQLModel.metadata.sorted_tables  # a table comes after those that it refers to
+    every = METADATA.sorted_tables  # a table comes after those that it refers to
     with source.write() as old, target.migration() as new:
-        taken = [table.name for table in tables if _count(new, table)]
+        taken = [table.name for table in every if _count(new, table)]
         if taken:
             raise Conflict(f"{target.backend.place} has rows ({', '.join(taken)}): give a database of its own.")
-        for table in tables:
+        for table in every:
             for rows in _batches(old, table):
                 new.execute(_insertion(table), rows)
-        counts = {table.name: _count(old, table) for table in tables}
-        missing = [name for table in tables if _count(new, table) != counts[name := table.name]]
+        counts = {table.name: _count(old, table) for table in every}
+        missing = [name for table in every if _count(new, table) != counts[name := table.name]]
         if missing:
             raise CannotRunHere(f"The copy lacks rows of {', '.join(missing)}; nothing was kept of it.")
         _continue_ids(old, new)
@@ -79,5 +80,5 @@ def _count(connection: Connection, table: Table) -> int:
 def _continue_ids(old: Connection, new: Connection) -> None:
     """Let ids go on where they were, so that none of a deleted row comes again."""
     for name, last in old.exec_driver_sql("SELECT name, seq FROM sqlite_sequence").all():
-        if last and name in SQLModel.metadata.tables:
+        if last and name in METADATA.tables:
             new.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), {int(last)})")
