@@ -4,7 +4,8 @@
 
 In one process, a job's step and a plain loop over the same model, optimizer and batches take turns. The plain loop is
 written as people write it: no phases, no events, one synchronisation before and after. The table has medians over the
-rounds, in ms per step, and the median of the rounds' ratios with its 95 % interval.
+rounds, in ms per step, and the median of the rounds' ratios with its 95 % interval: of the median of the job's samples,
+from which it computes rates, and of their mean, which interrupted steps move as they move the plain loop.
 """
 
 from __future__ import annotations
@@ -59,10 +60,13 @@ def row(spec: BenchmarkSpec, rounds: int, steps: int) -> list[str]:
     train, clock, marks = plain_loop(step), make_clock(device), make_marks(device)
     isolated: list[float] = []
     looped: list[float] = []
+    means: list[float] = []
     plain: list[float] = []
 
     def loop() -> None:
-        looped.append(statistics.median(time_loop(step.phases, marks, prepare=step.prepare, measure_steps=steps)))
+        times = time_loop(step.phases, marks, prepare=step.prepare, measure_steps=steps)
+        looped.append(statistics.median(times))
+        means.append(statistics.fmean(times))
 
     for index in range(rounds):
         warmup = WARMUP_STEPS if index == 0 else 1
@@ -70,10 +74,11 @@ def row(spec: BenchmarkSpec, rounds: int, steps: int) -> list[str]:
         for turn in (loop, lambda: plain.append(train(steps)))[:: -1 if index % 2 else 1]:
             turn()
     in_loop, in_plain = statistics.median(looped), statistics.median(plain)
-    ratios = [one / other for one, other in zip(looped, plain, strict=True)]
-    low, high = median_interval(ratios) or (min(ratios), max(ratios))
     numbers = [f"{statistics.median(isolated):.2f}", f"{in_loop:.2f}", f"{in_plain:.2f}"]
-    numbers.append(f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+    for each in (looped, means):
+        ratios = [one / other for one, other in zip(each, plain, strict=True)]
+        low, high = median_interval(ratios) or (min(ratios), max(ratios))
+        numbers.append(f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
     return [str(spec.model.size), "blocks" if spec.compile else "no", *numbers]
 
 
@@ -86,7 +91,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of each turn")
     options = parser.parse_args()
     print(f"torch {torch.__version__}; {options}\n")
-    print("| size | compiled | isolated | loop | plain loop | loop ÷ plain |\n|---|---|---:|---:|---:|---:|")
+    print("| size | compiled | isolated | loop | plain loop | loop ÷ plain | its mean ÷ plain |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for size in options.sizes.split(","):
         for compiled in (False, True):
             fields = {

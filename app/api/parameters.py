@@ -83,10 +83,10 @@ def _cursor(value: str) -> str:
 
 
 def _label(value: str) -> tuple[str, str]:
-    key, colon, wanted = value.partition(":")
-    if not key or not colon:
-        raise PydanticCustomError("label", "must be written key:value")
-    return key, wanted
+    parts = re.split("[:=]", value, maxsplit=1)  # no key has either of them
+    if not parts[0] or len(parts) < 2:
+        raise PydanticCustomError("label", "must be written key=value")
+    return parts[0], parts[1]
 
 
 def _text(value: str) -> str:
@@ -117,7 +117,7 @@ def documented(pattern: str) -> Any:
 
 Text = Annotated[str, Field(max_length=200), documented(r"^[^\u0000]*$"), AfterValidator(_text)]
 Cursor = Annotated[Text, documented("^[0-9]{1,18}$"), AfterValidator(_cursor)]
-Label = Annotated[Text, documented(r"^[^:\u0000]+:[^\u0000]*$"), AfterValidator(_label)]
+Label = Annotated[Text, documented(r"^[^:=\u0000]+[:=][^\u0000]*$"), AfterValidator(_label)]
 Moment = Annotated[Text, AfterValidator(_moment)]
 """A time as people write it: 7d, 2026-03-01, 2026-03-01T14:00:00Z; the validator turns it into a datetime."""
 Coordinate = Annotated[
@@ -140,7 +140,7 @@ NO_QUERY = Depends(no_query)
 
 _HEADERS = {
     "Idempotency-Key": "Repeating the request with the same key and body gets the first answer and changes nothing.",
-    USER: "The user who sends the request, percent-encoded UTF-8; the job's or sweep's `submitted_by`.",
+    USER: "The user who sends the request, percent-encoded UTF-8, if the token has no name; `submitted_by`.",
     "Prefer": "`wait=N` holds the answer for up to N seconds, at most 60, until the job is done.",
     "Accept": "The format of a table, where the query names none: text/csv, text/markdown, text/html, …",
     "If-Modified-Since": "The `Last-Modified` of an answer that the client has: 304 if it still holds.",

@@ -6,7 +6,7 @@ import difflib
 import json
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -82,6 +82,8 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         return _describe_unknown(str(error["loc"][-1]), model_at(model, error["loc"][:-1]))
     if kind in ("missing", "field_error"):
         return error["msg"]
+    if kind == "model_type" and (paths := _fields_that_take(error["input"], error["loc"], model)):
+        return f"{error['msg']}; got {shown(error['input'])}; did you mean {paths[0]}?"
     several = isinstance(error["input"], str) and "," in error["input"] and any(part in KINDS for part in error["loc"])
     cure = "; one job for each of several values is a sweep: `flopwatch sweep`" if several else ""
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
@@ -116,6 +118,22 @@ def _fields_inside(model: type[BaseModel], name: str) -> list[str]:
     """Return the dotted paths of the fields of this name in the objects that a model has: "model.size" for "size"."""
     objects = ((field, _model_in(info.annotation)) for field, info in model.model_fields.items())
     return [f"{field}.{name}" for field, inner in objects if inner is not None and name in inner.model_fields]
+
+
+def _fields_that_take(value: Any, location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    """Return `field=value` for the fields with values to choose from that take the value given for their object:
+    "model.size=tiny" for "tiny"."""
+    inner = model_at(model, location)
+    if inner is None or not isinstance(value, str):
+        return []
+    choices = {name: _choices(info.annotation) for name, info in inner.model_fields.items()}
+    return [f"{location[-1]}.{name}={value}" for name, known in choices.items() if value in known]
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(choice for part in get_args(annotation) for choice in _choices(part))
 
 
 def model_at(model: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel] | None:

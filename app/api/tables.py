@@ -67,7 +67,7 @@ class ChoiceQuery(StrictQuery):
     job: list[Id] = Field(default=[], max_length=1000)
     """A job's id; repeat it for several. Beside `sweep`: these jobs, too."""
     label: list[Label] = Field(default=[], max_length=20)
-    """`key:value`; repeat it for jobs that have several labels."""
+    """`key=value` or `key:value`; repeat it for jobs that have several labels."""
     since: Moment | None = None
     """Jobs that finished since then: `90min`, `12h`, `7d` or `2w` ago, a date (`2026-03-01`) or a time
     (`2026-03-01T14:00:00Z`). UTC, if it names no time zone."""

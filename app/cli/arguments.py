@@ -24,10 +24,12 @@ def split_pair(argument: str) -> tuple[str, str]:
 
 
 def _field(argument: str) -> tuple[str, str]:
-    """Split a field of a spec; a Python file in place of an implementation's name has an option of its own."""
+    """Split a field of a spec; a Python file in place of a name has an option of its own."""
     key, text = split_pair(argument)
     if key.rpartition(".")[2] in ("attention", "implementations") and re.search(r"\.py(:\w*)?\]?$", text):
         raise typer.BadParameter(f"{key} takes names; a file of your own goes in by --implementation FILE.py:FUNCTION.")
+    if key == "model" and re.search(r"\.py(:\w*)?$", text):
+        raise typer.BadParameter("a model of your own goes in by --model FILE.py:CLASS.")
     return key, text
 
 

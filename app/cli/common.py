@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from app.cli import completing
 from app.cli.terminal import echo, fail
@@ -22,6 +23,25 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+MEANT = {"list": "jobs", "ls": "jobs", "status": "show", "wait": "logs --follow", "script": "run-script"}
+"""Commands under names that people try first."""
+
+
+class Commands(TyperGroup):
+    """The commands; for a word that is none it names the one that was meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is not None:
+            return super().resolve_command(ctx, args)
+        from app.specs import KINDS
+
+        commands = {name: name for name in self.list_commands(ctx)}
+        words = {kind: f"submit {kind}" for kind in KINDS} | commands | MEANT
+        near = difflib.get_close_matches(args[0], words, n=1)
+        cure = f": write flopwatch {words[near[0]]}" if near else ""
+        return ctx.fail(f"No such command {args[0]!r}{cure}")
 
 
 class FieldsCommand(TyperCommand):

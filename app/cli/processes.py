@@ -149,7 +149,7 @@ def backup(
     path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")], data_dir: DataDir = None
 ) -> None:
     """Write a consistent copy of the database to a file, while server and workers continue. Artifacts are not
-    included."""
+    included: copy their folder, or their object store, afterwards."""
     from app.errors import FlopwatchError
     from app.store.database.engine import Database
 
@@ -168,7 +168,8 @@ def backup(
         fail(f"{error.title}: {error.detail}")
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
-    echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
+    files = settings.object_store_url or settings.artifacts_dir
+    echo(f"{path}: {path.stat().st_size} bytes. Copy {files} as well to keep the files of jobs.")
 
 
 def lease(
@@ -213,7 +214,7 @@ def prune(
     from app.errors import FlopwatchError
     from app.store.database.engine import open_existing
     from app.store.database.slices import Slices
-    from app.store.files.artifacts import ArtifactFiles
+    from app.store.files.opening import open_files
     from app.store.keeping.pruning import Pruning, Retention
 
     if dry_run and vacuum:
@@ -223,7 +224,7 @@ def prune(
     try:
         database = open_existing(settings)
         try:
-            pruning = Pruning(Slices(database), ArtifactFiles(settings.artifacts_dir), Retention.of(settings))
+            pruning = Pruning(Slices(database), open_files(settings, database), Retention.of(settings))
             echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
             if vacuum:
                 database.vacuum()

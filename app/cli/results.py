@@ -116,6 +116,8 @@ def table(
         _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
         options: TableOptions = {**of_measurements, "job": job, "columns": names, "sort": sort, "limit": limit}
         text = server.table_text(format_of(output_format), **options, best=best, links=links, **style)
+        for one in sweep or []:
+            _say_what_is_missing(server, one)
     else:
         chosen = {**of_measurements, "best": best or None, "links": links or None}
         _refuse(chosen, "chooses measurements; with --name leave it out")
@@ -125,6 +127,13 @@ def table(
             job[0], name, format_of(output_format), columns=names, sort=sort, limit=limit, unit=unit, **style
         )
     print_table(text, output_format)
+
+
+def _say_what_is_missing(server: Flopwatch, sweep: int) -> None:
+    counts = server.get(f"/sweeps/{sweep}")["counts"]
+    unfinished = [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]
+    if unfinished:
+        echo(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}", err=True)
 
 
 def format_of(chosen: TableFormat) -> Format:

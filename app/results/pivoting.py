@@ -133,7 +133,7 @@ def refuse_several_kinds(kinds: Iterable[str]) -> None:
     if len(several) > 1:
         detail = (
             f"These jobs are of several kinds, which have different rows and columns: {', '.join(several)}. "
-            "Choose one with kind, or name all that shall share the table."
+            "Choose one with kind (--kind), or name all that shall share the table."
         )
         raise InvalidRequest(detail, errors=(FieldError("/kind", detail),))
 

@@ -121,7 +121,8 @@ class SpecBase(StrictModel):
     table_notes: ClassVar[Mapping[str, Mapping[Scalar, str]]] = {}
     """Coordinates that say how times were taken, with the sentence that a table of cases with each value has below."""
     first_plotted: ClassVar[str | None] = None
-    """The metric that a sweep's plots show first; None: a time, as for most kinds."""
+    """The metric that plots of a sweep, and of a kind without panels of its own, show first; None: a time, as for most
+    kinds."""
     first_tables: ClassVar[tuple[str, ...]] = ()
     """Tables that a unit reports, the most important first; `kernels` includes `kernels-forward`. Others follow."""
     first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -180,6 +181,7 @@ class SpecBase(StrictModel):
         defaults = flat(type(self).example().model_dump(mode="json"))
         fields = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured}))
         idle = [name for name, value in fields.items() if value not in (None, [], defaults.get(name))]
+        idle = [name for name in idle if ".revision." not in name]  # clients say where code comes from, not people
         for cell in self.cells():
             if not idle:
                 break

@@ -92,6 +92,7 @@ class MixedPrecisionSpec(SpecBase):
         "dtypes": ("model", "autocast", "tensor", "name", "module_class", "dtype", "kept_in_float32"),
     }
     table_columns: ClassVar[tuple[str, ...]] = ("sum", "error", "modules", "modules_in_float32")
+    first_plotted: ClassVar[str | None] = "error"
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:

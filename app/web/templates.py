@@ -141,6 +141,7 @@ def plain(value: Any) -> str:
 
 
 def table(sheet: results.Sheet) -> Markup:
-    """Return a table of results as HTML; empty if it has no rows."""
+    """Return a table of results as HTML, whose heads may be broken after underscores; empty if it has no rows."""
     text = results.render(sheet, "html") if sheet.rows else ""
+    text = re.sub("<th[^<]*</th>", lambda head: head[0].replace("_", "_<wbr>"), text)
     return Markup(text)  # noqa: S704  # its cells are escaped

@@ -124,6 +124,12 @@ def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) 
     hover = timeline.locator(".hoverlayer")
     expect(hover).to_contain_text(re.compile(r"(forward|backward|optimizer): [+−]"))
     expect(hover).to_contain_text(".py:")
+    page.set_viewport_size({"width": 390, "height": 800})
+    upright = "text => { const box = text.getBoundingClientRect(); return box.height > box.width; }"
+    names = drawn(page, "timeline").locator("text.annotation-text")
+    expect(names.first).to_be_visible()
+    assert all(name.evaluate(upright) for name in names.all()), "they would stand over each other"
+    page.set_viewport_size({"width": 1280, "height": 720})
     drawn(page, "peaks")
     allocations = opened(page, "allocations")
     allocations.locator("#explorer-at_peak_of").select_option(label="backward")

@@ -22,7 +22,7 @@ from app.specs._code import RUNS_CODE
 from app.states import LivingState, WorkerState
 from app.store.database.engine import Database, open_database
 from app.store.database.locking import patience
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.opening import open_files
 from app.store.queue.hosts import gpus_of_one_job
 from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.registration import Registration
@@ -102,7 +102,7 @@ class Agent:
         self._database = database
         self._queue = Queue(database)
         self._registration = Registration(database)
-        self._artifacts = ArtifactFiles(settings.artifacts_dir)
+        self._artifacts = open_files(settings, database)
         self._scratch = Scratch(settings.data_dir / "scratch")
         self._watch = database.watch()
         self._watcher = Watcher(self._queue, self._registration, settings.lease_s)

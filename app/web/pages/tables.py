@@ -183,7 +183,7 @@ def command(parameters: Iterable[tuple[str, str]]) -> str:
         elif name in ("rows", "columns"):
             words += [option, ",".join(values)]
         elif name == "label":
-            words += [part for value in values for part in (option, value.replace(":", "=", 1))]
+            words += [part for value in values for part in (option, re.sub("[:=]", "=", value, count=1))]
         else:
             words += [part for value in values for part in (option, value)]
     return shlex.join(words)

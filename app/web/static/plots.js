@@ -101,6 +101,9 @@ async function draw(figure) {
   // On a phone the legend has a line for each series, above the plot.
   if (picture.clientWidth < NARROW && layout.showlegend !== false && named > 1) layout.height += 20 * Math.min(named, 12);
   fitHeatMap(data, layout, picture.clientWidth);
+  // Room for Plotly's buttons beside the plot, in two columns where it is low.
+  if (picture.clientWidth >= NARROW) layout.margin.r = Math.max(layout.margin.r, layout.height < 300 ? 72 : 44);
+  if (picture.clientWidth < NARROW && layout.annotations) turnNames(layout);
   picture.style.minHeight = `${layout.height}px`;
   await Plotly.newPlot(picture, data, layout, {
     responsive: true,
@@ -118,6 +121,15 @@ async function draw(figure) {
   figure.append(tools(figure, picture, Plotly, layout), details);
   details.open = opened.delete(figure);
   figure.dataset.drawn = "yes";
+}
+
+// On a phone the names above a plot would stand over each other: they stand upright, and the legend above them.
+function turnNames(layout) {
+  const room = 60;
+  layout.height += room;
+  layout.margin.t += room;
+  for (const name of layout.annotations) Object.assign(name, { textangle: -90, xanchor: "left" });
+  layout.legend.y = 1 + (room + 10) / (layout.height - layout.margin.t - layout.margin.b);
 }
 
 // On a phone the colours of a heat map stand below it. Where a cell is narrower than its text, no cell has one: who

@@ -184,3 +184,5 @@ def test_a_file_in_place_of_a_name_is_told_its_option(argument: str) -> None:
         with pytest.raises(typer.BadParameter, match="goes in by --implementation"):
             parse()
     assert arguments.parse_spec("benchmark", ["attention=triton"])["attention"] == "triton"
+    with pytest.raises(typer.BadParameter, match="goes in by --model"):
+        arguments.parse_spec("benchmark", ["model=mine.py"])

@@ -287,12 +287,31 @@ def test_an_option_in_place_of_a_field_is_named(flopwatch: Any, words: tuple[str
     assert meant in " ".join(ended(flopwatch(*words), 2).replace("│", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("list", "jobs"), ("estimate", "submit estimate"), ("bechmark", "submit benchmark"), ("compaer", "compare")],
+)
+def test_a_command_that_is_none_names_the_one_that_was_meant(flopwatch: Any, word: str, meant: str) -> None:
+    assert f"write flopwatch {meant} " in " ".join(ended(flopwatch(word), 2).replace("│", " ").split())
+    assert "write flopwatch" not in ended(flopwatch("xyzzy"), 2)
+
+
+def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> None:
+    made = site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}}).json()
+    done = flopwatch("table", "--sweep", str(made["id"]))
+    ended(done)
+    assert f"jobs of sweep {made['id']} that the table lacks: 2 queued" in done.stderr
+
+
 def test_words_that_are_no_fields_stay_mistakes(flopwatch: Any) -> None:
     assert "No such option" in ended(flopwatch("submit", *TINY, "--colour", "red"), 2)
     assert "No such option" in ended(flopwatch("jobs", "--context-length", "64"), 2)
 
 
 def test_a_field_inside_the_model_is_named(flopwatch: Any) -> None:
+    given = ended(flopwatch("submit", "benchmark", "model=tiny"), 1)
+    assert '/spec/model: Input should be an object; got "tiny"; did you mean model.size=tiny?' in given
+    assert "did you mean" not in ended(flopwatch("submit", "benchmark", "model=gpt2"), 1)
     meant = "/size: Unknown field; did you mean model.size?"
     assert f"/spec{meant}" in ended(flopwatch("submit", "benchmark", "size=tiny"), 1)
     assert f"/grid{meant}" in ended(flopwatch("sweep", "benchmark", "size=tiny,small"), 1)

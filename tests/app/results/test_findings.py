@@ -270,7 +270,7 @@ class TestManyRows:
     def test_what_chance_makes_of_many_cases_is_said(self, processes: int, cautious: bool) -> None:
         """Of four processes no correction for many cases is possible: equal sides lie apart in 1 of 35."""
         rng = random.Random(3)
-        rows = [row(*_drawn(rng, processes, 1.0), case=f"length={n}") for n in range(40)]
+        rows = [row(*_drawn(rng, processes, 1.0), case=f"length={n}") for n in range(6)]
         _, whole = judged(*rows, row(*_drawn(rng, processes, 1.2), case="slower"))
         assert "worse in " in whole.sentence
         assert whole.sentence.endswith(f"; {findings.BY_CHANCE}") is cautious

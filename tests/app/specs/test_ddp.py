@@ -41,6 +41,7 @@ def spec(**fields: Any) -> DdpSpec:
         ({"strategy": "torch_fsdp", "gradient_clip_norm": 1.0}, "gradient_clip_norm", "leave it out"),
         ({**FSDP, "cast_before_communication": True}, "cast_before_communication", "choose precision bf16"),
         ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
+        ({"snapshot": True}, "snapshot", "choose backend nccl"),
         ({"reshard_after_forward": False}, "reshard_after_forward", "bucketed keeps parameters whole: choose fsdp"),
         ({**FSDP, "compile": True, "compile_scope": "model"}, "compile_scope", "fsdp gathers block by block"),
         ({**COMPILED, "compile_scope": "model"}, "compile_scope", "choose compile_scope blocks"),

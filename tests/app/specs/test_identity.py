@@ -248,6 +248,11 @@ def test_fields_without_effect_are_told(fields: dict[str, Any], idle: int) -> No
     assert set(validated(fields).without_effect()) == set(given[len(given) - idle :])
 
 
+def test_where_code_comes_from_is_no_field_of_people() -> None:
+    code = {"sha256": 64 * "a", "function": "f", "revision": {"label": "main", "dirty": True}}
+    assert validated({"kind": "benchmark", "step_code": code}).without_effect() == []
+
+
 def test_a_field_without_effect_names_its_side() -> None:
     sides = {"baseline": {"kind": "benchmark", "new_tokens": 8}, "candidate": {"kind": "benchmark"}}
     assert validated({"kind": "compare", **sides}).without_effect() == ["baseline.new_tokens"]

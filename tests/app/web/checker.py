@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "link", "input", "br", "hr", "img"}
+VOID = {"meta", "link", "input", "br", "wbr", "hr", "img"}
 REFERENCES = {"href", "src", "action", "formaction", "hx-get", "hx-sse:connect", "data-plot", "data-plotly"}
 
 

@@ -46,9 +46,11 @@ def test_filters_and_pages(fresh_site: Any) -> None:
     assert "job-9" in second.text
     assert "job-59" not in second.text
     assert "60 queued" in first.text
-    only = page(fresh_site, "/ui?state=&kind=&label=n:7&sweep=")
-    assert "job-7" in only.text
-    assert "job-8" not in only.text
+    for label in ("n=7", "n:7"):
+        only = page(fresh_site, f"/ui?state=&kind=&label={label}&sweep=")
+        assert "job-7" in only.text
+        assert "job-8" not in only.text
+        assert "n=7" in only.text, "as the command line writes it"
     assert "No job matches" in page(fresh_site, "/ui?state=failed").text
 
 
@@ -228,12 +230,25 @@ def test_why_a_job_waits(fresh_site: Any) -> None:
     assert reason
     assert reason in page(fresh_site, "/ui").text
     assert reason in page(fresh_site, f"/ui/jobs/{job_id}").text
+    sweep = {"base": {"kind": "benchmark", "device": "cuda"}, "grid": {"seed": [1, 2]}}
+    sweep_id = fresh_site.http.post("/sweeps", json=sweep).json()["id"]
+    for path, waiting in (("/ui", 3), (f"/ui/sweeps/{sweep_id}", 2)):
+        text = page(fresh_site, path).text
+        assert f"{waiting} jobs wait: {reason}." in text
+        assert text.count(reason) == 1, "once above the list, not in each row"
 
 
 def finished(site: Any, *measurements: Any, state: str = "succeeded") -> int:
     job_id: int = site.submit(priority=10)["id"]
     site.worker.finish(site.worker.claim_job(job_id), state, measurements=list(measurements))
     return job_id
+
+
+def test_heads_of_results_may_be_broken(site: Any, measured: Any) -> None:
+    """Thirteen columns with long names were wider than the page."""
+    job = finished(site, measured("forward_ms", 1.0, model="tiny", context_length=8))
+    assert "context_<wbr>length" in site.http.get(f"/ui/jobs/{job}").text
+    assert "context_length</th>" in site.http.get(f"/tables?job={job}&format=html").text
 
 
 def test_a_finished_job_shows_its_table_first(site: Any, measured: Any) -> None:

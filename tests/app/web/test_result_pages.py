@@ -349,10 +349,11 @@ class TestTables:
         assert both.count("<td") < fresh_site.http.get("/ui/tables", params={"labels": '"note:a, b"'}).text.count("<td")
         assert 'name="labels" value="&#34;note:a, b&#34;, x:y"' in both, "as it was typed"
         assert "label=note%3Aa%2C+b&amp;label=x%3Ay" in both, "exports name each"
-        assert "must be written key:value" in page(fresh_site, "/ui/tables?labels=x", 422).text
+        assert "must be written key=value" in page(fresh_site, "/ui/tables?labels=x", 422).text
 
-    def test_the_equivalent_command(self) -> None:
-        parameters = [("sweep", "3"), ("label", "team:a b"), ("columns", "x"), ("columns", "y"), ("best", "true")]
+    @pytest.mark.parametrize("label", ["team:a b", "team=a b"])
+    def test_the_equivalent_command(self, label: str) -> None:
+        parameters = [("sweep", "3"), ("label", label), ("columns", "x"), ("columns", "y"), ("best", "true")]
         assert command(parameters) == "flopwatch table --sweep 3 --label 'team=a b' --columns x,y --best"
 
 
@@ -384,6 +385,23 @@ class TestCompare:
         assert "inconclusive" in found.text, "one process each"
         assert "/compare?baseline=1&candidate=4&format=latex" in found.references
         assert "/ui/compare?job=4&job=1&job=5" in found.references
+
+    def test_a_doubt_that_all_rows_share_stands_once(self, filled: Any, measured: Any) -> None:
+        jobs = []
+        for verdicts in (("suspect", "suspect"), ("suspect", "valid")):
+            filled.submit(spec={"context_length": 16}, priority=9)
+            rows = [
+                measured("step_ms", 1.0, model="tiny", context_length=length, validity=verdict)
+                for length, verdict in zip((16, 32), verdicts, strict=True)
+            ]
+            claim = filled.worker.claim()
+            filled.worker.finish(claim, measurements=rows)
+            jobs.append(claim.job_id)
+        text = page(filled, f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        assert "The baseline's values are suspect." in text
+        assert "The candidate's values are" not in text
+        numbers = text[text.index("The baseline's values") : text.index("Spec")]
+        assert numbers.count("suspect") == 2, "once of the whole baseline, once in the candidate's row that has it"
 
     def test_the_corrected_p_stands_beside_the_interval(self, filled: Any, measured: Any) -> None:
         jobs = []

@@ -43,6 +43,12 @@ class Known(JobResults):
         return self.whole
 
 
+def test_the_metric_that_a_kind_is_about_comes_first() -> None:
+    results = Known(sheet([]))
+    results.job = {"kind": "mixed_precision", "spec": {}}
+    assert [*results.table_columns] == ["error", "sum", "modules", "modules_in_float32"]
+
+
 def test_lines_per_implementation_charts_per_mask() -> None:
     rows = [
         [name, causal, br, length, ok(length * (1 + causal))]
