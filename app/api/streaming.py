@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from email.utils import formatdate
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from app.store.files.store import RemoteContent
 
@@ -17,11 +19,7 @@ from app.store.files.store import RemoteContent
 def streamed(
     request: Request, content: RemoteContent, name: str, media_type: str, headers: Mapping[str, str]
 ) -> Response:
-    """Answer with a content; `headers` has its ETag. A request for several ranges gets all of it.
-
-    Raises NotFound, Damaged or StoreUnreachable before the answer begins, if the object is not as it was stored.
-    """
-    content.check()
+    """Answer with a content; `headers` has its ETag. A request for several ranges gets all of it."""
     modified = formatdate(content.modified_at, usegmt=True)
     start, stop = 0, content.size
     asked = Headers(raw=request.scope["headers"])  # check_range has changed them; request.headers are the former ones
@@ -38,7 +36,20 @@ def streamed(
         "Last-Modified": modified,
         **({"Content-Range": f"bytes {start}-{stop - 1}/{content.size}"} if is_part else {}),
     }
-    return StreamingResponse(content.stream(start, stop), 206 if is_part else 200, all_headers, media_type)
+    return _Checked(content, content.stream(start, stop), 206 if is_part else 200, all_headers, media_type)
+
+
+class _Checked(StreamingResponse):
+    """Raises NotFound, Damaged or StoreUnreachable before the answer begins, if the object is not as it was stored. No
+    thread waits for the store meanwhile."""
+
+    def __init__(self, content: RemoteContent, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._content.check()
+        await super().__call__(scope, receive, send)
 
 
 def _range(wanted: str | None, size: int) -> tuple[int, int]:

@@ -151,8 +151,7 @@ class Row:
         if self.finding in ("better", "worse", "changed", "differs"):
             return f"candidate is {self._factor()}; {self.processes}"
         if self.finding in ("no_difference", "within_margin"):
-            assert self.bound is not None
-            if self.bound == 0:
+            if not self.bound:
                 return f"no difference: the same in all processes; {self.processes}"
             return f"no difference larger than {percent(self.bound)}; {self.processes}"
         return f"inconclusive: {self.doubt()}"
@@ -241,6 +240,8 @@ class Row:
             return None
         if min(len(self.baseline), len(self.candidate)) < FEWEST or self._is_drift(self.estimate):
             return "inconclusive"
+        if len({*self.baseline, *self.candidate}) == 1:  # 0 has no ratio
+            return "no_difference" if self.is_tested else "within_margin"
         if self._differs(self.estimate):
             if not self.is_tested:
                 return "differs"

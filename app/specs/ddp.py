@@ -180,13 +180,9 @@ class DdpSpec(TrainingSpec):
             )
 
     def _check_fully_sharded(self) -> None:
-        if self.precision == "fp16":
+        if self.precision == "fp16" and self.strategy == "torch_fsdp":
             raise field_error(
-                "precision", f"with {self.strategy}, each rank sees only its part of the overflows: choose bf16"
-            )
-        if self.gradient_clip_norm is not None:
-            raise field_error(
-                "gradient_clip_norm", f"with {self.strategy}, each rank has a part of the norm only: leave it out"
+                "precision", "with torch_fsdp, each rank sees only its part of the overflows: choose bf16 or fsdp"
             )
         if self.casts and self.precision != "bf16":
             raise field_error("cast_before_communication", "casts to bf16: choose precision bf16, or leave it out")

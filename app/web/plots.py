@@ -79,7 +79,7 @@ class Point:
     """Coordinates."""
     value: float | None
     spread: float | None = None
-    """Standard deviation."""
+    """The number after ±: of a median, the larger distance to an end of its 95 % interval."""
     n: int | None = None
     """Number of samples or processes behind the value."""
     outcome: str | None = "ok"
@@ -87,6 +87,9 @@ class Point:
     validity: str | None = None
     url: str | None = None
     """Page of the job that measured it."""
+    low: float | None = None
+    """The ends of a median's interval."""
+    high: float | None = None
 
     @property
     def missing(self) -> str | None:
@@ -165,6 +168,8 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
                 place={name: row[index] for name, index in zip(coordinates, places, strict=True)},
                 value=cell.value,
                 spread=cell.spread,
+                low=cell.low,
+                high=cell.high,
                 n=cell.n,
                 outcome=cell.outcome,
                 validity=None if verdict is None else row[verdict],
@@ -244,7 +249,7 @@ def chart(
     log_x: bool | None = None,
     log_y: bool | None = None,
 ) -> Figure:
-    """Draw a metric along one coordinate, with the standard deviation as error bars.
+    """Draw a metric along one coordinate, with the 95 % interval of each median as error bars.
 
     Numbers along x make lines, everything else bars. `log_x` and `log_y` set the axes; None: logarithmic where values
     span a wide range. Marks at the top show cases with an outcome but no number.
@@ -556,6 +561,13 @@ def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]
     return styles if len(colours) <= len(PALETTE) else apart
 
 
+def _error(point: Point) -> tuple[float, float]:
+    """Return how far the error bar of a point with a value reaches up and down: no time is drawn below zero."""
+    if point.value is None or point.low is None or point.high is None:
+        return point.spread or 0.0, point.spread or 0.0
+    return point.high - point.value, point.value - point.low
+
+
 def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
     measured = [point for point in points if point.value is not None]
     places = [in_use(point.place.get(x)) for point in measured]
@@ -573,8 +585,16 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     if not name:  # the only series; the legend is for the marks of cells without a number
         trace["showlegend"] = False
     if any(point.spread for point in measured):
-        spreads = [point.spread or 0.0 for point in measured]
-        trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4, "color": "var(--text)"}
+        above, below = zip(*map(_error, measured), strict=True)
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": list(above),
+            "arrayminus": list(below),
+            "thickness": 1.2,
+            "width": 4,
+            "color": "var(--text)",
+        }
     if not lines:
         shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
         pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}

@@ -87,10 +87,10 @@ class ObjectContent:
     size: int
     modified_at: float
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Raise NotFound when the object is missing, Damaged when it has another size, and StoreUnreachable."""
         with _store_errors(reading=True):
-            size = obstore.head(self.store, self.name)["size"]
+            size = (await obstore.head_async(self.store, self.name))["size"]
         if size != self.size:
             raise Damaged(f"The object {self.name} has {size} bytes, and had {self.size} when it was stored.")
 
@@ -141,12 +141,16 @@ class ObjectFiles:
 
     def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
         """Store the file `path` for the claim, and remove it there; see FileStore.take."""
+        stored = self.put(path, check, claim)
+        path.unlink()
+        return stored
+
+    def put(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
+        """Store a copy of the file `path`; else as take()."""
         with opened(path) as file:
             expected = os.fstat(file.fileno()).st_size
             check(expected)
-            stored = self._put(file, expected, check, claim)
-        path.unlink()
-        return stored
+            return self._put(file, expected, check, claim)
 
     def put_bytes(self, content: bytes) -> tuple[str, int]:
         """Store a content that is in memory, unless it is there and whole; see FileStore.put_bytes."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from app.settings import Settings
 from app.store.database.engine import Database
 from app.store.database.private import prepare_data_folder
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.store import FileStore
+
+logger = logging.getLogger(__name__)
 
 
 def open_files(settings: Settings, database: Database) -> FileStore:
@@ -20,4 +24,10 @@ def open_files(settings: Settings, database: Database) -> FileStore:
         return ObjectFiles(settings.object_store_url, database)
     if settings.artifacts_url is not None:
         prepare_data_folder(settings.artifacts_dir, "FLOPWATCH_ARTIFACTS_URL")
+    if not str(settings.resolved_database_url).startswith("sqlite"):
+        logger.warning(
+            "%s is a folder of this host: if workers of other hosts share the database, nobody can read their files"
+            " before FLOPWATCH_ARTIFACTS_URL is an object store",
+            settings.artifacts_dir,
+        )
     return ArtifactFiles(settings.artifacts_dir)

@@ -56,7 +56,7 @@ class RemoteContent(Protocol):
     def head(self, limit: int) -> bytes:
         """Return its first bytes, `limit` at most. Raises NotFound, Damaged or StoreUnreachable."""
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Raise NotFound, Damaged or StoreUnreachable when it is not as it was stored, without reading it."""
 
     def stream(self, start: int, stop: int) -> AsyncIterator[bytes]:

@@ -285,6 +285,13 @@ class TestManyRows:
             "invalid: the baseline measured other work than was asked for; no value on a side in 2 of 3 cases"
         )
 
+    def test_nothing_on_both_sides_is_no_difference(self) -> None:
+        (_, other), _ = judged(row(STEADY, STEADY), row([0.0] * 8, [0.0] * 8, "parameters", unit="1"))
+        assert other.finding == "within_margin"
+        assert (other.sentence() or "").startswith("no difference: the same in all processes")
+        (headline,), whole = judged(row([0.0] * 8, [0.0] * 8))
+        assert (headline.finding, whole.conclusion) == ("no_difference", "no_difference")
+
     def test_what_has_no_ratio_has_a_direction_all_the_same(self) -> None:
         below = [-value for value in STEADY]
         rows = [row(below, times(0.5, below), "sum", unit="1", case=f"length={n}") for n in (1, 2)]

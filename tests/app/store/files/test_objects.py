@@ -18,6 +18,8 @@ from app.errors import CannotRunHere, Damaged, LeaseLost, NotFound, StorageFaile
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.files import objects
+from app.store.files.artifacts import ArtifactFiles
+from app.store.files.moving import Copied, copy_files
 from app.store.files.objects import LIST_EVERY_S, ObjectFiles
 from app.store.files.uploads import Uploads
 from app.store.keeping.deleting import delete_job
@@ -83,7 +85,7 @@ def test_a_file_is_stored_and_read_again(
     assert (sha256, stored, path.exists()) == (hashlib.sha256(content).hexdigest(), size, False)
     assert rows(database) == dict.fromkeys(names(bucket), sha256)
     kept = ObjectFiles(bucket.url, database).open(sha256)
-    kept.check()
+    asyncio.run(kept.check())
     assert (kept.size, all_of(kept), kept.head(3), files.read(sha256)) == (size, content, content[:3], content)
     if size == LARGE:
         assert all_of(kept, 7, LARGE - 9) == content[7:-9]
@@ -127,12 +129,12 @@ def test_what_the_store_has_changed_is_an_error(
     if what == "nothing":
         bucket.request("DELETE", name)
         with pytest.raises(NotFound):
-            content.check()
+            asyncio.run(content.check())
         return
     bucket.request("PUT", name, b"other" if what == "another content" else b"tra")
     if what == "another size":
         with pytest.raises(Damaged, match="3 bytes"):
-            content.check()
+            asyncio.run(content.check())
     with pytest.raises(Damaged):
         files.read(sha256)
     with pytest.raises(Damaged):
@@ -409,6 +411,25 @@ def test_two_databases_with_one_url_leave_each_others_files_alone(
     ObjectFiles(bucket.url, another).remove_unreferenced(another, -60)
     with pytest.raises(NotFound):
         files.read(sha256)
+
+
+def test_a_folders_files_are_copied(
+    files: ObjectFiles, bucket: Bucket, trace: Path, queue: Queue, shop: Any, database: Database, tmp_path: Path
+) -> None:
+    folder, stored = ArtifactFiles(tmp_path / "artifacts"), []
+    for content in (b"whole", b"damaged", b"gone", b"nobody's"):
+        trace.write_bytes(content)
+        stored.append(folder.put(trace))
+    folder.open_path(stored[1][0]).write_bytes(b"degamad")
+    folder.open_path(stored[2][0]).unlink()
+    finish(queue, shop.running_job(), *stored[:3])
+    code, _ = Uploads(database, folder).put(b"code")
+    assert copy_files(folder, files, database) == Copied(copied=2, present=0, lost=2)
+    assert copy_files(folder, files, database) == Copied(copied=0, present=2, lost=2)
+    files.remove_unreferenced(database, -60)
+    assert set(rows(database).values()) == {stored[0][0], code["sha256"]}
+    assert (files.read(stored[0][0]), files.read(code["sha256"])) == (b"whole", b"code")
+    assert folder.read(stored[0][0]) == b"whole"
 
 
 def test_a_signed_url_is_for_anybody(files: ObjectFiles, bucket: Bucket) -> None:
