@@ -260,14 +260,15 @@ def _use(*, allow_code: bool) -> None:
 
 
 def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:
-    """Return a server's settings, after refusing access that is open by mistake and making or migrating the
-    database."""
+    """Return a server's settings, after refusing access that is open by mistake and a store of files that cannot be
+    used, and making or migrating the database."""
     from contextlib import closing
 
     from app.errors import FlopwatchError
     from app.server.access import refuse_open_access
     from app.store.database.engine import open_database
     from app.store.database.private import UMASK
+    from app.store.files.opening import open_files
     from app.store.queue.lease import with_agreed_lease
 
     os.umask(UMASK)
@@ -277,6 +278,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
         _check_address(settings.host, settings.port)
         with closing(open_database(settings)) as database:
             with_agreed_lease(database, settings)
+            open_files(settings, database)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     return settings
