@@ -21,7 +21,7 @@
     ├── DiskFull                   507  reads still work
     ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
     │   └── StoreUnreachable       503  the object store does not answer, or refuses; try again
-    ├── DatabaseGone               503  the database's file was removed or replaced under this process
+    ├── DatabaseGone               503  the database's file was removed or replaced, or its server does not answer
     ├── Damaged                    500  a stored file is not what was stored
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
     └── CannotRunHere              500  this host, database or folder cannot be used; raised at start
@@ -271,7 +271,7 @@ class StoreUnreachable(StorageFailed):
 class DatabaseGone(FlopwatchError):
     code = "database_gone"
     status = 503
-    title = "The database's file was removed or replaced"
+    title = "The database is gone or cannot be reached"
 
 
 class Damaged(FlopwatchError):

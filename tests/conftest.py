@@ -171,6 +171,15 @@ def _certificates_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server of this process's (see tests/postgres.py); the test is skipped where there is none."""
+    from tests.postgres import running_server
+
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def object_server() -> Iterator[int]:
     """The port of an S3 server."""
     from tests.object_stores import serving_objects

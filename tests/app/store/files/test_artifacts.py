@@ -27,6 +27,12 @@ from app.store.records import Finish, StoredArtifact
 
 
 @pytest.fixture
+def engine() -> str:
+    """Files on a disk belong to one host."""
+    return "sqlite"
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "artifacts"
 
