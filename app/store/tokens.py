@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from app import tokens
-from app.errors import NotFound
+from app.errors import Conflict, NotFound
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.public import rfc3339
@@ -60,11 +60,16 @@ class Tokens:
             rows = connection.execute(select(tables.api_token).order_by(_token.created_at, _token.id)).mappings()
             return [_public(row) for row in rows]
 
-    def revoke(self, token_id: str) -> None:
-        """Delete a token. Raises NotFound."""
+    def revoke(self, token_id: str, *, keep_one: bool = False) -> None:
+        """Delete a token. Raises NotFound, and with `keep_one` Conflict if no other is left."""
         with self._database.write() as connection:
             if connection.execute(delete(tables.api_token).where(_token.id == token_id)).rowcount == 0:
                 raise NotFound(f"There is no token {token_id!r}; `flopwatch token list` lists their ids.")
+            if keep_one and connection.execute(select(_token.id).limit(1)).first() is None:
+                raise Conflict(
+                    "This is the last token, and without one the server would be open to whoever reaches it: make "
+                    "another first, or start the server with FLOPWATCH_API_TOKEN."
+                )
 
     def known(self) -> dict[str, KnownToken]:
         """Return every token by its id."""

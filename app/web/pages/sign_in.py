@@ -20,6 +20,8 @@ from app.web.templates import render
 router = APIRouter()
 
 HOME = "/ui"
+MAX_FORM_BYTES = 64 << 10
+"""Anybody may send this form, and to parse one takes the event loop's time."""
 
 
 class NextQuery(StrictQuery):
@@ -40,7 +42,7 @@ async def form(request: Request, services: CurrentServices, query: Annotated[Nex
 
 @router.post("/sign-in", dependencies=[NO_QUERY])
 async def sign_in(request: Request, services: CurrentServices) -> Response:
-    raw = await read_limited(request, services.settings.max_body_bytes)
+    raw = await read_limited(request, MAX_FORM_BYTES)
     sent = parse_qs(raw.decode(errors="replace"))
     wanted = _own_path(sent.get("next", [HOME])[0])
     try:

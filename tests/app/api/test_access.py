@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import math
 import re
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from app.store.reading.queries import Reading
 from app.store.tables import utc_now
 from app.store.tokens import Tokens
 from app.tokens import SCOPES, Scope, mint
+from app.web.pages.sign_in import MAX_FORM_BYTES
 from benchmarks import latencies
 from tests.app.api.test_writing import FORM, SOURCE, TINY, WRITES
 
@@ -204,6 +207,45 @@ def test_the_first_token_closes_an_open_server(serve: Any, tmp_path: Path) -> No
         refused(site.http.get("/jobs"), 401, "unauthorized")
 
 
+def test_the_last_token_stays_unless_another_closes_the_server(serve: Any, tmp_path: Path) -> None:
+    with serve(tmp_path) as site:
+        body = {"name": "ada", "scope": "admin", "expires_days": None}
+        last = site.http.post("/tokens", json=body).json()["token"]
+        path = f"/tokens/{last.split('_')[1]}"
+        refused(site.http.delete(path, headers=bearer(last)), 409, "conflict")
+        refused(site.http.get("/jobs"), 401, "unauthorized")
+        other = made(site, "bob", "admin", last)
+        assert site.http.delete(path, headers=bearer(other)).status_code == 204
+    with serve(tmp_path, api_token=BOOTSTRAP) as site:
+        path = f"/tokens/{other.split('_')[1]}"
+        assert site.http.delete(path, headers=bearer(BOOTSTRAP)).status_code == 204
+        refused(site.http.get("/jobs"), 401, "unauthorized")
+
+
+def test_requests_do_not_queue_for_a_database_that_hangs() -> None:
+    now, began, answers = 0.0, threading.Event(), threading.Event()
+
+    class Hanging:
+        def known(self) -> dict[str, Any]:
+            began.set()
+            answers.wait()
+            return {}
+
+    async def ask() -> None:
+        nonlocal now
+        asked = Guard(Settings(), Hanging(), lambda: now)  # type: ignore[arg-type]
+        first = asyncio.create_task(asked.refresh())
+        await asyncio.to_thread(began.wait)
+        now += 2 * guard.FRESH_S
+        try:
+            await asyncio.wait_for(asked.refresh(), 10)
+        finally:
+            answers.set()
+            await first
+
+    asyncio.run(ask())
+
+
 def test_a_server_whose_tokens_cannot_be_read_stays_closed(
     guarded: Any, tokens: dict[Scope, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +351,11 @@ class TestWhoseJobs:
         job = guarded.http.post("/jobs", json={"spec": CODE_SPEC}, headers=bearer(code)).json()["id"]
         body = {"base": CODE_SPEC, "grid": {"seed": [1]}}
         sweep = guarded.http.post("/sweeps", json=body, headers=bearer(code)).json()["id"]
-        for path, verb in ((f"/jobs/{job}", "retry"), (f"/sweeps/{sweep}", "resume")):
+        part = {**CODE_SPEC, "code": {"sha256": SHA256}}
+        body = {"base": part, "grid": {"code.function": ["attention"]}}
+        in_parts = guarded.http.post("/sweeps", json=body, headers=bearer(code)).json()["id"]
+        again = ((f"/jobs/{job}", "retry"), (f"/sweeps/{sweep}", "resume"), (f"/sweeps/{in_parts}", "resume"))
+        for path, verb in again:
             assert guarded.http.post(f"{path}/cancel", headers=bearer(submit)).status_code == 202
             answer = guarded.http.post(f"{path}/{verb}", headers=bearer(submit))
             assert refused(answer, 403, "insufficient_scope")["scope"] == "code"
@@ -375,6 +421,9 @@ class TestSessions:
     def sign_in(self, site: Any, token: str, wanted: str = "/ui/workers", **headers: str) -> httpx.Response:
         with httpx.Client(base_url=site.url, trust_env=False) as browser:
             return browser.post("/ui/sign-in", data={"token": token, "next": wanted}, headers=headers)
+
+    def test_a_form_that_is_too_long(self, guarded: Any) -> None:
+        assert self.sign_in(guarded, "x" * MAX_FORM_BYTES).status_code == 413
 
     def cookie(self, site: Any, token: str) -> dict[str, str]:
         return {"Cookie": f"{COOKIE}={self.sign_in(site, token).cookies[COOKIE]}"}
