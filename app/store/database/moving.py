@@ -15,7 +15,7 @@ from app.store.database.engine import Database
 METADATA = tables.job.metadata
 ROWS_AT_ONCE = 1000
 BYTES_AT_ONCE = 16 << 20
-"""About the most of a batch's samples and tables."""
+"""About the most of a batch's samples, tables and texts."""
 
 
 def copy_everything(source: Database, target: Database) -> dict[str, int]:
@@ -56,7 +56,7 @@ def _batches(old: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
         rows.append(
             {f"of_{name}": without_nul(value) if value and name in json else value for name, value in row.items()}
         )
-        size += sum(len(value) for value in row.values() if isinstance(value, bytes))
+        size += sum(len(value) for value in row.values() if isinstance(value, (bytes, str)))
         if len(rows) == ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
             yield rows
             rows, size = [], 0

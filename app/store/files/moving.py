@@ -15,7 +15,7 @@ from app.store.files.objects import ObjectFiles
 
 @dataclass(frozen=True)
 class Copied:
-    """The numbers of files: `lost` ones are not in the folder, or damaged there."""
+    """The numbers of files: `lost` ones are not in the folder, or damaged or unreadable there."""
 
     copied: int
     present: int
@@ -40,13 +40,9 @@ def copy_files(folder: ArtifactFiles, store: ObjectFiles, database: Database) ->
         else:
             present += 1
             continue
-        try:
-            path = folder.open_path(sha256)
-        except NotFound:
-            lost += 1
-            continue
-        if store.put(path)[0] == sha256:
-            copied += 1
-        else:  # nothing refers to what is stored now, so it is removed
-            lost += 1
+        try:  # nothing refers to a damaged file that is stored now, so it is removed
+            is_whole = store.put(folder.open_path(sha256))[0] == sha256
+        except (NotFound, OSError):
+            is_whole = False
+        copied, lost = copied + is_whole, lost + (not is_whole)
     return Copied(copied, present, lost)

@@ -18,6 +18,8 @@ from app.cli.commands import cli
 from app.results.pivoting import table
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
+from app.store.database import moving
 from app.store.database.engine import Database, open_database
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.objects import ObjectFiles
@@ -48,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
         queue = Queue(database)
         Registration(database).register_worker("gone", "elsewhere", 1, ["benchmark"], [], [{"type": "cpu"}], {})
         Registration(database).set_worker_state("gone", "stopped")
-        jobs = [NewJob(BenchmarkSpec(batch_size=size), {}, point={"batch_size": size}) for size in (1, 2)]
+        jobs = [NewJob(BenchmarkSpec(batch_size=size), point={"batch_size": size}) for size in (1, 2)]
         queue.submit_sweep("s\0", {"a": "ü"}, {"kind": "benchmark"}, {"batch_size": [0, 1, 2]}, [], jobs)
         queue.submit(NewJob(BenchmarkSpec(), "n", {"k": "\0"}), Idempotency("key", "POST /jobs", "digest"))
         for value in (1.5, float("nan"), 2.5):
@@ -102,6 +104,12 @@ def test_every_row_comes_along_and_the_folder_stays(folder: Path, url: str) -> N
         assert Queue(target).submit(NewJob(BenchmarkSpec())).response["id"] == 5, "4 is not used again"
     again = move(folder, url)
     assert (again.exit_code, "has rows" in again.stderr) == (1, True)
+
+
+def test_long_logs_are_not_all_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "BYTES_AT_ONCE", 1)
+    with closing(open_database(Settings(data_dir=folder))) as source, source.read() as connection:
+        assert [len(rows) for rows in moving._batches(connection, tables.attempt)] == [1, 1, 1]
 
 
 def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> None:

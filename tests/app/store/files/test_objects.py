@@ -431,15 +431,19 @@ def test_a_folders_files_are_copied(
     files: ObjectFiles, bucket: Bucket, trace: Path, queue: Queue, shop: Any, database: Database, tmp_path: Path
 ) -> None:
     folder, stored = ArtifactFiles(tmp_path / "artifacts"), []
-    for content in (b"whole", b"damaged", b"gone", b"nobody's"):
+    for content in (b"whole", b"damaged", b"gone", b"unreadable", b"nobody's"):
         trace.write_bytes(content)
         stored.append(folder.put(trace))
     folder.open_path(stored[1][0]).write_bytes(b"degamad")
     folder.open_path(stored[2][0]).unlink()
-    finish(queue, shop.running_job(), *stored[:3])
+    unreadable = folder.open_path(stored[3][0])
+    unreadable.unlink()
+    unreadable.symlink_to(trace)
+    trace.write_bytes(b"elsewhere")
+    finish(queue, shop.running_job(), *stored[:4])
     code, _ = Uploads(database, folder).put(b"code")
-    assert copy_files(folder, files, database) == Copied(copied=2, present=0, lost=2)
-    assert copy_files(folder, files, database) == Copied(copied=0, present=2, lost=2)
+    assert copy_files(folder, files, database) == Copied(copied=2, present=0, lost=3)
+    assert copy_files(folder, files, database) == Copied(copied=0, present=2, lost=3)
     files.remove_unreferenced(database, -60)
     assert set(rows(database).values()) == {stored[0][0], code["sha256"]}
     assert (files.read(stored[0][0]), files.read(code["sha256"])) == (b"whole", b"code")
