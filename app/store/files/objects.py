@@ -58,6 +58,8 @@ RETRIES = 2
 """Repetitions of a failed request within REQUEST_S. Whoever stores files repeats the whole for longer."""
 PROBE_S = 5
 LIST_EVERY_S = 86_400.0
+PAUSE_S = 60.0
+"""Seconds for which remove() does not try again: deleting many jobs would wait for each request to a hanging store."""
 SIGNED_FOR = timedelta(minutes=10)
 PROBE = "probe"
 """The object that probe() overwrites."""
@@ -137,7 +139,7 @@ class ObjectFiles:
         self._store = _open(self.url, REQUEST_S, RETRIES)
         self._probed = _open(self.url, PROBE_S, 0)
         self._clock = clock
-        self._list_after = clock()
+        self._list_after = self._remove_after = clock()
 
     def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
         """Store the file `path` for the claim, and remove it there; see FileStore.take."""
@@ -227,10 +229,13 @@ class ObjectFiles:
         """Remove the contents that nothing refers to and no attempt holds; returns the removed ones. What the store
         does not delete now, remove_unreferenced deletes later."""
         removed: set[str] = set()
+        if self._clock() < self._remove_after:
+            return []
         try:
             for batch in batches(sorted(set(sha256s))):
                 removed |= self._remove(_object.sha256.in_(batch) & _removable(utc_now()), database)
         except StoreUnreachable as error:
+            self._remove_after = self._clock() + PAUSE_S
             logger.warning("removed files stay on the object store for now: %s", error)
         return sorted(removed)
 

@@ -82,7 +82,7 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
     for name, profiled in (("kernels", KERNELS), ("classes", CLASS_SHARES[1:])):
         rows = [[index, *row] for index, rank in enumerate(found) for row in rank["overlap"].get(name, [])]
         if rows:
-            report.table(name, [Column("rank", "integer"), *profiled], rows)
+            report.table(name, [Column("rank", "integer"), *profiled], first_rows(name, rows))
 
 
 def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:

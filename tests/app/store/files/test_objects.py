@@ -20,7 +20,7 @@ from app.store.database.engine import Database
 from app.store.files import objects
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.moving import Copied, copy_files
-from app.store.files.objects import LIST_EVERY_S, ObjectFiles
+from app.store.files.objects import LIST_EVERY_S, PAUSE_S, ObjectFiles
 from app.store.files.uploads import Uploads
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
@@ -193,8 +193,17 @@ class TestCutNetwork:
         assert set(rows(database)) == names(bucket)
         assert files.read(stored[0]) == content
 
+    @pytest.mark.parametrize("by", ["the next removal", "the server's upkeep"])
     def test_a_removal_is_completed_later(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, shop: Any, queue: Queue, database: Database
+        self,
+        files: ObjectFiles,
+        bucket: Bucket,
+        trace: Path,
+        shop: Any,
+        queue: Queue,
+        database: Database,
+        clock: Clock,
+        by: str,
     ) -> None:
         claim = shop.running_job()
         stored = files.take(trace, claim=claim)
@@ -206,7 +215,12 @@ class TestCutNetwork:
             files.open(stored[0])
         assert (len(rows(database)), len(bucket.names())) == (1, 1), "the row is there as long as the object"
         bucket.network.mend()
-        assert files.remove_unreferenced(database, 3600) == [stored[0]]
+        assert files.remove(contents, database) == [], "a store that hangs is not asked for each of many jobs"
+        if by == "the next removal":
+            clock.sleep(PAUSE_S)
+            assert files.remove(contents, database) == [stored[0]]
+        else:
+            assert files.remove_unreferenced(database, 3600) == [stored[0]]
         assert (rows(database), bucket.names()) == ({}, set())
 
     def test_it_is_said_without_credentials(self, files: ObjectFiles, bucket: Bucket, database: Database) -> None:
