@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy import URL, NullPool, create_engine, make_url
 
 from app.settings import Settings
 from app.specs import spec_adapter
@@ -94,7 +94,7 @@ def _open(folder: Path, url: URL | None = None) -> Database:
 
 def _made(server: URL, folder: Path) -> Iterator[AbstractContextManager[Database]]:
     """Yield new databases on a server, which are dropped when they are left."""
-    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    engine = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
 
     @contextmanager
     def made(name: str) -> Iterator[Database]:
