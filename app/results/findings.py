@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.metrics import Direction, better, headline, is_error, is_size, is_speed
@@ -120,9 +120,16 @@ class Row:
     @property
     def bound(self) -> float | None:
         """The largest relative difference that the interval contains; None without an interval."""
+        if self._is_constant:
+            return 0.0
         if self.estimate is None or self.estimate.low is None or self.estimate.high is None:
             return None
         return max(abs(self.estimate.low - 1), abs(self.estimate.high - 1), self.drift)
+
+    @property
+    def _is_constant(self) -> bool:
+        """True if all processes of both sides have one value, which may be 0: then there is no ratio."""
+        return bool(self.baseline) and bool(self.candidate) and len({*self.baseline, *self.candidate}) == 1
 
     @property
     def processes(self) -> str:
@@ -231,9 +238,10 @@ class Row:
         )
 
     def _differs(self, estimate: Estimate) -> bool:
-        """Return True if the interval excludes 1 and, for a tested metric, the test agrees."""
-        passed = not self.is_tested or (self.p_adjusted is not None and self.p_adjusted <= ALPHA)
-        return passed and estimate.excludes_one
+        """Return True if the interval excludes 1 and, for a tested metric, the test agrees. Without an interval, since
+        not all values are positive, the test decides alone."""
+        p_value = self.p_adjusted if self.is_tested else 0.0 if estimate.low is not None else estimate.p_value
+        return p_value is not None and p_value <= ALPHA and estimate.excludes_one
 
     def finding_of_test(self) -> Finding | None:
         """Return the finding that follows from estimate, p-value and drift."""
@@ -252,8 +260,8 @@ class Row:
         return "inconclusive"
 
     def _may_be_equal(self, estimate: Estimate) -> bool:
-        """Return True if the interval contains 1, or is the point 1 since both sides are the same in all processes."""
-        return not estimate.excludes_one or estimate.low == estimate.high == 1
+        """Return True if the interval contains 1, or if both sides are the same in all processes."""
+        return self._is_constant or not estimate.excludes_one or estimate.low == estimate.high == 1
 
 
 def percent(part: float) -> str:
@@ -375,6 +383,8 @@ def conclude(
     elif not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
         sentence += "; not alternated, so changes of the host count as well"
     gate = None if fail_above_percent is None else _gate(chosen, metrics, obstacles, sentence, fail_above_percent)
+    if same is not None and gate is not None and gate.outcome in ("passed", "inconclusive"):
+        gate = replace(gate, sentence=f"{gate.outcome}: {same}")
     return Judgement(headline, conclusion, sentence, gate)
 
 

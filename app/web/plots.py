@@ -79,7 +79,7 @@ class Point:
     """Coordinates."""
     value: float | None
     spread: float | None = None
-    """Standard deviation."""
+    """The number after ±, as `app.summaries.Summary` has it."""
     n: int | None = None
     """Number of samples or processes behind the value."""
     outcome: str | None = "ok"
@@ -87,6 +87,9 @@ class Point:
     validity: str | None = None
     url: str | None = None
     """Page of the job that measured it."""
+    low: float | None = None
+    """The interval of a median."""
+    high: float | None = None
 
     @property
     def missing(self) -> str | None:
@@ -169,6 +172,8 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
                 outcome=cell.outcome,
                 validity=None if verdict is None else row[verdict],
                 url=None if job is None or row[job] is None else f"/ui/jobs/{row[job]}",
+                low=cell.low,
+                high=cell.high,
             )
         )
     return points
@@ -244,7 +249,7 @@ def chart(
     log_x: bool | None = None,
     log_y: bool | None = None,
 ) -> Figure:
-    """Draw a metric along one coordinate, with the standard deviation as error bars.
+    """Draw a metric along one coordinate, with the intervals of medians as error bars.
 
     Numbers along x make lines, everything else bars. `log_x` and `log_y` set the axes; None: logarithmic where values
     span a wide range. Marks at the top show cases with an outcome but no number.
@@ -572,9 +577,17 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
     if not name:  # the only series; the legend is for the marks of cells without a number
         trace["showlegend"] = False
-    if any(point.spread for point in measured):
-        spreads = [point.spread or 0.0 for point in measured]
-        trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4, "color": "var(--text)"}
+    ends = [_error_bar(point) for point in measured]
+    if any(below or above for below, above in ends):
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [above for _, above in ends],
+            "arrayminus": [below for below, _ in ends],
+            "thickness": 1.2,
+            "width": 4,
+            "color": "var(--text)",
+        }
     if not lines:
         shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
         pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}
@@ -589,6 +602,13 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         "line": {"color": color, "width": 2, "dash": DASHES[dash % len(DASHES)]},
         "marker": {"color": color, "size": 8, "symbol": [f"{symbol}-open" if doubt else symbol for doubt in doubtful]},
     }
+
+
+def _error_bar(point: Point) -> tuple[float, float]:
+    """Return the distances from a value to the ends of its interval, or to its standard deviation on both sides."""
+    if point.value is None or point.low is None or point.high is None:
+        return point.spread or 0.0, point.spread or 0.0
+    return point.value - point.low, point.high - point.value
 
 
 def legend_of_doubt(points: Iterable[Judged], *, lines: bool) -> list[dict[str, Any]]:
@@ -701,6 +721,8 @@ class _Hover:
             value = point.missing or "not measured"
         else:
             spread = "" if point.spread is None else f" ± {number(point.spread)}"
+            if point.low is not None and point.high is not None:
+                spread = f" ({number(point.low)} to {number(point.high)})"
             value = f"{number(point.value)}{spread}{self._unit}"
             value += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
         place = ", ".join(filter(None, [_words(name, value) for name, value in point.place.items()]))

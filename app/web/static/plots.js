@@ -215,6 +215,7 @@ function tools(figure, picture, Plotly, layout) {
   const bar = document.createElement("div");
   bar.className = "plot-tools";
   for (const name of (figure.dataset.log ?? "").split(/\s+/).filter(Boolean)) {
+    if (layout[`${name}axis`].type === "category") continue;
     const label = document.createElement("label");
     const box = document.createElement("input");
     box.type = "checkbox";

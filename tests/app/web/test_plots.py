@@ -98,6 +98,20 @@ def test_one_point_has_axes_too() -> None:
     assert plots.chart([], plots.axes_of([]), "step_ms", "ms")["data"] == []
 
 
+def test_error_bars_end_where_the_interval_does() -> None:
+    """Drawn as ± the larger distance, the bar of 1662 ms reached from -391 ms."""
+    points = [
+        Point({"precision": "fp32"}, 1662.0, spread=2053.0, n=3, low=813.5, high=3715.0),
+        Point({"precision": "bf16"}, 900.0, n=3),
+    ]
+    figure = plots.chart(points, Axes("precision"), "step_ms", "ms")
+    (bars,) = figure["data"]
+    assert bars["error_y"]["symmetric"] is False
+    assert bars["error_y"]["arrayminus"] == [1662.0 - 813.5, 0.0]
+    assert bars["error_y"]["array"] == [3715.0 - 1662.0, 0.0]
+    assert "1,662 (813.5 to 3,715)" in bars["customdata"][0][0]
+
+
 def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
     figure = plots.chart(grid(), plots.axes_of(grid()), "forward_ms", "ms")
     eager = drawn(figure)["eager"]
