@@ -45,7 +45,7 @@ VOLUME /data
 ENTRYPOINT ["flopwatch"]
 
 FROM base AS server
-RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install /wheel/*.whl
+RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install "$(echo /wheel/*.whl)[objects,postgresql]"
 USER flopwatch
 EXPOSE 8000
 CMD ["serve"]
@@ -58,7 +58,7 @@ RUN apt-get update \
 ARG TORCH="torch==2.13.0"
 # In layers of their own, before anything of ours: torch's several gigabytes outlive changes to the source.
 RUN pip install "${TORCH}"
-RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install "${TORCH}" "$(echo /wheel/*.whl)[worker]"
+RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install "${TORCH}" "$(echo /wheel/*.whl)[worker,objects,postgresql]"
 USER flopwatch
 # What is compiled at run time, each cache by content: worth keeping in a volume.
 # NVIDIA_*: what the container runtime hands in; `utility` is NVML, which the worker asks for its devices.

@@ -4,6 +4,7 @@
     ├── InvalidRequest             422  a field is wrong; `errors` point at it
     │   └── IdempotencyMismatch    422  the same Idempotency-Key came with another body
     ├── Unauthorized               401
+    ├── InsufficientScope          403  the token's scope does not allow it; `extensions` name the one that would
     ├── CrossSiteRequest           403  another site's page made a browser send it
     ├── NotFound                   404
     ├── Conflict                   409  the job's state does not allow it
@@ -14,10 +15,13 @@
     ├── BodyTooLarge               413
     ├── UnsupportedMediaType       415
     ├── MisdirectedRequest         421  its Host header names no host of this server
+    ├── TooManyRequests            429  more requests than FLOPWATCH_REQUESTS_PER_MINUTE; try again
+    │   └── QueueFull              429  its submitter has FLOPWATCH_MAX_QUEUED_JOBS queued jobs
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads still work
     ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
-    ├── DatabaseGone               503  the database's file was removed or replaced under this process
+    │   └── StoreUnreachable       503  the object store does not answer, or refuses; try again
+    ├── DatabaseGone               503  the database's file was removed or replaced, or its server does not answer
     ├── Damaged                    500  a stored file is not what was stored
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
     └── CannotRunHere              500  this host, database or folder cannot be used; raised at start
@@ -102,7 +106,25 @@ class Unauthorized(FlopwatchError):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"WWW-Authenticate": 'Basic realm="flopwatch", charset="UTF-8"'}
+        return {"WWW-Authenticate": 'Bearer realm="flopwatch"'}
+
+
+class InsufficientScope(FlopwatchError):
+    code = "insufficient_scope"
+    status = 403
+    title = "The token's scope does not allow this"
+
+    def __init__(self, detail: str, scope: str) -> None:
+        super().__init__(detail)
+        self.scope = scope
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": f'Bearer realm="flopwatch", error="insufficient_scope", scope="{self.scope}"'}
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        return {"scope": self.scope}
 
 
 class CrossSiteRequest(FlopwatchError):
@@ -196,6 +218,25 @@ class MisdirectedRequest(FlopwatchError):
     title = "This host is none of the server's"
 
 
+class TooManyRequests(FlopwatchError):
+    code = "too_many_requests"
+    status = 429
+    title = "Too many requests; try again later"
+
+    def __init__(self, detail: str, retry_after_s: int) -> None:
+        super().__init__(detail)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class QueueFull(TooManyRequests):
+    code = "queue_full"
+    title = "Too many queued jobs; try again later"
+
+
 class DatabaseBusy(FlopwatchError):
     code = "database_busy"
     status = 503
@@ -218,10 +259,19 @@ class StorageFailed(FlopwatchError):
     title = "The service's disk fails"
 
 
+class StoreUnreachable(StorageFailed):
+    code = "store_unreachable"
+    title = "The object store cannot be used now"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "5"}
+
+
 class DatabaseGone(FlopwatchError):
     code = "database_gone"
     status = 503
-    title = "The database's file was removed or replaced"
+    title = "The database is gone or cannot be reached"
 
 
 class Damaged(FlopwatchError):

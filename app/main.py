@@ -29,30 +29,31 @@ from app.api import (
     specs,
     sweeps,
     tables,
+    tokens,
     workers,
 )
 from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody, JobChanges
 from app.api.compression import Compression
-from app.api.gate import OPEN_PATHS, Gate
+from app.api.gate import PROBES, Gate
 from app.api.hosts import AllowedHosts
 from app.api.parameters import no_repeats
 from app.api.queue import PausedBody
 from app.api.services import running
 from app.api.sweeps import SweepBody
+from app.api.tokens import TokenBody
 from app.settings import Settings
 from app.specs import KINDS
 from app.web import docs, export, pages
 
 ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, export, specs),
-    *(workers, health),
+    *(workers, tokens, health),
     *(pages, docs),
 )
 
 SECURITY_SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "The API token."},
-    "basic": {"type": "http", "scheme": "basic", "description": "Any user, and the API token as the password."},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An access token; none if the server has none."},
 }
 
 
@@ -79,16 +80,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     problems.install(app, pages.error_page)
     app.add_middleware(Compression)
-    app.add_middleware(
-        Gate,
-        token=settings.api_token.get_secret_value() if settings.api_token else None,
-        hosts=AllowedHosts(settings.host, settings.allowed_hosts),
-    )
+    app.add_middleware(Gate, hosts=AllowedHosts(settings.host, settings.allowed_hosts), error_page=pages.error_page)
     for module in ROUTERS:
         app.include_router(module.router)
     app.mount("/static", docs.static_files(), name="static")
     app.get("/", include_in_schema=False)(_to_pages)
-    app.openapi = lambda: _openapi(app, needs_token=settings.api_token is not None)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
@@ -96,12 +93,12 @@ async def _to_pages() -> RedirectResponse:
     return RedirectResponse("/ui")
 
 
-def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
+def _openapi(app: FastAPI) -> dict[str, Any]:
     """Make the OpenAPI schema of all routes, with their bodies, which the routes read themselves."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         _, bodies = models_json_schema(
-            [(body, "validation") for body in (JobBody, JobChanges, SweepBody, PausedBody, BaselineBody)],
+            [(body, "validation") for body in (JobBody, JobChanges, SweepBody, PausedBody, BaselineBody, TokenBody)],
             ref_template="#/components/schemas/{model}",
         )
         components = schema.setdefault("components", {})
@@ -109,8 +106,8 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
         for spec in KINDS.values():  # `kind` has a default in Python, and none in a request
             components["schemas"][spec.__name__].setdefault("required", []).insert(0, "kind")
         components["securitySchemes"] = SECURITY_SCHEMES
-        schema["security"] = [*({name: []} for name in SECURITY_SCHEMES), *([] if needs_token else [{}])]
-        for path in OPEN_PATHS:
+        schema["security"] = [*({name: []} for name in SECURITY_SCHEMES), {}]  # a server without tokens asks for none
+        for path in PROBES:
             schema["paths"][path]["get"]["security"] = []
         app.openapi_schema = _with_named_pages(schema)
     return app.openapi_schema

@@ -42,6 +42,25 @@ def _is_a_site(address: str) -> str:
     return address
 
 
+OBJECT_STORES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+"""Schemes of object stores' URLs, each with how the names of the variables begin from which obstore reads its
+credentials."""
+
+
+def _is_a_store(place: str) -> str:
+    scheme, separator, _ = place.partition("://")
+    if not separator and place.strip():
+        return place
+    if scheme not in OBJECT_STORES or not urlsplit(place).hostname:
+        forms = "a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        raise PydanticCustomError("store", f"must be {forms}")
+    if "@" in place or "?" in place or "#" in place:
+        raise PydanticCustomError(
+            "store", f"must have no credentials and options: set them as variables, {OBJECT_STORES[scheme]}…"
+        )
+    return place
+
+
 MAX_TIMEOUT_S = 30 * 86_400.0
 """The longest timeout of a job, in seconds."""
 
@@ -65,6 +84,10 @@ class Settings(BaseSettings):
         description="Folder of the database, artifacts and logs. On a local disk.",
     )
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite in the data folder.")
+    artifacts_url: Annotated[str, AfterValidator(_is_a_store)] | None = Field(
+        default=None,
+        description="Where files are: a folder, s3://bucket/prefix, gs://… or az://…; by default in the data folder.",
+    )
     host: str = Field(default=defaults.HOST, description="Address that the server listens on.")
     port: int = Field(
         default=defaults.PORT, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one."
@@ -74,7 +97,14 @@ class Settings(BaseSettings):
         description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421).",
     )
     api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = Field(
-        default=None, description="When set, every route but /healthz asks for it."
+        default=None,
+        description="A token with the scope admin; with it, or with tokens made, every route asks for one.",
+    )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Most requests of one token or, without one, address; unset: no limit."
+    )
+    max_queued_jobs: int | None = Field(
+        default=None, ge=1, description="Most queued jobs of one submitter; unset: no limit."
     )
     insecure: bool = Field(
         default=False, description="Serve other hosts even without a token: whoever reaches the port runs jobs."
@@ -146,8 +176,13 @@ class Settings(BaseSettings):
 
     @property
     def artifacts_dir(self) -> Path:
-        """The folder of the content-addressed artifact files."""
-        return self.data_dir / "artifacts"
+        """The folder of the content-addressed artifact files, if they are not on an object store."""
+        return self.data_dir / "artifacts" if self.artifacts_url is None else Path(self.artifacts_url)
+
+    @property
+    def object_store_url(self) -> str | None:
+        """The URL of the object store that has the files; None if a folder has them."""
+        return self.artifacts_url if self.artifacts_url and "://" in self.artifacts_url else None
 
     @property
     def ceilings_dir(self) -> Path:

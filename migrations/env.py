@@ -15,18 +15,19 @@ def plain_type(kind: str, item: Any, _context: AutogenContext) -> str | Literal[
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     if kind == "type" and isinstance(item, StoredJson):
-        return "sa.JSON()"
+        return 'sa.JSON().with_variant(sa.Text(), "postgresql")'
     if kind == "type" and isinstance(item, AutoString):
         return "sa.String()"
     return False
 
 
+connection = context.config.attributes["connection"]
 context.configure(
-    connection=context.config.attributes["connection"],
+    connection=connection,
     target_metadata=SQLModel.metadata,
     render_item=plain_type,
     # SQLite cannot alter most things in place: tables are copied, which is why foreign keys are off meanwhile.
-    render_as_batch=True,
+    render_as_batch=connection.dialect.name == "sqlite",
     transactional_ddl=True,
 )
 context.run_migrations()

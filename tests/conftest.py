@@ -170,6 +170,35 @@ def _certificates_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server of this process's (see tests/postgres.py); the test is skipped where there is none."""
+    from tests.postgres import running_server
+
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[int]:
+    """The port of an S3 server."""
+    from tests.object_stores import serving_objects
+
+    with serving_objects() as port:
+        yield port
+
+
+@pytest.fixture
+def bucket(object_server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A tests.object_stores.Bucket, which this process's environment reaches."""
+    from tests.object_stores import new_bucket
+
+    with new_bucket(object_server) as made:
+        for name, value in made.environment().items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Random choices of one test, from the run's printed seed and the test's name, whatever the order of tests."""

@@ -187,6 +187,13 @@ def path(code: CodeSpec) -> Path:
     return (_files() / f"{_name(code.sha256)}.py").resolve()
 
 
+def _shown(code: CodeSpec) -> Path:
+    """Return the path by which stacks and tracebacks name the file: with the name that its author gave it."""
+    if code.file is None or _folder(code).is_dir():
+        return path(code)
+    return _files() / code.sha256[:8] / PurePosixPath(code.file).name
+
+
 def _name(sha256: str) -> str:
     """Return the module's name. By it the processes that the code spawns import the module again."""
     return f"uploaded_{sha256}"
@@ -231,23 +238,23 @@ def _module(code: CodeSpec) -> ModuleType:
     name = _name(code.sha256)
     if name in sys.modules:
         return sys.modules[name]
-    file, source = path(code), content(code)
+    shown, source = _shown(code), content(code)
     let_import(code)
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, path(code))
     assert spec is not None
     # Registered before it runs, as Python does: dataclasses and pickles look for their module there.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         # The very bytes whose hash was checked: the loader would read the file a second time.
-        compiled = compile(source, str(file), "exec", dont_inherit=True)
-        _remember_lines(file, source)
+        compiled = compile(source, str(shown), "exec", dont_inherit=True)
+        _remember_lines(shown, source)
         exec(compiled, vars(module))  # noqa: S102  # only under --allow-code
     except Exception as error:
         del sys.modules[name]
         traceback.print_exc()
         if cure := _lacking(error, code):
-            raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, file)}: {cure}") from error
-        raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, file)}") from error
+            raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, shown)}: {cure}") from error
+        raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, shown)}") from error
     return module
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.api.access import Sender
 from app.api.bodies import Body, json_body, request_body
-from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, declared, documented, user_of
+from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, declared, documented
 from app.api.schemas import Baseline, BaselineOfCases, Page, PutBaseline
 from app.api.services import CurrentServices
 from app.defaults import USER
@@ -122,8 +123,8 @@ def show(services: CurrentServices, name: Name) -> Response:
     summary="Put a job or a sweep into a baseline",
 )
 async def put(
-    request: Request,
     services: CurrentServices,
+    sender: Sender,
     name: NewName,
     body: Annotated[Body[BaselineBody], Depends(read_baseline_body)],
 ) -> Response:
@@ -132,8 +133,10 @@ async def put(
     409 unless the job has succeeded, with results that are not invalid, or the sweep is finished. `left_out` lists jobs
     without complete results or with invalid ones; `suspect` lists jobs with suspect results, which are in the baseline.
     """
-    job, sweep, user = body.model.job, body.model.sweep, user_of(request.headers)
-    kept = await services.writes.run_long(lambda: services.baselines.put(name, job=job, sweep=sweep, set_by=user))
+    job, sweep = body.model.job, body.model.sweep
+    kept = await services.writes.run_long(
+        lambda: services.baselines.put(name, job=job, sweep=sweep, set_by=sender.name)
+    )
     headers = {"Location": kept.baseline["links"]["self"]} if kept.is_new else None
     answer = {**kept.baseline, "left_out": kept.left_out, "suspect": kept.suspect}
     return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from app.api.access import access_of
 from app.api.parameters import Id, Json, Label, StrictQuery, Text
 from app.api.schemas import BulkCancelled, BulkDeleted
 from app.api.services import CurrentServices
-from app.errors import FieldError, InvalidRequest
+from app.errors import FieldError, InsufficientScope, InvalidRequest
 from app.states import JobState
 from app.store.reading.filters import JobFilter
 from app.store.records import MAX_LABELS
@@ -45,30 +46,30 @@ class DeleteQuery(_Chosen):
     responses={202: {"model": BulkCancelled}},
     summary="Cancel many jobs",
 )
-async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query()]) -> Response:
+async def cancel(request: Request, services: CurrentServices, query: Annotated[CancelQuery, Query()]) -> Response:
     """Cancels queued and running jobs that match every filter; without any filter 422.
 
     `cancelled` is the number of jobs that were queued, `requested` the number of running jobs, which end soon.
     Repeating the request does no harm.
     """
-    chosen = _filter(query, query.state, "cancel")
+    chosen = _filter(request, query, query.state, "cancel")
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.cancel(chosen))), status_code=202)
 
 
 @router.delete(
     "", operation_id="delete_jobs", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs"
 )
-async def delete(services: CurrentServices, query: Annotated[DeleteQuery, Query()]) -> Response:
+async def delete(request: Request, services: CurrentServices, query: Annotated[DeleteQuery, Query()]) -> Response:
     """Deletes finished jobs that match every filter, with their results and files; without any filter 422.
 
     `unfinished` counts the matching jobs that stay because they are queued or running, `in_baselines` those that stay
     because baselines need them.
     """
-    chosen = _filter(query, query.state, "delete")
+    chosen = _filter(request, query, query.state, "delete")
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.delete(chosen))))
 
 
-def _filter(query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
+def _filter(request: Request, query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
     labels: Any = query.label  # pairs, once validated
     chosen = JobFilter(state, query.kind, labels, query.sweep, submitted_by=query.submitted_by)
     if not chosen.conditions:
@@ -76,4 +77,11 @@ def _filter(query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
             f"Give at least one of state, kind, label, sweep, submitted_by: without any, this would {verb} every job."
         )
         raise InvalidRequest(detail, errors=(FieldError("", detail),))
+    access = access_of(request)
+    if not access.allows("admin") and query.submitted_by != access.name:
+        raise InsufficientScope(
+            f"To {verb} jobs of others asks for a token with the scope `admin`; for your own add "
+            f"`submitted_by={access.name}` to the filters.",
+            "admin",
+        )
     return chosen

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response
 
+from app.api.access import CODE
 from app.api.bodies import read_limited
 from app.api.parameters import NO_QUERY, ETag, Json, declared
 from app.api.schemas import CodeFile
@@ -30,7 +31,7 @@ SOURCE = {"application/octet-stream": {"schema": {"type": "string", "format": "b
     status_code=201,
     responses={201: {"model": CodeFile}, 200: {"model": CodeFile, "description": "It was there before"}},
     openapi_extra={"requestBody": {"required": True, "content": SOURCE}},
-    dependencies=[NO_QUERY],
+    dependencies=[NO_QUERY, CODE],
     summary="Upload a Python file",
 )
 async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Response:

@@ -1,25 +1,29 @@
-"""Checks every request before its route: the host, the API token, and that no other site made a browser send it. Runs
-HEAD as GET, and adds security headers to the answer.
+"""Checks every request before its route: the host, the token or session with its scope, and that no other site made a
+browser send it. Runs HEAD as GET, and adds security headers to the answer.
+
+Reading asks for the scope `read` and everything else for `submit`; routes that ask for more say so (access.py).
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import secrets
-from collections.abc import MutableMapping
-from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request, cookie_parser
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.guard import COOKIE, SIGN_IN, SIGN_OUT, Access, Guard
 from app.api.hosts import AllowedHosts
-from app.api.problems import problem, problem_response
-from app.errors import CrossSiteRequest, FlopwatchError, Unauthorized
+from app.api.problems import ErrorPage, problem, problem_response
+from app.errors import CrossSiteRequest, FlopwatchError, MisdirectedRequest, Unauthorized
 
-OPEN_PATHS = frozenset({"/healthz"})
+PROBES = frozenset({"/healthz"})
 """Paths that ask for no token, whatever the Host: probes of clusters send an address."""
+OPEN = frozenset({SIGN_IN, SIGN_OUT})
+STATIC = "/static/"
+"""The files of the page for signing in ask for no token either: they are the same on every server."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 PAGE_POLICY = (
@@ -31,41 +35,86 @@ PAGE_POLICY = (
 class Gate:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, token: str | None, hosts: AllowedHosts) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, error_page: ErrorPage) -> None:
         self.app = app
-        self.token = token
         self.hosts = hosts
+        self.error_page = error_page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        try:
-            self._admit(scope)
-        except FlopwatchError as error:
-            headers = {**error.headers, **_closing(scope)}
-            await problem_response(problem(error, scope["path"]), headers)(scope, receive, send)
-            return
         send = _with_security_headers(send)
+        if scope["path"] not in PROBES:
+            try:
+                scope.setdefault("state", {})["access"] = await self._admit(scope)
+            except FlopwatchError as error:
+                await self._refuse(scope, error)(scope, receive, send)
+                return
         if scope["method"] == "HEAD":
             await _head(self.app, scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    def _admit(self, scope: MutableMapping[str, Any]) -> None:
+    async def _admit(self, scope: Scope) -> Access | None:
+        """Return who sends the request; None on an open path. Raises why it is refused."""
         headers = Headers(scope=scope)
-        if scope["path"] not in OPEN_PATHS:
-            self._check_host_and_token(scope, headers)
-        if scope["method"] not in SAFE_METHODS and is_cross_site(headers):
-            raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
-
-    def _check_host_and_token(self, scope: MutableMapping[str, Any], headers: Headers) -> None:
         # The host is checked first: another site's page must not even make the browser ask for the token.
         self.hosts.check(headers.get("host"), (scope.get("server") or (None,))[0])
-        if self.token is not None and not has_token(headers, self.token):
-            raise Unauthorized(
-                "Send the API token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic with any user."
-            )
+        guard: Guard = scope["app"].state.services.guard
+        await guard.refresh()
+        safe = scope["method"] in SAFE_METHODS
+        is_open = scope["path"] in OPEN or scope["path"].startswith(STATIC)
+        access, unknown = None, None
+        try:
+            access = identify(headers, guard)
+        except Unauthorized as error:
+            unknown = error
+        guard.count(access, (scope.get("client") or ("",))[0])
+        if not safe and is_cross_site(headers, unsaid=access is not None and access.by_session):
+            raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
+        if unknown is not None and not is_open:
+            raise unknown
+        if access is not None and not is_open:
+            access.require("read" if safe else "submit", f"{scope['method']} {scope['path']}")
+        return access
+
+    def _refuse(self, scope: Scope, error: FlopwatchError) -> Response:
+        """Return the answer to a refused request: a browser without a token is sent to the page for signing in."""
+        headers, request = Headers(scope=scope), Request(scope)
+        body, closing = problem(error, scope["path"]), {**error.headers, **_closing(scope)}
+        if isinstance(error, Unauthorized) and scope["method"] in SAFE_METHODS:
+            if "hx-request" in headers:
+                return problem_response(body, {**closing, "HX-Refresh": "true"})  # the page then signs in
+            if "text/html" in headers.get("accept", ""):
+                wanted = scope["path"] + (f"?{request.url.query}" if request.url.query else "")
+                return RedirectResponse(f"{SIGN_IN}?next={quote(wanted, safe='')}", status_code=303)
+        page = None if isinstance(error, MisdirectedRequest) else self.error_page(request, body)
+        if page is None:
+            return problem_response(body, closing)
+        page.headers.update(closing)
+        return page
+
+
+def identify(headers: Headers, guard: Guard) -> Access:
+    """Return who sends a request, by its token or else its session. Raises Unauthorized."""
+    if guard.is_open:
+        return Access("admin")
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and credentials.strip():
+        return guard.by_token(credentials.strip().encode("latin-1"))  # the bytes as they came
+    cookie = cookie_of(headers)
+    if cookie and not scheme:
+        return guard.by_session(cookie)
+    raise Unauthorized(
+        f"Send a token as `Authorization: Bearer TOKEN`; browsers sign in at {SIGN_IN}, and the command line and the "
+        "Python client read FLOPWATCH_API_TOKEN."
+    )
+
+
+def cookie_of(headers: Headers) -> str:
+    """Return the session's cookie, an empty text if there is none."""
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
 
 
 def _closing(scope: Scope) -> dict[str, str]:
@@ -74,30 +123,17 @@ def _closing(scope: Scope) -> dict[str, str]:
     return {"Connection": "close"} if "content-length" in sent or "transfer-encoding" in sent else {}
 
 
-def has_token(headers: Headers, token: str) -> bool:
-    """Return True if the request carries the token, as a bearer token or as Basic's password."""
-    scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "basic":
-        try:
-            decoded = base64.b64decode(credentials, validate=True)
-        except ValueError:  # binascii.Error, and plain when there are characters beyond ASCII
-            return False
-        sent = decoded.partition(b":")[2]
-    elif scheme.lower() == "bearer":
-        sent = credentials.strip().encode("latin-1")  # the bytes as they came
-    else:
-        return False
-    return secrets.compare_digest(sent, token.encode())
+def is_cross_site(headers: Headers, *, unsaid: bool = False) -> bool:
+    """Return True if a browser says that the request comes from another origin's page; `unsaid` if nothing is said.
 
-
-def is_cross_site(headers: Headers) -> bool:
-    """Return True if a browser says that the request comes from another origin's page."""
+    Programs say nothing. All browsers say one of these, so a request with a session that says nothing is refused.
+    """
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
     origin = headers.get("origin", headers.get("referer"))
     try:
-        return origin is not None and urlsplit(origin).netloc != headers.get("host")
+        return unsaid if origin is None else urlsplit(origin).netloc != headers.get("host")
     except ValueError:  # no URL at all, "http://[::1"
         return True
 

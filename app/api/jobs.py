@@ -12,7 +12,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_room
 from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body
+from app.api.guard import Access
 from app.api.links import linked_job, linked_jobs
 from app.api.names import check_names, known_names
 from app.api.parameters import (
@@ -30,7 +32,6 @@ from app.api.parameters import (
     Text,
     declared,
     idempotency,
-    user_of,
     wait_seconds,
 )
 from app.api.schemas import DryRun, Job, Page
@@ -40,7 +41,7 @@ from app.errors import STORE_UNAVAILABLE
 from app.states import FINISHED_STATES, JobState
 from app.store.keeping.deleting import delete_job
 from app.store.keeping.describing import describe_job
-from app.store.records import MAX_LABELS, Idempotency, Submitted
+from app.store.records import MAX_LABELS, Idempotency, NewJob, Submitted
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -76,6 +77,7 @@ class JobsQuery(StrictQuery):
 async def submit(
     request: Request,
     services: CurrentServices,
+    sender: Sender,
     query: Annotated[SubmissionQuery, Query()],
     body: Annotated[Body[JobBody], Depends(read_job_body)],
 ) -> Response:
@@ -87,11 +89,11 @@ async def submit(
     409 with that job's `job_id` and `Location`.
     """
     if query.dry_run:
-        await run_sync(lambda: check_names(body.model.spec, known_names(services), "/spec"))
+        await run_sync(lambda: new_job(services, body.model, sender))
         return Json({"jobs": 1})
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, "POST /jobs", body.sent, awaits=seconds is not None)
-    submitted = await submit_job(services, body.model, key, user_of(request.headers))
+    submitted = await submit_job(services, body.model, sender, key)
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}
     if submitted.replayed:
@@ -105,19 +107,27 @@ async def submit(
     return Json(linked_job(job), status_code=201, headers=headers)
 
 
-async def submit_job(
-    services: Services, body: JobBody, key: Idempotency | None = None, user: str | None = None
-) -> Submitted:
-    """Store a job, submitted by this user, or raise InvalidRequest with pointers into the body."""
+async def submit_job(services: Services, body: JobBody, sender: Access, key: Idempotency | None = None) -> Submitted:
+    """Store a job of this sender, or raise InvalidRequest with pointers into the body, InsufficientScope or
+    QueueFull."""
 
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
             return first
-        check_names(body.spec, known_names(services), "/spec")
-        new = body.new_job(body.spec, services.settings.default_timeout_s)
-        return services.queue.submit(replace(new, submitted_by=user), key)
+        new = new_job(services, body, sender)
+        check_room(services, sender)
+        return services.queue.submit(new, key)
 
     return await services.writes.run(store)
+
+
+def new_job(services: Services, body: JobBody, sender: Access) -> NewJob:
+    """Return the job that this sender submits; raises InvalidRequest with pointers into the body, or
+    InsufficientScope."""
+    check_names(body.spec, known_names(services), "/spec")
+    new = replace(body.new_job(body.spec, services.settings.default_timeout_s), submitted_by=sender.name)
+    check_code(sender, [new])
+    return new
 
 
 async def _first_awaited(services: Services, key: Idempotency, job: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +208,7 @@ async def describe(
     operation_id="cancel_job",
     status_code=202,
     responses={202: {"model": Job}},
-    dependencies=[NO_QUERY],
+    dependencies=[NO_QUERY, OWN_JOB],
     summary="Cancel a job",
 )
 async def cancel(services: CurrentServices, job_id: JobId) -> Response:
@@ -211,7 +221,7 @@ async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     operation_id="retry_job",
     status_code=202,
     responses={202: {"model": Job}},
-    dependencies=[NO_QUERY],
+    dependencies=[NO_QUERY, OWN_JOB_AGAIN],
     summary="Run a job again",
 )
 async def retry(services: CurrentServices, job_id: JobId) -> Response:
@@ -220,7 +230,11 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 
 
 @router.delete(
-    "/{job_id}", operation_id="delete_job", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job"
+    "/{job_id}",
+    operation_id="delete_job",
+    status_code=204,
+    dependencies=[NO_QUERY, OWN_JOB],
+    summary="Delete a finished job",
 )
 async def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Deletes a finished job with its results and files."""

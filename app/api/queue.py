@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.api.access import ADMIN
 from app.api.bodies import Body, json_body, request_body
 from app.api.parameters import NO_QUERY, Id, Json, StrictQuery
 from app.api.schemas import Page, Place
@@ -95,7 +96,7 @@ def paused(services: CurrentServices) -> Response:
     operation_id="put_paused_kinds",
     responses={200: {"model": Paused}},
     openapi_extra=request_body(PausedBody),
-    dependencies=[NO_QUERY],
+    dependencies=[NO_QUERY, ADMIN],
     summary="Pause kinds, and let all others go on",
 )
 async def pause(services: CurrentServices, body: Annotated[Body[PausedBody], Depends(read_paused_body)]) -> Response:

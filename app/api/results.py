@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, HTTPException, Query, Request
-from fastapi.responses import FileResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from pydantic import Field
 
 from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
+from app.api.streaming import streamed
 from app.api.tables import Caption, LatexLabel, chosen_format, in_every_format, split, written
+from app.store.files.store import Content, FolderContent
 from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
 from app.table_options import Format
@@ -36,6 +37,14 @@ class AttemptQuery(StrictQuery):
 
     attempt: Annotated[int, Field(ge=1, le=MAX_UNIT)] | None = None
     """The number of an attempt; by default the last."""
+
+
+class ArtifactQuery(AttemptQuery):
+    """The file that the client asks for, and the place where it can read it."""
+
+    redirect: Annotated[
+        bool, Field(description="Answer 307 with a signed URL of the object store, if it has the file and can sign.")
+    ] = False
 
 
 class MeasurementsQuery(AttemptQuery):
@@ -159,38 +168,39 @@ def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[Attempt
     "/artifacts/{name}",
     operation_id="download_job_artifact",
     response_class=FileResponse,
-    responses={206: {}, 304: {}},
+    responses={206: {}, 304: {}, 307: {"description": "The file is at a signed URL for ten minutes"}},
     openapi_extra=declared("Range", "If-None-Match", "If-Modified-Since"),
     summary="Download a file",
 )
 def artifact(
-    request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[AttemptQuery, Query()]
+    request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[ArtifactQuery, Query()]
 ) -> Response:
     """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256."""
     row = services.reading.artifact(job_id, name, query.attempt)
     tag = ETag(row["sha256"])
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
-    path = services.files.open_path(row["sha256"])
-    if is_unmodified(request, path):
+    content = services.files.open(row["sha256"])
+    if is_unmodified(request, content):
         return Response(status_code=304, headers={"ETag": str(tag)})
+    media_type, headers = sendable_media_type(row["media_type"]), {"ETag": str(tag), "Cache-Control": "no-cache"}
+    if isinstance(content, FolderContent):
+        check_range(request, row["size"])
+        return FileResponse(content.path, media_type=media_type, filename=name, headers=headers)
+    if query.redirect and (url := content.signed_url()) is not None:
+        return RedirectResponse(url, headers={"Cache-Control": "no-store"})
     check_range(request, row["size"])
-    return FileResponse(
-        path,
-        media_type=sendable_media_type(row["media_type"]),
-        filename=name,
-        headers={"ETag": str(tag), "Cache-Control": "no-cache"},
-    )
+    return streamed(request, content, name, media_type, headers)
 
 
-def is_unmodified(request: Request, path: Path) -> bool:
+def is_unmodified(request: Request, content: Content) -> bool:
     """Return True if the client has a file of this age, and names no ETag, which would count instead (RFC 9110, section
     13.1.3)."""
     since = request.headers.get("if-modified-since")
     if since is None or "if-none-match" in request.headers:
         return False
     try:
-        return int(path.stat().st_mtime) <= parsedate_to_datetime(since).timestamp()
+        return int(content.modified_at) <= parsedate_to_datetime(since).timestamp()
     except ValueError:
         return False
 

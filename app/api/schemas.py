@@ -329,6 +329,19 @@ class Worker(TypedDict):
     last_seen_at: Time
 
 
+class Token(TypedDict):
+    id: str
+    name: str
+    scope: str
+    created_at: Time
+    expires_at: Time | None
+    last_used_at: Time | None
+
+
+class NewToken(Token):
+    token: str
+
+
 Item = TypeVar("Item")
 
 

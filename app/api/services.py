@@ -14,12 +14,14 @@ from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
 from app.api.changes import Changes
+from app.api.guard import Guard
 from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
 from app.store.database.engine import Database, open_database
 from app.store.database.slices import Slices
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.opening import open_files
+from app.store.files.store import FileStore
 from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.bulk import Bulk
@@ -29,11 +31,13 @@ from app.store.queue.pausing import Pausing
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
+from app.store.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
 TABLES_AT_ONCE = 2
 CHECKPOINT_S = 60.0
+NOTE_USES_S = 60.0
 MAX_LEASE_POLL_S = 5.0
 PRUNE_S = 600.0
 FIRST_PRUNE_S = 60.0
@@ -52,13 +56,15 @@ class Services:
     pausing: Pausing
     registration: Registration
     reading: Reading
-    files: ArtifactFiles
+    files: FileStore
     uploads: Uploads
     changes: Changes
     writes: Writes
     slices: Slices
     bulk: Bulk
     baselines: Baselines
+    access_tokens: Tokens
+    guard: Guard
     tables: CapacityLimiter
     """Limits the threads for tables, since a table may take seconds and hundreds of megabytes; other requests have
     their own threads."""
@@ -70,10 +76,14 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     database = await run_sync(open_database, settings)
     try:
         settings = await run_sync(with_agreed_lease, database, settings)
+        access_tokens = Tokens(database)
+        guard = Guard(settings, access_tokens)
+        await guard.reload()
+        files = await run_sync(open_files, settings, database)
     except BaseException:
         database.close()
         raise
-    slices, queue, files = Slices(database), Queue(database), ArtifactFiles(settings.artifacts_dir)
+    slices, queue = Slices(database), Queue(database)
     services = Services(
         settings=settings,
         database=database,
@@ -88,6 +98,8 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         slices=slices,
         bulk=Bulk(slices, queue, files),
         baselines=Baselines(database),
+        access_tokens=access_tokens,
+        guard=guard,
         tables=CapacityLimiter(TABLES_AT_ONCE),
     )
     pruning = Pruning(slices, files, Retention.of(settings))
@@ -95,6 +107,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     upkeep = [
         asyncio.create_task(_every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
         asyncio.create_task(_every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
+        asyncio.create_task(_every(lambda: NOTE_USES_S, services.guard.note_uses, first_after_s=NOTE_USES_S)),
         asyncio.create_task(_every(lambda: PRUNE_S, pruning.run, first_after_s=FIRST_PRUNE_S)),
         asyncio.create_task(
             _every(lambda: UNREFERENCED_PERIOD_S, lambda: files.remove_unreferenced(database, UNREFERENCED_AGE_S))
@@ -109,6 +122,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         # A cancelled task still waits for its thread, so nothing uses the database after this.
         await asyncio.gather(*upkeep, return_exceptions=True)
         await services.changes.close()
+        await _once(services.guard.note_uses)
         await run_sync(database.close)
 
 

@@ -13,7 +13,9 @@ from fastapi.responses import Response
 from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import to_json
 
+from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_room
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
+from app.api.guard import Access
 from app.api.links import linked_sweep
 from app.api.names import known_names, unknown_names
 from app.api.parameters import (
@@ -26,7 +28,6 @@ from app.api.parameters import (
     SweepId,
     declared,
     idempotency,
-    user_of,
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.schemas import DryRun, Page, Sweep
@@ -91,16 +92,17 @@ class SweepsQuery(StrictQuery):
 async def submit(
     request: Request,
     services: CurrentServices,
+    sender: Sender,
     query: Annotated[SubmissionQuery, Query()],
     body: Annotated[Body[SweepBody], Depends(read_sweep_body)],
 ) -> Response:
     """Submits all jobs of the grid or, if one of them is not valid, none. `Idempotency-Key` makes repeating the request
     safe."""
     if query.dry_run:
-        jobs, _ = await run_sync(lambda: planned(services, body.model))
+        jobs, _ = await run_sync(lambda: planned(services, body.model, sender))
         return Json({"jobs": len(jobs)})
     key = idempotency(request.headers, "POST /sweeps", body.sent)
-    submitted = await submit_sweep(services, body.model, key, user_of(request.headers))
+    submitted = await submit_sweep(services, body.model, sender, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -108,28 +110,34 @@ async def submit(
 
 
 async def submit_sweep(
-    services: Services, body: SweepBody, key: Idempotency | None = None, user: str | None = None
+    services: Services, body: SweepBody, sender: Access, key: Idempotency | None = None
 ) -> Submitted:
-    """Store every job of a sweep, submitted by this user, or raise InvalidRequest with pointers into the body."""
+    """Store every job of a sweep of this sender, or raise InvalidRequest with pointers into the body, InsufficientScope
+    or QueueFull."""
 
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
             return first
-        jobs, fit = planned(services, body)
-        sent = [replace(job, submitted_by=user) for job in jobs]
-        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, sent, key, fit)
+        jobs, fit = planned(services, body, sender)
+        check_room(services, sender, len(jobs))
+        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key, fit)
 
     count = math.prod(map(len, body.grid.values()))
     run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
     return await run(store)
 
 
-def planned(services: Services, body: SweepBody) -> tuple[list[NewJob], Fit | None]:
-    """Return the jobs that a sweep begins with, and its search; raises InvalidRequest with pointers into the body."""
+def planned(services: Services, body: SweepBody, sender: Access) -> tuple[list[NewJob], Fit | None]:
+    """Return the jobs with which a sweep of this sender begins, and its search; raises InvalidRequest with pointers
+    into the body, or InsufficientScope."""
+    fit = None
     if body.fit is not None:
-        return first_of_searches(services, body, body.fit)
-    points = expand(body.base, body.grid, body.exclude)
-    return _jobs(services, body, valid_specs(services, points), points), None
+        jobs, fit = first_of_searches(services, body, body.fit)
+    else:
+        points = expand(body.base, body.grid, body.exclude)
+        jobs = _jobs(services, body, valid_specs(services, points), points)
+    check_code(sender, jobs)
+    return [replace(job, submitted_by=sender.name) for job in jobs], fit
 
 
 def _jobs(services: Services, body: SweepBody, specs: Sequence[SpecBase], points: Sequence[Point]) -> list[NewJob]:
@@ -252,7 +260,7 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     operation_id="cancel_sweep",
     status_code=202,
     responses={202: {"model": Sweep}},
-    dependencies=[NO_QUERY],
+    dependencies=[NO_QUERY, OWN_SWEEP],
     summary="Cancel what is left of a sweep",
 )
 async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
@@ -265,7 +273,7 @@ async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     operation_id="resume_sweep",
     status_code=202,
     responses={202: {"model": Sweep}},
-    dependencies=[NO_QUERY],
+    dependencies=[NO_QUERY, OWN_SWEEP_AGAIN],
     summary="Run again what has no result",
 )
 async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:

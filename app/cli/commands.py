@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import comparing, history, jobs, processes, queue, results, site
+from app.cli import comparing, history, jobs, processes, queue, results, site, tokens
 from app.cli.common import Commands, DataDir, FieldsCommand, Url, before_command
 from app.cli.terminal import echo
 
@@ -23,6 +23,7 @@ for module in (processes, jobs, queue, results, comparing, history, site):
         takes_fields = "fields" in inspect.signature(command).parameters
         cli.command(cls=FieldsCommand if takes_fields else None)(command)
 cli.add_typer(comparing.baseline, name="baseline")
+cli.add_typer(tokens.token, name="token")
 
 
 def _print_version(wanted: bool) -> None:

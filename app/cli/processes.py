@@ -149,7 +149,7 @@ def backup(
     path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")], data_dir: DataDir = None
 ) -> None:
     """Write a consistent copy of the database to a file, while server and workers continue. Artifacts are not
-    included."""
+    included: copy their folder, or their object store, afterwards."""
     from app.errors import FlopwatchError
     from app.store.database.engine import Database
 
@@ -168,7 +168,8 @@ def backup(
         fail(f"{error.title}: {error.detail}")
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
-    echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
+    files = settings.object_store_url or settings.artifacts_dir
+    echo(f"{path}: {path.stat().st_size} bytes. Copy {files} as well to keep the files of jobs.")
 
 
 def lease(
@@ -213,7 +214,7 @@ def prune(
     from app.errors import FlopwatchError
     from app.store.database.engine import open_existing
     from app.store.database.slices import Slices
-    from app.store.files.artifacts import ArtifactFiles
+    from app.store.files.opening import open_files
     from app.store.keeping.pruning import Pruning, Retention
 
     if dry_run and vacuum:
@@ -223,20 +224,53 @@ def prune(
     try:
         database = open_existing(settings)
         try:
-            pruning = Pruning(Slices(database), ArtifactFiles(settings.artifacts_dir), Retention.of(settings))
+            pruning = Pruning(Slices(database), open_files(settings, database), Retention.of(settings))
             echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
             if vacuum:
                 database.vacuum()
             if not dry_run:
                 database.checkpoint()
-                echo(f"{database.backend.path}: {database.backend.size} bytes")
+                echo(f"{database.backend.place}: {database.backend.size} bytes")
         finally:
             database.close()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
 
 
-COMMANDS = (up, serve, worker, run, backup, lease, prune)
+def move(
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="postgresql+psycopg://user@host/database, empty.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Copy the database of a data folder to PostgreSQL, while no server and no worker runs; the folder stays as it
+    is."""
+    from contextlib import closing
+
+    from app.errors import Conflict, FlopwatchError
+    from app.store.database.engine import open_database, open_existing
+    from app.store.database.moving import copy_everything
+    from app.store.queue.registration import living_workers
+    from flopwatch import address
+
+    use_data_dir(data_dir)
+    settings = _settings()
+    try:
+        with closing(open_existing(settings)) as source:
+            if (url := address.read(settings.data_dir)) and not address.is_stale(settings.data_dir):
+                raise Conflict(f"The server {url} runs: stop it first.")
+            with source.read() as connection:
+                living = living_workers(connection)
+            if living:
+                raise Conflict(f"Workers run ({', '.join(living[:3])}): stop them first.")
+            with closing(open_database(settings.model_copy(update={"database_url": to}))) as target:
+                counts = copy_everything(source, target)
+                place = target.backend.place
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
+    echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
+    echo(f"all rows are in {place}: set FLOPWATCH_DATABASE_URL for server and workers. Files stay where they are.")
+
+
+COMMANDS = (up, serve, worker, run, backup, lease, prune, move)
 
 
 def _settings(**changes: object) -> Settings:

@@ -120,16 +120,9 @@ class Row:
     @property
     def bound(self) -> float | None:
         """The largest relative difference that the interval contains; None without an interval."""
-        if self._is_constant:
-            return 0.0
         if self.estimate is None or self.estimate.low is None or self.estimate.high is None:
             return None
         return max(abs(self.estimate.low - 1), abs(self.estimate.high - 1), self.drift)
-
-    @property
-    def _is_constant(self) -> bool:
-        """True if all processes of both sides have one value, which may be 0: then there is no ratio."""
-        return bool(self.baseline) and bool(self.candidate) and len({*self.baseline, *self.candidate}) == 1
 
     @property
     def processes(self) -> str:
@@ -158,8 +151,7 @@ class Row:
         if self.finding in ("better", "worse", "changed", "differs"):
             return f"candidate is {self._factor()}; {self.processes}"
         if self.finding in ("no_difference", "within_margin"):
-            assert self.bound is not None
-            if self.bound == 0:
+            if not self.bound:
                 return f"no difference: the same in all processes; {self.processes}"
             return f"no difference larger than {percent(self.bound)}; {self.processes}"
         return f"inconclusive: {self.doubt()}"
@@ -249,6 +241,8 @@ class Row:
             return None
         if min(len(self.baseline), len(self.candidate)) < FEWEST or self._is_drift(self.estimate):
             return "inconclusive"
+        if len({*self.baseline, *self.candidate}) == 1:  # 0 has no ratio
+            return "no_difference" if self.is_tested else "within_margin"
         if self._differs(self.estimate):
             if not self.is_tested:
                 return "differs"
@@ -260,8 +254,8 @@ class Row:
         return "inconclusive"
 
     def _may_be_equal(self, estimate: Estimate) -> bool:
-        """Return True if the interval contains 1, or if both sides are the same in all processes."""
-        return self._is_constant or not estimate.excludes_one or estimate.low == estimate.high == 1
+        """Return True if the interval contains 1, or is the point 1 since both sides are the same in all processes."""
+        return not estimate.excludes_one or estimate.low == estimate.high == 1
 
 
 def percent(part: float) -> str:

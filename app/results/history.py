@@ -123,13 +123,13 @@ def history(
     """
     with database.read() as snapshot:
         key, coordinates = _the_case(snapshot, choice)
-        known = {column_name(*pair): pair for pair in stored.metrics(snapshot, [key])}
+        known = {column_name(*pair): pair for pair in stored.metrics(snapshot, key)}
         name = metric or _main_metric(list(known), stored.kind(snapshot, key))
         _check_metric(name, known, key)
-        rows, is_cut = stored.rows(snapshot, [key], known[name], device, limit)
+        rows, is_cut = stored.rows(snapshot, key, known[name], device, limit)
         jobs = stored.jobs(snapshot, list({row.job_id for row in rows}))
         rows = [row for row in rows if row.job_id in jobs and row.attempt == jobs[row.job_id].recorded]
-        baselines = stored.baselines(snapshot, [key], list(jobs))
+        baselines = stored.baselines(snapshot, key, list(jobs))
         sides = measurements.sides(snapshot, list(jobs.values()))
     if not rows:
         where = f" on {device!r}" if device is not None else ""

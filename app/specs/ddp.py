@@ -68,9 +68,11 @@ class DdpSpec(TrainingSpec):
     """Steps measured with the strategy, as many over a group that moves nothing, and as many of one process alone, in
     up to six turns of each."""
     trace: bool = False
-    """Keep a Chrome trace of some steps of rank 0."""
+    """Keep a Chrome trace of some steps of each rank."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
-    """Largest compressed trace that is kept, in MiB; a larger one is cut."""
+    """Largest compressed trace that is kept of a rank, in MiB; a larger one is cut."""
+    snapshot: bool = False
+    """Keep a memory snapshot of a step of each rank; `nccl` only."""
     step_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """A rank that makes no step for this many seconds ends the job. Its first step may take 5 minutes, and with
     `compile` every step may."""
@@ -95,10 +97,13 @@ class DdpSpec(TrainingSpec):
         },
     }
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
-        *("trace", "trace_max_mib", "step_timeout_s", "new_tokens")
+        *("trace", "trace_max_mib", "snapshot", "step_timeout_s", "new_tokens")
     }
     added: ClassVar[Mapping[str, Scalar]] = {**TrainingSpec.added, "reshard_after_forward": True}
     first_plotted: ClassVar[str | None] = "exposed_communication_ms"
+    first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
+        "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),
+    }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
         "step_ms",
@@ -157,6 +162,8 @@ class DdpSpec(TrainingSpec):
             raise field_error(
                 "backend", f"{self.backend} runs on device {needed}: choose backend {other}, or leave device out"
             )
+        if self.backend == "gloo" and self.snapshot:
+            raise field_error("snapshot", "is of a GPU's memory: choose backend nccl, or leave it out")
         if self.backend == "gloo" and self.precision == "tf32":
             raise field_error("precision", "tf32 is a GPU format: choose fp32 or bf16, or backend nccl")
 
@@ -173,13 +180,9 @@ class DdpSpec(TrainingSpec):
             )
 
     def _check_fully_sharded(self) -> None:
-        if self.precision == "fp16":
+        if self.precision == "fp16" and self.strategy == "torch_fsdp":
             raise field_error(
-                "precision", f"with {self.strategy}, each rank sees only its part of the overflows: choose bf16"
-            )
-        if self.gradient_clip_norm is not None:
-            raise field_error(
-                "gradient_clip_norm", f"with {self.strategy}, each rank has a part of the norm only: leave it out"
+                "precision", "with torch_fsdp, each rank sees only its part of the overflows: choose bf16 or fsdp"
             )
         if self.casts and self.precision != "bf16":
             raise field_error("cast_before_communication", "casts to bf16: choose precision bf16, or leave it out")

@@ -3,17 +3,30 @@
 A disk, an editor or a bug can leave a text that is no JSON, or JSON of another shape. SQLAlchemy's own type would raise
 and so fail the whole query: one broken spec would hide all jobs of a list, and stop every claim. StoredJson reads such
 a value as an empty object or array instead, and `broken` tells for a row which of its values are such stand-ins.
+
+Both engines store JSON as text: PostgreSQL's own types order and compare otherwise, or not at all, and refuse values
+that json.dumps writes.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, Dialect, TypeDecorator
+from sqlalchemy import JSON, DateTime, Dialect, Text, TypeDecorator
+from sqlalchemy.types import TypeEngine
 
 from app.errors import job_problem
+
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def without_nul(text: str) -> str:
+    """Return a JSON text with U+FFFD for NUL, which would make all of it unreadable for PostgreSQL's operators."""
+    return _NUL.sub(r"\1\\ufffd", text)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -57,8 +70,17 @@ class StoredJson(TypeDecorator[Any]):
         super().__init__(none_as_null=True)
         self.shape = shape
 
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return Text() if dialect.name == "postgresql" else super().load_dialect_impl(dialect)
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any] | None:
+        if dialect.name != "postgresql":
+            return super().bind_processor(dialect)
+        return lambda value: None if value is None else without_nul(json.dumps(value, ensure_ascii=False))
+
     def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], Any]:
-        read = super().result_processor(dialect, coltype) or (lambda value: value)
+        read = json.loads if dialect.name == "postgresql" else super().result_processor(dialect, coltype)
+        assert read is not None
         shape = self.shape
         stand_in = _UnreadableArray if shape is list else _UnreadableObject
 

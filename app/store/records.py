@@ -159,7 +159,7 @@ class TableRecord:
 
 @dataclass(frozen=True)
 class StoredArtifact:
-    """A file that ArtifactFiles.put has stored; `size` in bytes."""
+    """A file that FileStore.take has stored; `size` in bytes."""
 
     unit_index: int
     name: str

@@ -332,6 +332,26 @@ class Artifact(SQLModel, table=True):
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
+class StoredObject(SQLModel, table=True):
+    """An object on the object store, or one that is about to be there; decision 16 has its life."""
+
+    __tablename__ = "stored_object"
+
+    name: str = Field(primary_key=True)
+    """The object's name below the database's id: a random token, which is never used again."""
+    attempt_id: int | None = Field(default=None, sa_column=Column(_ID, nullable=True))
+    """The attempt that holds it as long as it runs; null for uploaded code."""
+    sha256: str | None = Field(default=None, index=True)
+    """Null until the upload has ended."""
+    size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
+    """Bytes; null until the upload has ended."""
+    removing: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
+    )
+    """True once nothing refers to it and its removal has begun."""
+    created_at: datetime = Field(sa_column=_time(nullable=False))
+
+
 class Event(SQLModel, table=True):
     """One thing that happened to a job: state, progress, log or done. Events are ordered by their ids."""
 
@@ -441,6 +461,24 @@ class BaselineCase(SQLModel, table=True):
     """The case in words, for people."""
 
 
+class ApiToken(SQLModel, table=True):
+    """An access token of a person or a program."""
+
+    __tablename__ = "api_token"
+
+    id: str = Field(primary_key=True)
+    """The part of the token that is no secret."""
+    name: str
+    """Whose it is; several tokens may have one name. Jobs that it submits have it as `submitted_by`."""
+    scope: str
+    """read | submit | code | admin"""
+    digest: str
+    """SHA-256 of the whole token."""
+    created_at: datetime = Field(sa_column=_time(nullable=False))
+    expires_at: datetime | None = Field(default=None, sa_column=_time())
+    last_used_at: datetime | None = Field(default=None, sa_column=_time())
+
+
 _tables = SQLModel.metadata.tables
 
 sweep: Final[Table] = _tables["sweep"]
@@ -453,6 +491,7 @@ measurement: Final[Table] = _tables["measurement"]
 unit: Final[Table] = _tables["unit"]
 result_table: Final[Table] = _tables["result_table"]
 artifact: Final[Table] = _tables["artifact"]
+stored_object: Final[Table] = _tables["stored_object"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
 setting: Final[Table] = _tables["setting"]
@@ -460,6 +499,7 @@ known_host: Final[Table] = _tables["known_host"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 baseline: Final[Table] = _tables["baseline"]
 baseline_case: Final[Table] = _tables["baseline_case"]
+api_token: Final[Table] = _tables["api_token"]
 
 # Indexes for claims.py. They are declared here because the columns do not exist yet where a class declares its other
 # indexes. The columns after the order let a claim pass over jobs without reading their rows.

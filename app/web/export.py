@@ -285,7 +285,7 @@ def _flame_graph(services: Services, job: Mapping[str, Any]) -> Markup | None:
     own = JobResults(job, services.database, services.reading, services.files)
     if own.artifacts.get(FLAME_GRAPH, {}).get("size", MAX_DRAWING_BYTES + 1) > MAX_DRAWING_BYTES:
         return None
-    text = own.path(FLAME_GRAPH).read_text(encoding="utf-8", errors="replace")
+    text = own.head(FLAME_GRAPH, MAX_DRAWING_BYTES).decode(errors="replace")
     # A worker wrote the file. All that it may do to the page is to draw: no handlers, links or elements of HTML.
     is_drawing = all(DRAWN_TAG.fullmatch(tag) for tag in re.findall(r"<[^>]*>?", text))
     return Markup(text) if is_drawing else None  # noqa: S704

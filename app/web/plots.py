@@ -79,7 +79,7 @@ class Point:
     """Coordinates."""
     value: float | None
     spread: float | None = None
-    """The number after ±, as `app.summaries.Summary` has it."""
+    """The number after ±: of a median, the larger distance to an end of its 95 % interval."""
     n: int | None = None
     """Number of samples or processes behind the value."""
     outcome: str | None = "ok"
@@ -88,7 +88,7 @@ class Point:
     url: str | None = None
     """Page of the job that measured it."""
     low: float | None = None
-    """The interval of a median."""
+    """The ends of a median's interval."""
     high: float | None = None
 
     @property
@@ -168,12 +168,12 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
                 place={name: row[index] for name, index in zip(coordinates, places, strict=True)},
                 value=cell.value,
                 spread=cell.spread,
+                low=cell.low,
+                high=cell.high,
                 n=cell.n,
                 outcome=cell.outcome,
                 validity=None if verdict is None else row[verdict],
                 url=None if job is None or row[job] is None else f"/ui/jobs/{row[job]}",
-                low=cell.low,
-                high=cell.high,
             )
         )
     return points
@@ -249,7 +249,7 @@ def chart(
     log_x: bool | None = None,
     log_y: bool | None = None,
 ) -> Figure:
-    """Draw a metric along one coordinate, with the intervals of medians as error bars.
+    """Draw a metric along one coordinate, with the 95 % interval of each median as error bars.
 
     Numbers along x make lines, everything else bars. `log_x` and `log_y` set the axes; None: logarithmic where values
     span a wide range. Marks at the top show cases with an outcome but no number.
@@ -561,6 +561,13 @@ def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]
     return styles if len(colours) <= len(PALETTE) else apart
 
 
+def _error(point: Point) -> tuple[float, float]:
+    """Return how far the error bar of a point with a value reaches up and down: no time is drawn below zero."""
+    if point.value is None or point.low is None or point.high is None:
+        return point.spread or 0.0, point.spread or 0.0
+    return point.high - point.value, point.value - point.low
+
+
 def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
     measured = [point for point in points if point.value is not None]
     places = [in_use(point.place.get(x)) for point in measured]
@@ -577,13 +584,13 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
     if not name:  # the only series; the legend is for the marks of cells without a number
         trace["showlegend"] = False
-    ends = [_error_bar(point) for point in measured]
-    if any(below or above for below, above in ends):
+    if any(point.spread for point in measured):
+        above, below = zip(*map(_error, measured), strict=True)
         trace["error_y"] = {
             "type": "data",
             "symmetric": False,
-            "array": [above for _, above in ends],
-            "arrayminus": [below for below, _ in ends],
+            "array": list(above),
+            "arrayminus": list(below),
             "thickness": 1.2,
             "width": 4,
             "color": "var(--text)",
@@ -602,13 +609,6 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         "line": {"color": color, "width": 2, "dash": DASHES[dash % len(DASHES)]},
         "marker": {"color": color, "size": 8, "symbol": [f"{symbol}-open" if doubt else symbol for doubt in doubtful]},
     }
-
-
-def _error_bar(point: Point) -> tuple[float, float]:
-    """Return the distances from a value to the ends of its interval, or to its standard deviation on both sides."""
-    if point.value is None or point.low is None or point.high is None:
-        return point.spread or 0.0, point.spread or 0.0
-    return point.value - point.low, point.high - point.value
 
 
 def legend_of_doubt(points: Iterable[Judged], *, lines: bool) -> list[dict[str, Any]]:
@@ -721,8 +721,6 @@ class _Hover:
             value = point.missing or "not measured"
         else:
             spread = "" if point.spread is None else f" ± {number(point.spread)}"
-            if point.low is not None and point.high is not None:
-                spread = f" ({number(point.low)} to {number(point.high)})"
             value = f"{number(point.value)}{spread}{self._unit}"
             value += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
         place = ", ".join(filter(None, [_words(name, value) for name, value in point.place.items()]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 MIN_SHARE = 0.0005
@@ -27,15 +26,13 @@ class Frame:
     callees: dict[str, Frame] = field(default_factory=dict)
 
 
-def tree(path: Path) -> list[Any]:
-    """Return the tree of a file of folded stacks, `frame;frame;frame µs` a line, as [name, µs, callees].
+def tree(stacks: bytes) -> list[Any]:
+    """Return the tree of folded stacks, `frame;frame;frame µs` a line, as [name, µs, callees].
 
     The root is `all`, and the longest callees come first. A line that is no stack is left out.
     """
     root = Frame("all")
-    with path.open("rb") as file:
-        text = file.read(MAX_BYTES).decode(errors="replace")
-    for line in text.splitlines():
+    for line in stacks.decode(errors="replace").splitlines():
         frames, _, time = line.rpartition(" ")
         if not frames or not (time.isascii() and time.isdigit()):
             continue

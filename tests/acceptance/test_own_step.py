@@ -119,6 +119,45 @@ def test_arguments_that_the_function_lacks_fail_with_its_own_words(flopwatch: Fl
     assert "got an unexpected keyword argument 'batch'" in done["error"]["detail"]
 
 
+UNTIDY = """
+import os
+import sys
+
+import torch
+
+
+def make_step(device):
+    model = torch.nn.Linear(7, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    os.chdir("/")
+    os.environ.clear()
+    sys.stdout.close()
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 7, dtype=torch.float32, device="cpu")).sum().backward()
+        optimizer.step()
+
+    return step
+"""
+
+
+@pytest.mark.parametrize("kind", ["benchmark", "profile", "memory"])
+def test_a_step_may_change_its_process(flopwatch: Flopwatch, tmp_path: Path, kind: str) -> None:
+    """Defaults of torch, folder, environment and output: what is measured afterwards is right, and arrives."""
+    (tmp_path / "train.py").write_text(UNTIDY)
+    spec = {"kind": kind, "device": "cpu", "warmup_steps": 1, "measure_steps": 1}
+    job = flopwatch.submit(spec, step=f"{tmp_path / 'train.py'}:make_step")
+    done = flopwatch.wait(job, timeout_s=60, show=lambda *_: None, check=False)
+    assert done["state"] == "succeeded", done["error"]
+    if kind != "profile":
+        assert numbers(flopwatch, done)["parameters", None] == 7 * 3 + 3
+
+
 MEASURED = """
 import sys
 

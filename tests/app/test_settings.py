@@ -14,6 +14,21 @@ from app.settings import Settings
         ("FLOPWATCH_API_TOKEN", "", "is empty, which protects nothing: set a token, or unset the variable"),
         ("FLOPWATCH_API_TOKEN", " abc", "begins or ends with a blank, which no client can send"),
         ("FLOPWATCH_PERFETTO_URL", "ui", "must be an address such as https://ui.perfetto.dev, or empty"),
+        (
+            "FLOPWATCH_ARTIFACTS_URL",
+            "https://bucket",
+            "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+        ),
+        (
+            "FLOPWATCH_ARTIFACTS_URL",
+            "s3:///prefix",
+            "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+        ),
+        (
+            "FLOPWATCH_ARTIFACTS_URL",
+            "s3://key:secret@bucket",
+            "must have no credentials and options: set them as variables, AWS_…",
+        ),
     ],
 )
 def test_a_message_has_the_variable_and_our_words_only(

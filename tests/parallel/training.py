@@ -17,6 +17,7 @@ import parallel.data_parallel
 import parallel.fully_sharded
 from parallel import collectives
 from tests.parallel.models import Branches, Everything, Fork, UsedOutside, batch, loss_of
+from workers.measure.memory import memory_meter
 
 WRAPPERS = {
     "naive": parallel.NaiveDataParallel,
@@ -903,10 +904,10 @@ def together(what: str) -> int:
 
 def wrapped(kind: str, module: nn.Module, optimizer_name: str) -> tuple[Any, Any]:
     """A module in a wrapper, and its optimizer."""
-    if kind == "fully sharded":
-        model: Any = parallel.FullyShardedDataParallel(module)
+    if kind.startswith("fully sharded"):
+        model: Any = parallel.FullyShardedDataParallel(module, reshard_after_forward="once" not in kind)
         return model, plain(optimizer_name)(model.parameters())
-    model = WRAPPERS["bucketed"](module)
+    model = WRAPPERS["bucketed" if kind == "sharded optimizer" else kind](module)
     return model, (sharded if kind == "sharded optimizer" else plain)(optimizer_name)(model.parameters())
 
 
@@ -921,7 +922,7 @@ def train(model: Any, optimizer: Any, steps: range) -> None:
 
 def saved(kind: str, model: Any, optimizer: Any, path: str) -> None:
     """Save model and optimizer as one process would; only rank 0 has anything to save."""
-    if kind == "fully sharded":
+    if kind.startswith("fully sharded"):
         weights = model.full_state_dict(rank0_only=True)
         state = model.full_optimizer_state_dict(optimizer, rank0_only=True)
         assert bool(weights) == bool(state) == (dist.get_rank() == 0)
@@ -949,10 +950,10 @@ def load(kind: str, optimizer_name: str, path: str) -> tuple[Any, Any]:
         for parameter in module.parameters():
             parameter.add_(1.0)
     whole = torch.load(path, map_location="cpu")
-    if kind != "fully sharded":
+    if not kind.startswith("fully sharded"):
         module.load_state_dict(whole["model"])
     model, optimizer = wrapped(kind, module, optimizer_name)
-    if kind != "fully sharded":
+    if not kind.startswith("fully sharded"):
         optimizer.load_state_dict(whole["optimizer"])
         return model, optimizer
     if dist.get_rank() != 0:
@@ -979,7 +980,7 @@ def load_and_go_on(kind: str, optimizer_name: str, path: str) -> None:
             theirs.zero_grad()
             loss_of(alone(inputs.to(device())), targets.to(device())).backward()
             theirs.step()
-        same_state(model, alone) if kind == "fully sharded" else same_as(model.module, alone, gradients=False)
+        same_state(model, alone) if kind.startswith("fully sharded") else same_as(model.module, alone, gradients=False)
 
 
 def resumed_exactly(kind: str, optimizer_name: str, path: str) -> None:
@@ -1018,18 +1019,25 @@ def wrong_states() -> list[str]:
     return texts
 
 
-def peak_of_saving(layers: int) -> dict[str, int]:
-    """GPU memory that saving takes at most, in bytes, beside the largest parameter's."""
-    module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False, device=device()) for _ in range(layers)))
+def peak_of_saving(width: int) -> dict[str, float]:
+    """Memory that saving takes at most on this rank, and what rank 0 keeps of it, in sizes of one of four parameters:
+    on the GPU, or on a CPU, where rank 0 keeps it in the same memory."""
+    module = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device()) for _ in range(4)))
     model, optimizer = wrapped("fully sharded", module, "AdamW")
-    model(torch.ones(2, 1024, device=device())).sum().backward()
+    model(torch.ones(2, width, device=device())).sum().backward()
     model.finish_gradient_synchronization()
     optimizer.step()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    model.full_state_dict(rank0_only=True)
-    model.full_optimizer_state_dict(optimizer, rank0_only=True)
-    return {"peak": torch.cuda.max_memory_allocated() - before, "largest": 4 * 1024 * 1024}
+    optimizer.zero_grad()
+    gc.collect()
+    meter = memory_meter(device())
+    meter.reset()
+    before = meter.now_mib() or 0.0
+    weights = model.full_state_dict(rank0_only=True)
+    state = model.full_optimizer_state_dict(optimizer, rank0_only=True)
+    kept = sum(value.nbytes for value in weights.values())
+    kept += sum(value.nbytes for values in state.get("state", {}).values() for value in values.values())
+    largest = 4 * width * width
+    return {"peak": ((meter.peak_mib()[0] or 0.0) - before) * 2**20 / largest, "kept": kept / largest}
 
 
 def few(what: str) -> None:

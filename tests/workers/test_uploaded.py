@@ -32,7 +32,7 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     def put(source: str, function: str = "attention") -> CodeSpec:
         for name, value in uploaded.write(tmp_path, [source.encode()]).items():
             monkeypatch.setenv(name, value)
-        return CodeSpec(sha256=hashlib.sha256(source.encode()).hexdigest(), function=function)
+        return CodeSpec(sha256=hashlib.sha256(source.encode()).hexdigest(), function=function, file="mine.py")
 
     yield put
     for name in [name for name in sys.modules if name.startswith("uploaded_")]:
@@ -191,6 +191,7 @@ def test_lines_are_counted_as_python_counts_them(put: Put, separator: str) -> No
     own = "def attention():\n    return 'mine'\n"
     loaded = uploaded.load(put(f"before = 'a page'  # {separator} ends here\n\n\n{own}"))
     assert inspect.getsource(loaded) == own
+    assert loaded.__code__.co_filename.endswith("/mine.py"), "as stacks and flame graphs name it"
 
 
 def test_tracebacks_show_the_lines_that_ran(put: Put, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import platform
+import random
 import secrets
 import select
 import signal
@@ -21,7 +22,7 @@ from app.specs._code import RUNS_CODE
 from app.states import LivingState, WorkerState
 from app.store.database.engine import Database, open_database
 from app.store.database.locking import patience
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.opening import open_files
 from app.store.queue.hosts import gpus_of_one_job
 from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.registration import Registration
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 MAX_DEVICELESS = 4
 """Largest number of simultaneous jobs that only estimate: they need no device, but each has a process."""
+MAX_CONNECTIONS = 2
+"""Largest number of connections to a database server: hundreds of agents share its hundred or two."""
 TICK_S = 0.05
 """Seconds between two checks of an idle agent for new jobs; a check costs microseconds."""
 TURN_S = 2 * TICK_S
@@ -102,7 +105,7 @@ class Agent:
         self._database = database
         self._queue = Queue(database)
         self._registration = Registration(database)
-        self._artifacts = ArtifactFiles(settings.artifacts_dir)
+        self._artifacts = open_files(settings, database)
         self._scratch = Scratch(settings.data_dir / "scratch")
         self._watch = database.watch()
         self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
@@ -173,7 +176,7 @@ class Agent:
             except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
                 if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
-                    pause_s = RETRY_S
+                    pause_s = RETRY_S * random.uniform(0.5, 1.5)  # agents of many hosts do not come back at once
             except Exception:
                 # No error here may harm the running jobs.
                 logger.exception("the queue cannot be served now, trying again")
@@ -399,7 +402,7 @@ class Agent:
 
 def serve(settings: Settings) -> None:
     """Open the database, migrating it if needed, and run an agent until a signal ends it."""
-    database = open_database(settings)
+    database = open_database(settings, connections=MAX_CONNECTIONS)
     try:
         Agent(with_agreed_lease(database, settings), database).run()
     finally:

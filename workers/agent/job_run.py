@@ -14,15 +14,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, job_problem
+from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, StoreUnreachable, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.specs._base import MAX_CELLS
 from app.specs._code import ALLOW_IT, codes_of
 from app.store.database.locking import patience
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.store import FileStore
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewEvent
 from app.text.times import duration
@@ -68,6 +68,7 @@ from workers.processes.launch import Launcher, Process
 from workers.processes.limits import Limits
 
 logger = logging.getLogger(__name__)
+Stored = TypeVar("Stored")
 
 RETRY_S = 0.5
 LEFTOVERS_S = 60.0
@@ -137,7 +138,7 @@ class JobRun:
         devices: HeldDevices,
         *,
         queue: Queue,
-        artifacts: ArtifactFiles,
+        artifacts: FileStore,
         launcher: Launcher,
         settings: Settings,
         scratch: Path,
@@ -158,6 +159,7 @@ class JobRun:
         self._artifacts = artifacts
         self._launcher = launcher
         self._grace_s = settings.grace_s
+        self._lease_s = settings.lease_s
         self._ceilings = settings.ceilings_dir
         self._allow_code = settings.allow_code
         self._code_environment: dict[str, str] = {}
@@ -175,8 +177,9 @@ class JobRun:
         self._held: list[str] = []
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._second_began = 0.0
-        self._left = ""
         """When the second unit began, on the clock."""
+        self._left = ""
+        """How long the job still takes, in words, as of the beginning of the present unit."""
         self._ahead = Ahead(self._start_process, self.stop.descriptor)
         self._timeout = Timeout.after(None, clock())  # it runs from the first unit on
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
@@ -228,6 +231,8 @@ class JobRun:
             units = runner.plan(spec)
         except RunnerError as error:
             return Failed(error.code, str(error))
+        except _Interrupted as error:
+            return error.outcome
         except BaseException as error:  # a SystemExit of somebody's code, too
             if is_exhausted(error):
                 raise
@@ -256,7 +261,8 @@ class JobRun:
 
         Raises:
             Unsupported: this worker runs no uploaded code.
-            InvalidEnvironment: a file is missing.
+            InvalidEnvironment: a file is missing, or cannot be read.
+            _Interrupted: the job must end.
         """
         wanted = {sha256 for _, sha256 in codes_of(self.claim.spec)}
         if not wanted:
@@ -264,8 +270,11 @@ class JobRun:
         if not self._allow_code:
             raise Unsupported(f"this worker runs no uploaded code: {ALLOW_IT}")
         try:
-            contents = [self._artifacts.read(sha256) for sha256 in wanted]
-        except (NotFound, Damaged, OSError) as error:
+            contents = [
+                self._patiently(partial(self._artifacts.read, sha256), partial(self._check_storing, "code"))
+                for sha256 in wanted
+            ]
+        except (NotFound, Damaged, OSError, *STORE_UNAVAILABLE) as error:
             raise InvalidEnvironment(f"the uploaded code cannot be read: {error}") from error
         self._code_environment = uploaded.write(self._scratch / "code", contents)
 
@@ -489,17 +498,39 @@ class JobRun:
         try:
             for file in received:
                 self._artifact_bytes -= file.size  # it may have grown since
-                sha256, size = self._artifacts.take(file.path, partial(self._check_storing, file.public_name))
+                check = partial(self._check_storing, file.public_name)
+                take = partial(self._artifacts.take, file.path, check, self.claim)
+                sha256, size = self._patiently(take, check)
                 self._artifact_bytes += size
                 self._held.append(sha256)
                 self._spool.add_artifact(file.public_name, file.kind, file.media_type, size, sha256)
-        except (DiskFull, OSError, TooLarge, _Interrupted) as error:
+        except (OSError, TooLarge, _Interrupted, *STORE_UNAVAILABLE) as error:
             if isinstance(error, _Interrupted) and isinstance(error.outcome, GivenBack | Abandoned):
                 return error.outcome
             if isinstance(outcome, Succeeded):
                 return _not_stored(error)
             logger.warning("job %s: an artifact could not be stored: %s", self.claim.job_id, error)
         return outcome
+
+    def _patiently(self, action: Callable[[], Stored], check: Callable[[int], None]) -> Stored:
+        """Return what `action` does with the store, and repeat it while the database is unavailable. An object store
+        that cannot be reached has as long as a lease.
+
+        Raises what `check` and `action` raise; of STORE_UNAVAILABLE only DiskFull, and StoreUnreachable at last.
+        """
+        give_up_at: float | None = None
+        while True:
+            try:
+                return action()
+            except DiskFull:
+                raise
+            except STORE_UNAVAILABLE as error:
+                give_up_at = self._clock() + self._lease_s if give_up_at is None else give_up_at
+                if isinstance(error, StoreUnreachable) and self._clock() >= give_up_at:
+                    raise
+                logger.warning("job %s: its files wait: %s", self.claim.job_id, error)
+            check(0)
+            self._sleep(RETRY_S)
 
     def _check_storing(self, public_name: str, size: int) -> None:
         """Check whether storing may continue; called for each chunk of an artifact, with the bytes so far.

@@ -534,7 +534,20 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     values.set("mfu", None, None if peak is None else [rate / peak], source)
     ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
     values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
-    return [check_rate(rate, spec.precision, device, ceilings)]
+    return [check_rate(rate, spec.precision, device, ceilings), *_check_own_precision(training, rate, peak)]
+
+
+def _check_own_precision(training: Training, rate: float, peak: float | None) -> list[Check]:
+    """Note that a step of the user's own is faster than the spec's precision allows, to which its MFU is relative."""
+    from workers.measure.check import Check
+
+    if training.own is None or peak is None or rate <= peak:
+        return []
+    detail = (
+        f"{rate:.4g} TFLOP/s is more than the peak in {training.spec.precision}, {peak:.4g}, to which mfu and "
+        "ceiling_percent are relative: say in which precision the step computes, such as precision=bf16"
+    )
+    return [Check("precision", False, detail, "note")]
 
 
 def not_told(kind: str) -> str:

@@ -64,6 +64,10 @@ class MemoryMeter(Protocol):
         """Return the peak in MiB and how it was measured, or None and the reason why it is unknown."""
         ...
 
+    def now_mib(self) -> float | None:
+        """Return the present memory in MiB; None if it is unknown."""
+        ...
+
     def reserved_mib(self) -> float | None:
         """Return the most memory that torch's allocator held, in MiB; None if torch does not manage the device's
         memory.
@@ -79,6 +83,9 @@ class CudaMemory:
 
     def peak_mib(self) -> tuple[float | None, str]:
         return torch.cuda.max_memory_allocated() / MIB, "allocated by torch"
+
+    def now_mib(self) -> float | None:
+        return torch.cuda.memory_allocated() / MIB
 
     def reserved_mib(self) -> float | None:
         return torch.cuda.max_memory_reserved() / MIB
@@ -115,6 +122,10 @@ class HostMemory:
         if peak <= self._before:
             return None, "the work fitted into memory that the process held before"
         return (peak - self._before) / 1024, "growth of the process's anonymous memory"
+
+    def now_mib(self) -> float | None:
+        now = self._anonymous_kib("VmRSS")
+        return None if self._before is None or now is None or now <= self._before else (now - self._before) / 1024
 
     def reserved_mib(self) -> float | None:
         return None

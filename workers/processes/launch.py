@@ -17,6 +17,7 @@ from typing import Literal
 
 import psutil
 
+from app.settings import OBJECT_STORES
 from workers.devices.locks import lock_folder
 from workers.outcome import HostExhausted, InvalidEnvironment
 from workers.processes import keeper, warm
@@ -339,13 +340,15 @@ class Launcher:
 
 
 def units_environment(mark: str) -> dict[str, str]:
-    """Return this process's variables without the service's settings, which a unit does not need, and with the agent's
-    mark.
+    """Return this process's variables without the service's settings and the credentials of its object store, which a
+    unit does not need, and with the agent's mark.
 
     They are set where a new interpreter starts, not in the unit: a process's first variables can be read below /proc as
     long as it and its forks live.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
+    store = os.environ.get("FLOPWATCH_ARTIFACTS_URL", "").partition("://")[0]
+    hidden = (SETTINGS_PREFIX, OBJECT_STORES.get(store, SETTINGS_PREFIX))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     return {**kept, VARIABLE: mark}
 
 

@@ -1,11 +1,12 @@
 """The database: consistent reads, exclusive writes, and notification of changes. Only this module opens connections.
 
-The statements of the other modules are plain SQLAlchemy; everything specific to SQLite is in sqlite.py, and another
-database would be another entry of BACKENDS.
+The statements of the other modules are plain SQLAlchemy; what is specific to an engine is in its module (see
+backend.py).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -15,16 +16,18 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from app.errors import CannotRunHere, DatabaseBusy, DatabaseFailed
 from app.settings import Settings
 from app.store.database import migrating
+from app.store.database.backend import Backend, ChangeCounter
 from app.store.database.private import prepare_data_folder
-from app.store.database.sqlite import DataVersion, SQLite
 
-BACKENDS = {"sqlite": SQLite}
 MIGRATION_TIMEOUT_S = 60.0
+CONNECTIONS = 20
+"""Most connections of a process to a database server, unless it asks for fewer."""
 
 
 Snapshot = Connection
@@ -34,20 +37,18 @@ Snapshot = Connection
 class Database:
     """One database. All threads of a process may share it; a forked process must not use it.
 
-    url: SQLAlchemy's; `busy_timeout_s`: how long a write waits for other writers before DatabaseBusy.
+    url: SQLAlchemy's; `busy_timeout_s`: how long a write waits for other writers before DatabaseBusy; `connections`:
+    the most that are opened to a database server.
     """
 
-    def __init__(self, url: str | URL, *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str | URL, *, busy_timeout_s: float = 5.0, connections: int = CONNECTIONS) -> None:
         try:
             parsed = make_url(url)
         except ArgumentError as error:
             raise CannotRunHere("FLOPWATCH_DATABASE_URL is not a database URL.") from error
-        name = parsed.get_backend_name()
-        if name not in BACKENDS:
-            raise CannotRunHere(f"The database {name!r} is not supported; there is {', '.join(sorted(BACKENDS))}.")
         _refuse_after_fork(parsed.render_as_string())
         self.url = parsed.render_as_string()
-        self.backend = BACKENDS[name](parsed, busy_timeout_s)
+        self.backend = _backend(parsed, busy_timeout_s, connections)
         self._reader = self.backend.engine
         self._writer = self.backend.engine.execution_options(begin="IMMEDIATE")
         self._watches: weakref.WeakSet[ChangeWatch] = weakref.WeakSet()
@@ -89,11 +90,18 @@ class Database:
                 return
             migrating.upgrade(connection)
 
+    def prepare(self) -> None:
+        """Make what the database needs before it is opened. Raises CannotRunHere when it cannot be used."""
+        with self._translated():
+            self.backend.prepare()
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         _refuse_after_fork(self.url)
         try:
             yield
+        except NoConnectionFree as error:
+            raise DatabaseBusy("All connections of this process to the database are in use; try again.") from error
         except (DBAPIError, self._reader.dialect.dbapi.Error) as error:  # type: ignore[union-attr]
             cause = error.orig if isinstance(error, DBAPIError) else error
             unforeseen = DatabaseFailed(f"{type(cause).__name__}: {cause}")
@@ -160,18 +168,23 @@ class Database:
 class ChangeWatch:
     """Tells whether any process committed since the last call; cheap enough for 20 calls a second."""
 
-    def __init__(self, counter: DataVersion, driver_error: type[Exception]) -> None:
+    def __init__(self, counter: ChangeCounter, driver_error: type[Exception]) -> None:
         self._counter = counter
         self._driver_error = driver_error
-        self._last: int | None = None
+        self._last: object = None
+        self._look_after = -math.inf
 
     def changed(self) -> bool:
-        """Return True on the first call, if any process committed since the last call, or if the database cannot be
-        read."""
+        """Return True on the first call, if any process committed since the last look, or if the database cannot be
+        read. A server is looked at a few times a second, however often this is called."""
+        now = time.monotonic()
+        if now < self._look_after:
+            return False
         try:
             value = self._counter.value()
-        except self._driver_error:
+        except (self._driver_error, SQLAlchemyError):
             return True  # the caller then reads, and meets the error there
+        self._look_after = now + self._counter.period_s
         changed, self._last = value != self._last, value
         return changed
 
@@ -179,15 +192,16 @@ class ChangeWatch:
         self._counter.close()
 
 
-def open_database(settings: Settings) -> Database:
+def open_database(settings: Settings, connections: int = CONNECTIONS) -> Database:
     """Open the database of `settings`; make or migrate it as needed.
 
-    Raises NetworkFileSystem, DatabaseNewer or another CannotRunHere when it cannot be used.
+    Raises NetworkFileSystem, DatabaseNewer or another CannotRunHere when it cannot be used, and DatabaseGone when its
+    server cannot be reached.
     """
     prepare_data_folder(settings.data_dir)
-    database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
+    database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s, connections=connections)
     try:
-        database.backend.prepare()
+        database.prepare()
         database.migrate()
     except BaseException:
         database.close()
@@ -203,7 +217,7 @@ def open_existing(settings: Settings) -> Database:
     """
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
     try:
-        _refuse_missing(database)
+        database.backend.refuse_missing()
         prepare_data_folder(settings.data_dir)
         _refuse_older(database)
     except BaseException:
@@ -212,15 +226,24 @@ def open_existing(settings: Settings) -> Database:
     return database
 
 
-def _refuse_missing(database: Database) -> None:
-    if not database.backend.path.exists():
-        raise CannotRunHere(f"There is no database {database.backend.path}.")
-
-
 def _refuse_older(database: Database) -> None:
     with database.read() as connection:
         if not migrating.is_current(connection):
-            raise CannotRunHere("An older version wrote the database: start the server once to migrate it.")
+            raise CannotRunHere("An older version wrote the database, or none: start the server once to migrate it.")
+
+
+def _backend(url: URL, busy_timeout_s: float, connections: int) -> Backend:
+    # Each imports its driver's dialect only where it is used.
+    name = url.get_backend_name()
+    if name == "sqlite":
+        from app.store.database.sqlite import SQLite
+
+        return SQLite(url, busy_timeout_s)
+    if name == "postgresql":
+        from app.store.database.postgresql import PostgreSQL
+
+        return PostgreSQL(url, busy_timeout_s, connections)
+    raise CannotRunHere(f"The database {name!r} is not supported; there is sqlite, and postgresql+psycopg.")
 
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
@@ -233,7 +256,7 @@ def _refuse_after_fork(url: str) -> None:
     # a child would believe that it holds what only its parent does. Not even a new connection is safe there.
     if url in _inherited:
         raise CannotRunHere(
-            "This process was forked while the database was open, and SQLite does not survive that: "
+            "This process was forked while the database was open, which its connections do not survive: "
             "start the process with exec (subprocess, or multiprocessing's spawn) and open the database there."
         )
 

@@ -19,9 +19,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Protocol
 
 from app.errors import DatabaseBusy
 
@@ -62,8 +63,16 @@ def patience(timeout_s: float) -> Iterator[None]:
         _patience.reset(token)
 
 
+class Lock(Protocol):
+    """A lock of writers."""
+
+    def hold(self, timeout_s: float) -> AbstractContextManager[None]:
+        """Hold it; raises DatabaseBusy if it was not free within `timeout_s` seconds."""
+        ...
+
+
 @contextmanager
-def hold(lock: WriteLock, timeout_s: float) -> Iterator[None]:
+def hold(lock: Lock, timeout_s: float) -> Iterator[None]:
     """Hold the lock; raises DatabaseBusy if it was not free within `timeout_s` seconds, or when `patience` ended."""
     request = _patience.get()
     with lock.hold(timeout_s if request is None else request.left(timeout_s)):

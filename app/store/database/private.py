@@ -21,8 +21,9 @@ UMASK = 0o077
 """The umask of server and worker, and so of jobs."""
 
 
-def prepare_data_folder(path: Path) -> None:
-    """Make the data folder, or check an existing one and make it and Flopwatch's files in it private.
+def prepare_data_folder(path: Path, setting: str = "FLOPWATCH_DATA_DIR") -> None:
+    """Make the data folder, or check an existing one and make it and Flopwatch's files in it private. `setting` names
+    the folder.
 
     Raises:
         CannotRunHere: it is not a folder, belongs to another user, or others may write to it and it has files that
@@ -32,18 +33,18 @@ def prepare_data_folder(path: Path) -> None:
         _make(path)
         status = path.stat()
         if not stat.S_ISDIR(status.st_mode):
-            raise CannotRunHere(f"{path} is no folder: set FLOPWATCH_DATA_DIR to another.")
+            raise CannotRunHere(f"{path} is no folder: set {setting} to another.")
         if status.st_uid != os.geteuid():
             raise CannotRunHere(
                 f"{path} belongs to the user {status.st_uid}, and this process runs as {os.geteuid()}: run server and "
-                "workers as one user who owns it, or set FLOPWATCH_DATA_DIR to another folder, maybe a new one in it."
+                f"workers as one user who owns it, or set {setting} to another folder, maybe a new one in it."
             )
-        _keep_others_out(path, stat.S_IMODE(status.st_mode))
+        _keep_others_out(path, stat.S_IMODE(status.st_mode), setting)
         for names, mode in ((FOLDERS, 0o700), (FILES, 0o600)):
             for name in names:
                 _correct_mode(path / name, mode)
     except OSError as error:
-        raise CannotRunHere(f"FLOPWATCH_DATA_DIR, {path}, cannot be used: {error.strerror}.") from error
+        raise CannotRunHere(f"{setting}, {path}, cannot be used: {error.strerror}.") from error
 
 
 def _make(path: Path) -> None:
@@ -53,7 +54,7 @@ def _make(path: Path) -> None:
         path.mkdir(mode=0o700)
 
 
-def _keep_others_out(path: Path, mode: int) -> None:
+def _keep_others_out(path: Path, mode: int, setting: str) -> None:
     """Let only the owner into the folder, unless it has other programs' files, which may need its present mode."""
     if not mode & 0o077:
         return
@@ -63,7 +64,7 @@ def _keep_others_out(path: Path, mode: int) -> None:
     elif mode & 0o022:
         raise CannotRunHere(
             f"Others may write to {path}, which is shared, or has files that are not Flopwatch's: set "
-            "FLOPWATCH_DATA_DIR to a folder of its own, or take the others' right (chmod go-w)."
+            f"{setting} to a folder of its own, or take the others' right (chmod go-w)."
         )
 
 

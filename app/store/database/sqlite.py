@@ -1,6 +1,6 @@
 """SQLite: chooses its library, sets up connections, keeps writes apart and translates errors.
 
-All code that depends on SQLite is here; another database would be another module with the same functions and class.
+All code that depends on SQLite is here, as postgresql.py has all that depends on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -124,6 +124,16 @@ class SQLite:
         cursor.close()
         if self._identity is None:
             self._identity = _identity(self.path)
+
+    @property
+    def place(self) -> str:
+        """Where the database is, for people."""
+        return str(self.path)
+
+    def refuse_missing(self) -> None:
+        """Raise CannotRunHere when there is no file."""
+        if not self.path.exists():
+            raise CannotRunHere(f"There is no database {self.path}.")
 
     def prepare(self) -> None:
         """Make the folder and the file, which nobody else may open; refuse a network file system."""
@@ -260,8 +270,7 @@ class SQLite:
 
     def backup(self, target: Path) -> None:
         """Write a consistent copy of the database into the new file `target`. If that fails, no file remains."""
-        if not self.path.exists():
-            raise CannotRunHere(f"There is no database {self.path}.")
+        self.refuse_missing()
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         source = self.engine.raw_connection()
         try:
@@ -338,6 +347,8 @@ class _Compiler(SQLiteCompiler):
 
 class DataVersion:
     """`PRAGMA data_version` on a connection of its own that does not write; each commit of another one changes it."""
+
+    period_s = 0.0  # a look takes microseconds
 
     def __init__(self, engine: Engine) -> None:
         self._connection = engine.raw_connection()

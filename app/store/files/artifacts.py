@@ -23,18 +23,19 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from app.errors import Damaged, DiskFull, NotFound, StorageFailed, is_no_space
-from app.store import tables
 from app.store.database import byte_locks
 from app.store.database.engine import Database
+from app.store.files.store import Check, FolderContent, accept, batches, referenced
+from app.store.records import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +43,7 @@ CHUNK_BYTES = 1 << 20
 PROBE_BYTES = 1 << 20
 SYNC_BYTES = 64 << 20
 """A copy is synced each time that it has grown by so many bytes: one sync of gigabytes could not be interrupted."""
-BATCH = 500
-"""Number of contents that one transaction looks at."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-Check = Callable[[int], None]
-"""Gets the size of a file in bytes, before it is read and once per chunk, and raises an error to have it left out."""
-
-
-def _accept(_size: int) -> None:
-    """Accept every size."""
 
 
 class ArtifactFiles:
@@ -65,19 +57,19 @@ class ArtifactFiles:
         self._held: Counter[str] = Counter()
         self._descriptor: int | None = None
 
-    def put(self, path: Path, check: Check = _accept) -> tuple[str, int]:
+    def put(self, path: Path, check: Check = accept) -> tuple[str, int]:
         """Store a copy of the file `path` and hold it; returns its SHA-256 and its size in bytes.
 
         Raises DiskFull, or what `check` raises, and then leaves nothing behind.
         """
-        with self._space_errors(), _opened(path) as file:
+        with self._space_errors(), opened(path) as file:
             check(os.fstat(file.fileno()).st_size)
             return self._stored(file, check)
 
     def put_bytes(self, content: bytes) -> tuple[str, int]:
         """Store a content that is in memory; else as put()."""
         with self._space_errors():
-            return self._stored(io.BytesIO(content), _accept)
+            return self._stored(io.BytesIO(content), accept)
 
     def _stored(self, reader: BinaryIO, check: Check) -> tuple[str, int]:
         temporary = self._incoming / uuid.uuid4().hex
@@ -89,7 +81,7 @@ class ArtifactFiles:
             temporary.unlink(missing_ok=True)
         return sha256, size
 
-    def take(self, path: Path, check: Check = _accept) -> tuple[str, int]:
+    def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
         """Store the file `path` itself and hold it, so that `path` no longer exists; returns what put() does.
 
         The caller sees to it that nobody writes to the file any more. The file is copied only if it lies on another
@@ -98,6 +90,7 @@ class ArtifactFiles:
 
         Raises DiskFull, or what `check` raises; then the file stays where it is.
         """
+        del claim  # a lock holds the content, whoever has it
         with self._space_errors():
             stored = self._linked(path, check) if path.lstat().st_nlink == 1 else None
         if stored is None:
@@ -109,7 +102,7 @@ class ArtifactFiles:
         """Link the file to its content's name; return None if it lies on another disk or belongs to another user."""
         self._make_folder(self._folder)
         try:
-            with _opened(path) as file:
+            with opened(path) as file:
                 status = os.fstat(file.fileno())
                 if status.st_dev != self._folder.stat().st_dev:
                     return None
@@ -175,6 +168,13 @@ class ArtifactFiles:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
 
+    def check_kept(self, connection: Connection, sha256: str) -> None:
+        """Do nothing: the lock holds it."""
+
+    def open(self, sha256: str) -> FolderContent:
+        """Return a content; raises NotFound when there is none."""
+        return FolderContent(self.open_path(sha256))
+
     def open_path(self, sha256: str) -> Path:
         """Return the file of a content; raises NotFound when there is none."""
         path = self._path(sha256)
@@ -209,9 +209,9 @@ class ArtifactFiles:
         removed: list[str] = []
         locks = self._open_locks()  # of its own: holds of this very process count as well
         try:
-            for batch in _batches(candidates):
+            for batch in batches(candidates):
                 with database.write() as connection:
-                    referred = _referenced(connection, batch)
+                    referred = referenced(connection, batch)
                     removed += [sha256 for sha256 in batch if sha256 not in referred and self._remove(sha256, locks)]
         finally:
             os.close(locks)
@@ -238,9 +238,9 @@ class ArtifactFiles:
         old = [path for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if _modified(path) < before]
         contents = [path.parent.name + path.name for path in old]
         unreferenced: list[str] = []
-        for batch in _batches(contents):
+        for batch in batches(contents):
             with database.read() as connection:
-                unreferenced += set(batch) - _referenced(connection, batch)
+                unreferenced += set(batch) - referenced(connection, batch)
         return self.remove(unreferenced, database)
 
     def _path(self, sha256: str) -> Path:
@@ -260,13 +260,13 @@ class ArtifactFiles:
 
 def _has_content(path: Path, sha256: str) -> bool:
     try:
-        with _opened(path) as file:
-            return _digest(file, _accept)[0] == sha256
+        with opened(path) as file:
+            return _digest(file, accept)[0] == sha256
     except OSError:  # a failing disk
         return False
 
 
-def _opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BinaryIO:
     """Open a regular file. Its maker may have put a link or a pipe in its place: OSError, and no waiting."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -318,16 +318,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")
-
-
-def _batches(contents: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(contents), BATCH):
-        yield contents[start : start + BATCH]
-
-
-def _referenced(connection: Connection, sha256s: Sequence[str]) -> set[str]:
-    """Return those of the contents that an artifact or an uploaded file refers to."""
-    referenced: set[str] = set()
-    for sha256 in (tables.artifact.c.sha256, tables.code_file.c.sha256):
-        referenced.update(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
-    return referenced

@@ -1,4 +1,4 @@
-"""Python files that users upload for their jobs (`code` in a spec), content-addressed among the artifacts' files.
+"""Python files that users upload for their jobs (`code` in a spec), stored as the artifacts' files are.
 
 A row of `code_file` keeps a file's content, and rows of `job_code` keep that row. Retention deletes a file that no job
 names (see pruning.py).
@@ -15,7 +15,7 @@ from app.errors import Conflict, NotFound
 from app.specs._code import RUNS_CODE, codes_of
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.store import FileStore
 from app.store.tables import utc_now
 
 _file, _use = tables.code_file.c, tables.job_code.c
@@ -24,15 +24,19 @@ _file, _use = tables.code_file.c, tables.job_code.c
 class Uploads:
     """The uploaded files of one database."""
 
-    def __init__(self, database: Database, files: ArtifactFiles) -> None:
+    def __init__(self, database: Database, files: FileStore) -> None:
         self._database = database
         self._files = files
 
     def put(self, content: bytes) -> tuple[dict[str, Any], bool]:
-        """Store a file, or repair it; returns the public file, and True if it is new. Raises DiskFull."""
+        """Store a file, or repair it; returns the public file, and True if it is new.
+
+        Raises DiskFull or StorageFailed.
+        """
         sha256, size = self._files.put_bytes(content)
         try:
             with self._database.write() as connection:
+                self._files.check_kept(connection, sha256)
                 row = {"size": size, "put_at": utc_now()}
                 known = connection.execute(update(tables.code_file).where(_file.sha256 == sha256).values(row)).rowcount
                 if not known:

@@ -10,7 +10,7 @@ from app.errors import DatabaseBusy
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.database.slices import Slices
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.store import FileStore
 from app.store.keeping.deleting import DELETABLE, delete_jobs, remove_files
 from app.store.queue.transitions import Queue
 from app.store.reading.filters import JobFilter
@@ -43,7 +43,7 @@ class BulkDeleted:
 class Bulk:
     """Changes many jobs of one database. A repeated call continues where an earlier one stopped."""
 
-    def __init__(self, slices: Slices, queue: Queue, files: ArtifactFiles) -> None:
+    def __init__(self, slices: Slices, queue: Queue, files: FileStore) -> None:
         self._slices = slices
         self._queue = queue
         self._files = files

@@ -18,7 +18,7 @@ from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.database.slices import Slices
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.store import FileStore
 from app.store.keeping.baselines import baselines_of
 from app.store.public import checked_id
 
@@ -47,7 +47,7 @@ class Deleted:
 def delete_job(database: Database, job_id: int) -> list[str]:
     """Delete a finished job with everything that belongs to it.
 
-    Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove. Raises NotFound;
+    Returns the hashes of the contents that no artifact refers to any more, for FileStore.remove. Raises NotFound;
     Conflict when the job is not finished; InBaseline when a baseline needs it.
     """
     deleted = delete_jobs(Slices(database), [_job.id == checked_id(job_id, "job")])
@@ -121,10 +121,10 @@ def _unreferenced(slices: Slices, contents: Sequence[str]) -> list[str]:
     return unreferenced
 
 
-def remove_files(slices: Slices, files: ArtifactFiles, contents: Sequence[str]) -> int:
+def remove_files(slices: Slices, files: FileStore, contents: Sequence[str]) -> int:
     """Remove the files of contents that no artifact refers to; returns their number.
 
-    If the process ends before it has removed all of them, ArtifactFiles.remove_unreferenced removes the rest later.
+    If the process ends before it has removed all of them, FileStore.remove_unreferenced removes the rest later.
     """
     removed = 0
     for start in range(0, len(contents), CONTENTS_AT_ONCE):

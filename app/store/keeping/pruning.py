@@ -25,7 +25,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, sel
 from app.settings import Settings
 from app.store import tables
 from app.store.database.slices import Slices
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.store import FileStore
 from app.store.keeping.deleting import DELETABLE, complete_deletions, delete_jobs, remove_files
 from app.store.queue.hosts import known_host
 from app.store.queue.registration import ALIVE
@@ -91,7 +91,7 @@ class Pruning:
     """Applies one retention to one database. Only one thread may use it."""
 
     def __init__(
-        self, slices: Slices, files: ArtifactFiles, retention: Retention, clock: Callable[[], datetime] = utc_now
+        self, slices: Slices, files: FileStore, retention: Retention, clock: Callable[[], datetime] = utc_now
     ) -> None:
         self._slices = slices
         self._files = files

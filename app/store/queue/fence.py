@@ -6,7 +6,9 @@ the worker has lost the attempt, no row matches.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, update
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, update
 
 from app.errors import LeaseLost
 from app.store import tables
@@ -14,31 +16,37 @@ from app.store.records import Claim
 
 _attempt = tables.attempt.c
 
-_RENEW = (
-    update(tables.attempt)
-    .where(
-        _attempt.id == bindparam("attempt_id"),
-        _attempt.job_id == bindparam("of_job"),
-        _attempt.number == bindparam("of_number"),
-        _attempt.token == bindparam("of_token"),
-        _attempt.state == "running",
-    )
-    .values(beat=_attempt.beat + 1)
+_OF_CLAIM = (
+    _attempt.id == bindparam("attempt_id"),
+    _attempt.job_id == bindparam("of_job"),
+    _attempt.number == bindparam("of_number"),
+    _attempt.token == bindparam("of_token"),
 )
+_RENEW = update(tables.attempt).where(*_OF_CLAIM, _attempt.state == "running").values(beat=_attempt.beat + 1)
+_STATE = select(_attempt.state).where(*_OF_CLAIM)
 
 
 def renew(connection: Connection, claim: Claim) -> bool:
     """Renew the claim; returns False if the worker has lost it."""
-    fence = {
-        "attempt_id": claim.attempt_id,
-        "of_job": claim.job_id,
-        "of_number": claim.attempt,
-        "of_token": claim.token,
-    }
-    return connection.execute(_RENEW, fence).rowcount == 1
+    return connection.execute(_RENEW, _values(claim)).rowcount == 1
 
 
 def check(connection: Connection, claim: Claim) -> None:
     """Renew the claim, or raise LeaseLost."""
     if not renew(connection, claim):
         raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")
+
+
+def state_of(connection: Connection, claim: Claim) -> str | None:
+    """Return the state of the claim's attempt; None if it is gone."""
+    state: str | None = connection.execute(_STATE, _values(claim)).scalar_one_or_none()
+    return state
+
+
+def _values(claim: Claim) -> dict[str, Any]:
+    return {
+        "attempt_id": claim.attempt_id,
+        "of_job": claim.job_id,
+        "of_number": claim.attempt,
+        "of_token": claim.token,
+    }

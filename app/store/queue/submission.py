@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, bindparam, insert, select, update
@@ -63,29 +64,29 @@ class BoundJobs:
     """
 
     statement: str
-    rows: Sequence[tuple[Any, ...]]
-    sweep_at: int
-    """The position of the sweep's id in each row."""
+    names: Sequence[str] | None
+    """The columns, in the statement's order; None if it names its values."""
+    rows: Sequence[Mapping[str, Any]]
 
     def insert(self, connection: Connection, sweep_id: int) -> None:
         """Insert the rows into the table `job`, without labels and events."""
-        at = self.sweep_at
-        rows = [(*row[:at], sweep_id, *row[at + 1 :]) for row in self.rows]
-        if rows:
+        rows = [{**row, "sweep_id": sweep_id} for row in self.rows]
+        if not rows:
+            return
+        if self.names is None:
             connection.exec_driver_sql(self.statement, rows)
+        else:
+            values = itemgetter(*self.names)
+            connection.exec_driver_sql(self.statement, [values(row) for row in rows])
 
 
 def bind_jobs(dialect: Dialect, rows: Sequence[Mapping[str, Any]]) -> BoundJobs:
     """Bind rows that `job_row` made."""
     columns = list(rows[0]) if rows else ["sweep_id"]
-    compiled = insert(tables.job).compile(dialect=dialect, column_keys=columns)
-    names = list(compiled.positiontup or ())
-    binds = [tables.job.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
-    bound = [
-        tuple(row[name] if bind is None else bind(row[name]) for name, bind in zip(names, binds, strict=True))
-        for row in rows
-    ]
-    return BoundJobs(str(compiled), bound, names.index("sweep_id"))
+    compiled = insert(tables.job).inline().compile(dialect=dialect, column_keys=columns)
+    binds = {name: tables.job.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in columns}
+    bound = [{name: row[name] if bind is None else bind(row[name]) for name, bind in binds.items()} for row in rows]
+    return BoundJobs(str(compiled), compiled.positiontup, bound)
 
 
 INITIAL_COLUMNS: dict[str, Any] = {

@@ -104,7 +104,7 @@ def repeat_unsuccessful(connection: Connection, sweep: Mapping[str, Any], now: d
         _job.id.in_(latest_jobs([sweep["id"]])), without_result
     )
     repeated = insert(tables.job).from_select([*same, *assigned], ended.order_by(_job.id))
-    return connection.execute(repeated).rowcount
+    return connection.execute(repeated, execution_options={"preserve_rowcount": True}).rowcount
 
 
 def complete(connection: Connection, sweep_id: int, labels: Mapping[str, str], after: int, now: datetime) -> None:

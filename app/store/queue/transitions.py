@@ -22,10 +22,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
-from app.errors import Conflict, NotFound, job_problem
+from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
-from app.states import LivingState
+from app.states import FINISHED_STATES, LivingState
 from app.store import tables
 from app.store.column_types import broken
 from app.store.database.engine import Database
@@ -306,7 +306,20 @@ class Queue:
         attempt (see staging.py). Returns the state that the job ended in: a requested cancel wins over any other. A job
         that does not succeed keeps its measurements, marked partial. The artifacts' files must be stored and held (see
         artifacts.py).
+
+        If the answer to an earlier call's commit was lost on its way, a second call returns what the first would have.
         """
+        try:
+            return self._finish(claim, finish)
+        except LeaseLost:
+            # Only who has the token ends an attempt like this.
+            with self._database.read() as connection:
+                state = fence.state_of(connection, claim)
+            if state not in FINISHED_STATES:
+                raise
+            return state
+
+    def _finish(self, claim: Claim, finish: Finish) -> str:
         # A cancel that arrives while results are written makes them partial: then they are written again.
         for partial in (finish.state != "succeeded", True):
             is_staged, last = self._stage(claim, staging.slices(claim, finish, partial=partial))

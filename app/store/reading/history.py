@@ -82,28 +82,28 @@ def _any_of(key: str, column: Any) -> Any:
     return select(column).where(_measurement.case_key == key).order_by(*order).limit(1)
 
 
-def metrics(snapshot: Snapshot, keys: Collection[str]) -> list[tuple[str, str | None]]:
-    """Return the metrics that were measured of these cases, each with its phase, in the order of the first time."""
+def metrics(snapshot: Snapshot, key: str) -> list[tuple[str, str | None]]:
+    """Return the metrics that were measured of the case, each with its phase, in the order of the first time."""
     pair = (_measurement.metric, _measurement.phase)
-    query = select(*pair).where(_measurement.case_key.in_(keys)).group_by(*pair).order_by(func.min(_measurement.id))
+    query = select(*pair).where(_measurement.case_key == key).group_by(*pair).order_by(func.min(_measurement.id))
     return [(metric, phase) for metric, phase in snapshot.execute(query)]
 
 
 def rows(
-    snapshot: Snapshot, keys: Collection[str], metric: tuple[str, str | None], device: str | None, most_jobs: int
+    snapshot: Snapshot, key: str, metric: tuple[str, str | None], device: str | None, most_jobs: int
 ) -> tuple[list[Row], bool]:
     """Return the measurements of a metric, given with its phase, oldest first, and whether some are left out.
 
     Args:
         snapshot: the database.
-        keys: the case's key, or several that mean the same case.
+        key: the case's key.
         metric: the metric and its phase.
         device: only those on this device; None: on any.
         most_jobs: only those of so many jobs, the newest.
     """
     name, phase = metric
     of_phase = _measurement.phase.is_(None) if phase is None else _measurement.phase == phase
-    chosen = and_(_measurement.case_key.in_(keys), _measurement.metric == name, of_phase)
+    chosen = and_(_measurement.case_key == key, _measurement.metric == name, of_phase)
     columns = [_measurement[field] for field in Row._fields[:-3]]
     values = (_measurement.median, _measurement.median_low, _measurement.median_high)
     query = select(*columns, *values).where(chosen)
@@ -132,10 +132,10 @@ def jobs(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, HistoricJob]:
     return {row.id: HistoricJob(*row) for row in snapshot.execute(chosen) if row.recorded is not None}
 
 
-def baselines(snapshot: Snapshot, keys: Collection[str], job_ids: Collection[int]) -> dict[tuple[int, str], list[str]]:
-    """Return the names of the baselines that these cases of these jobs are in, by job and device."""
+def baselines(snapshot: Snapshot, key: str, job_ids: Collection[int]) -> dict[tuple[int, str], list[str]]:
+    """Return the names of the baselines that the case of these jobs is in, by job and device."""
     case = tables.baseline_case.c
-    query = select(case.job_id, case.device_key, case.baseline).where(case.job_id.in_(job_ids), case.case_key.in_(keys))
+    query = select(case.job_id, case.device_key, case.baseline).where(case.job_id.in_(job_ids), case.case_key == key)
     names: dict[tuple[int, str], list[str]] = {}
     for job_id, device_key, name in snapshot.execute(query.distinct().order_by(case.baseline)):
         names.setdefault((job_id, device_key), []).append(name)

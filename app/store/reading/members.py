@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    JSON,
     ColumnElement,
     Connection,
     Text,
@@ -22,7 +21,6 @@ from sqlalchemy import (
     nulls_last,
     or_,
     select,
-    type_coerce,
 )
 
 from app.errors import FieldError, InvalidRequest
@@ -31,6 +29,7 @@ from app.specs import KINDS, Scalar
 from app.states import FINISHED_STATES, JobState, Verdict
 from app.store import tables
 from app.store.database.engine import Database
+from app.store.expressions import as_json, seconds_between
 from app.store.public import job_dict, rfc3339
 from app.store.queue import sweeps
 from app.store.queue.waiting import waiting_reasons
@@ -234,7 +233,7 @@ def _conditions(sweep: Mapping[str, Any], choice: MemberQuery) -> list[ColumnEle
     if choice.state is not None:
         conditions.append(_job.state == choice.state)
     if choice.verdict is not None:
-        conditions.append(type_coerce(_job.validity, JSON)["verdict"].as_string() == choice.verdict)
+        conditions.append(as_json(_job.validity)["verdict"].as_string() == choice.verdict)
     for path, index in choice.at.items():
         if path not in sweep["grid"]:
             detail = f"The sweep's grid has no {path!r}; its paths: {', '.join(sweep['grid'])}."
@@ -244,7 +243,7 @@ def _conditions(sweep: Mapping[str, Any], choice: MemberQuery) -> list[ColumnEle
 
 
 def _index_on(path: str) -> ColumnElement[int]:
-    index: ColumnElement[int] = type_coerce(_job.point, JSON)[path].as_integer()
+    index: ColumnElement[int] = as_json(_job.point)[path].as_integer()
     return index
 
 
@@ -253,8 +252,8 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
     own: dict[str, ColumnElement[Any]] = {
         "job": _job.id,
         "state": _job.state,
-        "duration": func.julianday(_job.finished_at) - func.julianday(_job.started_at),
-        "verdict": type_coerce(_job.validity, JSON)["verdict"].as_string(),
+        "duration": seconds_between(_job.started_at, _job.finished_at),
+        "verdict": as_json(_job.validity)["verdict"].as_string(),
     }
     if sort in own:
         return own[sort]
@@ -265,7 +264,7 @@ def _sort_key(connection: Connection, sweep: Mapping[str, Any], sort: str) -> Co
         known = ", ".join([*OF_JOBS, *sweep["grid"], *searched(sweep)])
         detail = f"{sort!r} is nothing that these jobs can be sorted by: {known}, or a metric that they measured."
         raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
-    value: ColumnElement[float] = type_coerce(_job.metrics, JSON)[sort].as_float()
+    value: ColumnElement[float] = as_json(_job.metrics)[sort].as_float()
     return value
 
 

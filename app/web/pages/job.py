@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
 from app import results
+from app.api.access import OWN_JOB, OWN_JOB_AGAIN, access_of
 from app.api.bodies import NO_TIMEOUT, JobChanges, parse, read_limited
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
@@ -59,7 +60,9 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     version = services.reading.job_page_version(job_id)
     job, _version = services.reading.job(job_id)
     place = services.reading.places([job_id]).get(job_id) if job["state"] == "queued" else None
-    tag = page_tag(version, job["waiting"], str(place), clock(finished=job["state"] in FINISHED_STATES))
+    tag = page_tag(
+        version, job["waiting"], str(place), clock(finished=job["state"] in FINISHED_STATES), access_of(request).name
+    )
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
     log, last_event = services.reading.log_so_far(job_id)
@@ -165,13 +168,13 @@ def resubmission(job: Mapping[str, Any], default_timeout_s: float | None) -> dic
     return body
 
 
-@router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY])
+@router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY, OWN_JOB])
 async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     await services.writes.run(lambda: services.queue.cancel(job_id))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
 
 
-@router.post("/jobs/{job_id}/retry", dependencies=[NO_QUERY])
+@router.post("/jobs/{job_id}/retry", dependencies=[NO_QUERY, OWN_JOB_AGAIN])
 async def retry(services: CurrentServices, job_id: JobId) -> Response:
     await services.writes.run(lambda: services.queue.retry(job_id))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)

@@ -12,8 +12,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
+from app.api.access import Sender, access_of, check_own_jobs
 from app.api.bodies import read_limited
-from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id, user_of
+from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
 from app.api.services import CurrentServices
 from app.api.sweeps import SweepBody, submit_sweep
 from app.errors import FieldError, InvalidRequest
@@ -175,12 +176,12 @@ def _alive(workers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 @router.post("/demo", dependencies=[NO_QUERY])
-async def demo(request: Request, services: CurrentServices) -> Response:
+async def demo(services: CurrentServices, sender: Sender) -> Response:
     """Submit the sweep of `make demo`, for a GPU if a worker has one."""
     workers = _alive(await run_in_threadpool(services.reading.workers))
     has_gpu = any(device["type"] == "cuda" for worker in workers for device in worker["devices"] or ())
     body = SweepBody(name="A first sweep", labels={"demo": "true"}, **DEMO_SWEEPS["cuda" if has_gpu else "cpu"])
-    submitted = await submit_sweep(services, body, user=user_of(request.headers))
+    submitted = await submit_sweep(services, body, sender)
     return RedirectResponse(f"/ui/sweeps/{submitted.response['id']}", status_code=303)
 
 
@@ -193,6 +194,7 @@ async def cancel_picked(request: Request, services: CurrentServices) -> Response
     if not 0 < len(picked) <= MAX_PICKED:
         detail = f"Pick 1 to {MAX_PICKED} jobs to cancel; {len(picked)} are picked."
         raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
+    await check_own_jobs(services, access_of(request), picked)
     await services.writes.run(lambda: services.queue.cancel_some(picked))
     back = next((value for name, value in sent if name == "back"), "")
     return RedirectResponse("/ui" + (f"?{urlencode(parse_qsl(back))}" if back else ""), status_code=303)

@@ -13,10 +13,11 @@ from pydantic import Field as PydanticField
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
+from app.api.access import Sender
 from app.api.bodies import JobBody, parse, read_limited
 from app.api.jobs import submit_job
 from app.api.names import check_names, known_names
-from app.api.parameters import NO_QUERY, Id, StrictQuery, Text, user_of
+from app.api.parameters import NO_QUERY, Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.api.specs import describe
 from app.api.sweeps import SweepBody, submit_sweep, valid_specs
@@ -156,7 +157,7 @@ def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Fiel
 
 
 @router.post("/new", dependencies=[NO_QUERY])
-async def submit(request: Request, services: CurrentServices) -> Response:
+async def submit(request: Request, services: CurrentServices, sender: Sender) -> Response:
     """Submit the form's job or sweep; if the form is not valid, show it again with the problems at its fields."""
     raw = await read_limited(request, services.settings.max_body_bytes)
     described, fields, form = await run_in_threadpool(_read_form, services, raw.decode(errors="replace"))
@@ -164,12 +165,11 @@ async def submit(request: Request, services: CurrentServices) -> Response:
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
     if problems := await run_in_threadpool(problems_of, services, fields, texts, body):
         return _form(request, described, fields, texts, problems, preset=None, cloned=None)
-    user = user_of(request.headers)
     try:
         if "grid" in body:
-            submitted = await submit_sweep(services, parse(to_json(body), SweepBody).model, user=user)
+            submitted = await submit_sweep(services, parse(to_json(body), SweepBody).model, sender)
             return RedirectResponse(f"/ui/sweeps/{submitted.response['id']}", status_code=303)
-        submitted = await submit_job(services, parse(to_json(body), JobBody, union_at=("spec",)).model, user=user)
+        submitted = await submit_job(services, parse(to_json(body), JobBody, union_at=("spec",)).model, sender)
         return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
     except InvalidRequest as invalid:
         return _form(request, described, fields, texts, errors_of(invalid), preset=None, cloned=None)

@@ -20,7 +20,7 @@ from app.web.explorer import View, table_page
 from app.web.live import REVALIDATED, page_tag, unchanged
 from app.web.panels import JobResults, panels_of
 from app.web.panels.profile import STACKS
-from app.web.stacks import tree
+from app.web.stacks import MAX_BYTES, tree
 from app.web.templates import render
 
 router = APIRouter(prefix="/jobs/{job_id}")
@@ -80,7 +80,7 @@ async def plot(request: Request, services: CurrentServices, job_id: JobId, name:
 
 @router.get("/stacks", dependencies=[NO_QUERY])
 async def stacks(request: Request, services: CurrentServices, job_id: JobId) -> Response:
-    return await json_of(request, services, job_id, lambda results: tree(results.path(STACKS)))
+    return await json_of(request, services, job_id, lambda results: tree(results.head(STACKS, MAX_BYTES)))
 
 
 @router.get("/explore")

@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import Field
 
 from app import results
+from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, access_of
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
@@ -79,7 +80,7 @@ def sweep(
     version = services.reading.sweep_page_version(sweep_id)
     sweep = services.reading.sweep(sweep_id)
     finished = not sweep["counts"]["queued"] and not sweep["counts"]["running"]
-    tag = page_tag(version, str(request.query_params), clock(finished=finished))
+    tag = page_tag(version, str(request.query_params), clock(finished=finished), access_of(request).name)
     if tag.is_known_to(request):
         return unchanged(tag, plots=True)
     progress = members.progress(services.database, sweep, datetime.now(UTC))
@@ -179,13 +180,13 @@ def address(request: Request, sweep_id: int, changes: Mapping[str, Any]) -> str:
     return f"/ui/sweeps/{sweep_id}" + (f"?{urlencode(pairs)}" if pairs else "")
 
 
-@router.post("/sweeps/{sweep_id}/cancel", dependencies=[NO_QUERY])
+@router.post("/sweeps/{sweep_id}/cancel", dependencies=[NO_QUERY, OWN_SWEEP])
 async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id))
     return RedirectResponse(f"/ui/sweeps/{sweep_id}", status_code=303)
 
 
-@router.post("/sweeps/{sweep_id}/resume", dependencies=[NO_QUERY])
+@router.post("/sweeps/{sweep_id}/resume", dependencies=[NO_QUERY, OWN_SWEEP_AGAIN])
 async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
     await services.writes.run_long(lambda: services.queue.resume_sweep(sweep_id))
     return RedirectResponse(f"/ui/sweeps/{sweep_id}", status_code=303)

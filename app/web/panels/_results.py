@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from app import results
 from app.results import JobChoice, Layout, Sheet
 from app.specs import KINDS, Scalar
 from app.store.database.engine import Database
-from app.store.files.artifacts import ArtifactFiles
+from app.store.files.store import FileStore
 from app.store.reading.queries import Reading
 
 MAX_ROWS = 50_000
@@ -32,7 +31,7 @@ class JobResults:
         files: Where artifacts are.
     """
 
-    def __init__(self, job: Mapping[str, Any], database: Database, reading: Reading, files: ArtifactFiles) -> None:
+    def __init__(self, job: Mapping[str, Any], database: Database, reading: Reading, files: FileStore) -> None:
         self.job = job
         self.id: int = job["id"]
         self._database = database
@@ -104,11 +103,11 @@ class JobResults:
         choice = JobChoice(sweep=self.job["sweep_id"], kind=self.job["kind"])
         return results.table(self._database, choice, Layout(columns=columns, rows=rows), first=MAX_CASES)
 
-    def path(self, name: str) -> Path:
-        """Return the path of a file.
+    def head(self, name: str, limit: int) -> bytes:
+        """Return the first bytes of a file, `limit` at most.
 
         Raises:
             NotFound: the job has no such file, or it is gone.
         """
         artifact = self._reading.artifact(self.id, name)
-        return self._files.open_path(artifact["sha256"])
+        return self._files.open(artifact["sha256"]).head(limit)

@@ -20,7 +20,7 @@ def panels(results: JobResults) -> list[Panel]:
     """Return the charts of a job's cells."""
     panels: list[Panel] = []
     for metric, words in TIMES.items():
-        text = "" if panels else f"Time of one call, with its standard deviation. {OUTCOMES}"
+        text = "" if panels else f"Time of one call, with its 95 % interval. {OUTCOMES}"
         panels += charts(results, LINES, metric, words, text, folded=bool(panels))
     rate = "Useful FLOPs divided by the median time; of causal attention half of the square counts."
     panels += charts(results, LINES, "tflops", "Rate", rate)

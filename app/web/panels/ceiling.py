@@ -10,7 +10,7 @@ from app.web.panels.cells import draw, known, measured, title
 from app.web.plots import Axes
 
 TEXTS = {
-    "tflops": "Products of square matrices, with the standard deviation of the samples if there are several.",
+    "tflops": "Products of square matrices, with the 95 % interval of the median if there are several samples.",
     "copy_gb_per_s": "Bytes read and written, divided by the median time.",
 }
 

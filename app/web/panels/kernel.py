@@ -10,7 +10,7 @@ from app.web.panels.cells import draw, known, measured, title
 from app.web.plots import Axes, varying
 
 METRICS = {
-    "forward_backward_ms": "Time of one call of both passes, with its standard deviation.",
+    "forward_backward_ms": "Time of one call of both passes, with its 95 % interval.",
     "forward_ms": "Time of one call of the forward pass.",
     "backward_ms": "Time of one call of the backward pass.",
     "gb_per_s": "Bytes that have to be read and written, divided by the median time.",

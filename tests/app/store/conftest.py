@@ -24,12 +24,28 @@ CAPABILITIES = frozenset({"attention:eager", "kernel:weighted_sum", "model:trans
 DEVICES = {0: [{"type": "cpu"}], 2: [{"type": "cpu"}, {"type": "cuda"}, {"type": "cuda"}]}
 
 
+ENGINES = ("sqlite", "postgresql")
+ON_SQLITE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+"""Marks tests of what only SQLite has; all others run on both engines."""
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """The engine of the test's database."""
+    return str(request.param)
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Settings]:
     """Settings of a data folder with an empty, migrated database."""
     data_dir = tmp_path / "data"
-    put_database(data_dir)
-    return Settings(data_dir=data_dir, busy_timeout_s=5.0)
+    if engine == "sqlite":
+        put_database(data_dir)
+        yield Settings(data_dir=data_dir, busy_timeout_s=5.0)
+        return
+    server = request.getfixturevalue("postgres")
+    with server.database() as url:
+        yield Settings(data_dir=data_dir, busy_timeout_s=5.0, database_url=url.render_as_string(hide_password=False))
 
 
 @pytest.fixture

@@ -28,13 +28,17 @@ from app.results import result_table
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.database.engine import Database, open_database
+from app.store.files import objects
 from app.store.files.artifacts import CHUNK_BYTES, ArtifactFiles
+from app.store.files.objects import ObjectFiles
+from app.store.files.store import FileStore
 from app.store.queue.transitions import CANCELLED_WHILE, Queue
 from app.store.reading.queries import Reading
-from app.store.records import NewJob, Offer
+from app.store.records import Claim, NewJob, Offer
 from flopwatch.connection import problem_text
 from tests.clock import Clock
 from tests.databases import put_database
+from tests.object_stores import Bucket
 from tools.waiting import wait_until
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.unit_run import FLUSH_S, RECORD_S, WRAPPER_START_S
@@ -167,14 +171,16 @@ class WatchedFiles(ArtifactFiles):
         super().__init__(folder)
         self._before, self._read_part, self._looks = before, read_part, looks
 
-    def take(self, path: Path, check: Callable[[int], None] = lambda _size: None) -> tuple[str, int]:
+    def take(
+        self, path: Path, check: Callable[[int], None] = lambda _size: None, claim: Claim | None = None
+    ) -> tuple[str, int]:
         def checked(size: int) -> None:
             self._read_part()
             if self._looks:
                 check(size)
 
         self._before()
-        return super().take(path, checked)
+        return super().take(path, checked, claim)
 
 
 @dataclass
@@ -186,7 +192,7 @@ class Site:
     folder: Path
 
     queue: Queue | None = None
-    files: ArtifactFiles | None = None
+    files: FileStore | None = None
     clock: Clock | None = None
     """The run's clock; None: the host's."""
 
@@ -1237,3 +1243,83 @@ class TestHugeArtifacts:
     def test_control_of_the_looks_while_storing(self, site: Site) -> None:
         job = self.store_slowly(site, lambda _run, clock: clock.sleep(60), looks=False, timeout_s=60)
         assert job["state"] == "succeeded"
+
+
+class TestObjectStore:
+    """The job's files go to an object store whose network is cut."""
+
+    @pytest.fixture
+    def remote(self, site: Site, bucket: Bucket) -> Site:
+        site.files = ObjectFiles(bucket.url, site.database)
+        site.clock = Clock()
+        return site
+
+    def run(self, site: Site, bucket: Bucket, mended_after: float) -> dict[str, Any]:
+        """Run a job with a file, whose first upload is cut; the network is mended after so many pauses."""
+        assert site.clock is not None
+        paused, sleep = 0, site.clock.sleep
+
+        def pause(seconds: float) -> None:
+            nonlocal paused
+            paused += 1
+            if paused == mended_after:
+                bucket.network.mend()
+            sleep(seconds)
+
+        site.clock.sleep = pause  # type: ignore[method-assign]
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "started"}, {"type": "measurement", **MEASUREMENT})
+            unit.give("trace.json", "a trace")
+            bucket.network.cut_after = 10
+            unit.say(SUCCESS)
+            unit.end()
+
+        return site.run(play)
+
+    def test_it_waits_for_the_store(self, remote: Site, bucket: Bucket) -> None:
+        job = self.run(remote, bucket, mended_after=3)
+        assert (job["state"], job["error"]) == ("succeeded", None)
+        [artifact] = Reading(remote.database).artifacts(job["id"])
+        assert remote.files is not None
+        assert remote.files.read(artifact["sha256"]) == b"a trace"
+        remote.files.remove_unreferenced(remote.database, 0)
+        with remote.database.read() as connection:
+            names = connection.exec_driver_sql("SELECT name FROM stored_object").scalars().all()
+        assert {name.rpartition("/")[2] for name in bucket.names()} == set(names)
+
+    def test_control_after_a_lease_the_job_fails(
+        self, remote: Site, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(objects, "RETRIES", 0)
+        assert remote.files is not None
+        remote.files = ObjectFiles(bucket.url, remote.database)
+        remote.settings = remote.settings.model_copy(update={"lease_s": 2.0})
+        job = self.run(remote, bucket, mended_after=float("inf"))
+        assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+        assert "an artifact could not be stored: The object store cannot be used now" in job["error"]["detail"]
+        assert len(Reading(remote.database).measurements(job["id"])["rows"]) == 1
+        bucket.network.mend()
+        remote.files.remove_unreferenced(remote.database, 0)
+        assert bucket.names() == set()
+
+    def test_a_cancel_does_not_wait_for_the_store(self, remote: Site, bucket: Bucket) -> None:
+        assert remote.clock is not None
+        sleep = remote.clock.sleep
+
+        def pause(seconds: float) -> None:
+            assert remote.running is not None
+            remote.running.stop.set(Cancelled())
+            sleep(seconds)
+
+        remote.clock.sleep = pause  # type: ignore[method-assign]
+
+        def play(unit: Unit) -> None:
+            unit.give("trace.json", "a trace")
+            bucket.network.cut()
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = remote.run(play)
+        assert job["state"] == "cancelled"
+        assert remote.clock() < Clock()() + remote.settings.lease_s

@@ -135,6 +135,16 @@ def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, 
     assert {"forward_ms", "rest_ms", "step_ms"} <= set(rows[0])
 
 
+@pytest.mark.parametrize(("peak", "said"), [(1e-9, True), (1e9, False)])
+def test_a_step_in_another_precision_than_the_specs_is_noted(
+    run: Run, monkeypatch: pytest.MonkeyPatch, peak: float, said: bool
+) -> None:
+    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda *_: (peak, ""))
+    (verdict,) = run("benchmark").verdicts.values()
+    notes = [check["detail"] for check in verdict["checks"] if check["name"] == "precision"]
+    assert ["precision=bf16" in note for note in notes] == [True] * said
+
+
 def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:
     report = run("benchmark", "make_plain_step")
     assert [row["metric"] for row in report.rows][:2] == ["step_ms", "first_step_ms"]

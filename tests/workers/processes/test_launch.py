@@ -71,8 +71,15 @@ for line in sys.stdin:
     print(flush=True)
 launcher.close()
 """
-SETTINGS = {"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Variables of every launcher, with a token among them."""
+SETTINGS = {
+    "FLOPWATCH_API_TOKEN": "hunter2",
+    "FLOPWATCH_ARTIFACTS_URL": "s3://bucket",
+    "AWS_SECRET_ACCESS_KEY": "hunter2",
+    "AZURE_STORAGE_ACCOUNT_NAME": "not of this store",
+    "NCCL_DEBUG": "WARN",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}
+"""Variables of every launcher, with a token and an object store's credentials among them."""
 
 Run = Callable[[str], Any]
 
@@ -469,6 +476,7 @@ def test_a_unit_has_every_variable_but_the_services_settings(
     run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
     variables = variables_of_a_unit(tmp_path, run, wrap=wrap)
     assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= variables
+    assert "AZURE_STORAGE_ACCOUNT_NAME=not of this store" in variables
     assert not [text for text in variables if "FLOPWATCH_" in text or "hunter2" in text]
 
 
@@ -476,7 +484,8 @@ def test_a_unit_has_every_variable_but_the_services_settings(
 def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
     inherit = "import workers.processes.launch; workers.processes.launch.units_environment = lambda *_: None"
     run = functools.partial(run_script, tmp_path, start)
-    assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, run, inherit)
+    variables = variables_of_a_unit(tmp_path, run, inherit)
+    assert {"FLOPWATCH_API_TOKEN=hunter2", "AWS_SECRET_ACCESS_KEY=hunter2"} <= variables
 
 
 def ends_with_a_stopped_keeper(

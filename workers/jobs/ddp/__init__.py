@@ -14,7 +14,7 @@ from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from workers.jobs._base import Unit
 from workers.jobs._ranks import RankReports, job_failure
 from workers.jobs._values import Values
-from workers.jobs.ddp.tables import report_tables, report_trace
+from workers.jobs.ddp.tables import report_snapshots, report_tables, report_traces
 from workers.jobs.ddp.values import add_values, metrics
 from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
@@ -68,7 +68,9 @@ class DdpRunner:
             values.set("device_memory_mib", None, *monitor.device_memory_mib())
             checks = add_values(values, spec, devices, found, report.ceilings)
             if spec.trace:
-                report_trace(spec, found, report)
+                report_traces(spec, found, report)
+            if spec.snapshot:
+                report_snapshots(found, report)
             report_tables(spec, found, report)
         report.validity(monitor.conclude(checks), case.key, unit.title)
         values.report(case, environment.device_key(devices[0], len(devices)), report)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.jobs.ddp.strategies import Trained
-from workers.measure.memory import MIB
+from workers.measure.memory import MIB, MemoryMeter
 
 
 @dataclass
 class Memory:
-    """Memory of one rank in MiB at three moments, and its parts; None if the device does not report it."""
+    """Memory of one rank in MiB at three moments, and its parts; None if it is unknown."""
 
     after_init_mib: float | None = None
     after_init_peak_mib: float | None = None
@@ -31,12 +30,11 @@ class Memory:
 class MemoryMarks:
     """An observer that records the memory just before the optimizer's phase and at the step's end."""
 
-    def __init__(self, trained: Trained, memory: Memory, *, on_gpu: bool) -> None:
-        self._trained, self._memory, self._on_gpu = trained, memory, on_gpu
+    def __init__(self, trained: Trained, memory: Memory, meter: MemoryMeter) -> None:
+        self._trained, self._memory, self._meter = trained, memory, meter
 
     def step_begins(self) -> None:
-        if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats()
+        self._meter.reset()
 
     def phase_begins(self, name: str) -> None:
         if name == "optimizer":
@@ -60,11 +58,9 @@ class MemoryMarks:
         self._memory.before_optimizer_mib, self._memory.before_optimizer_peak_mib = self._now()
 
     def _now(self) -> tuple[float | None, float | None]:
-        """Return the allocated memory, and the peak since the last call."""
-        if not self._on_gpu:
-            return None, None
-        found = torch.cuda.memory_allocated() / MIB, torch.cuda.max_memory_allocated() / MIB
-        torch.cuda.reset_peak_memory_stats()
+        """Return the memory, and the peak since the last call."""
+        found = self._meter.now_mib(), self._meter.peak_mib()[0]
+        self._meter.reset()
         return found
 
 

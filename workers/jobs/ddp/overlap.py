@@ -12,11 +12,17 @@ from parallel.collectives import recorded
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.timing import StepTimer
+from workers.measure.allocations import snapshot
 from workers.measure.memory import short_message
+from workers.measure.profiling import tables, usage
 from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, at_most, record_overlap, total_ms
 from workers.measure.ranges import Ranges, named_layers
 
 PROFILED_STEPS = 2
+KERNELS_PER_RANK = 200
+"""Most kernels of one rank in the table: those that take the most time."""
+MAX_ENTRIES = 500_000
+"""Most allocations and releases in a snapshot's history, the last ones."""
 SPANS_PER_STEP = 300
 """Largest number of spans of one step, rank and stream in the timeline."""
 
@@ -52,11 +58,11 @@ def record_operations(context: RankContext, trained: Trained) -> list[list[Any]]
 
 
 def record_step_overlap(context: RankContext, trained: Trained, folder: Path) -> dict[str, Any]:
-    """Run some steps under the profiler; rank 0 saves the trace in `folder` if the spec asks for one.
+    """Run some steps under the profiler; each rank saves its trace in `folder` if the spec asks for one.
 
     Returns:
-        {"why_not": …}, or for each step its "step_ms", "communication_ms", "exposed_ms" and "spans" by stream; on
-        rank 0 also the "trace", a file.
+        {"why_not": …}, or for each step its "step_ms", "communication_ms", "exposed_ms" and "spans" by stream; also
+        rows of "kernels" and "classes", per step, and the "trace", a file.
     """
     why_not = why_no_profiler(context)
     if why_not is not None:
@@ -73,7 +79,8 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
     compiled_whole = trained.own is not None or (context.spec.compile and context.spec.compile_scope == "model")
     try:
         with named_layers(trained.model, compiled=compiled_whole):
-            profiled = record_overlap(run, names, on_gpu=context.on_gpu)
+            phases = trained.own.phase_names if trained.own is not None else list(trained.step.phases)
+            profiled = record_overlap(run, names, phases, on_gpu=context.on_gpu)
     except RuntimeError as error:
         return {"why_not": f"the profiler failed: {short_message(error)}"}
     if not any(step.compute for step in profiled.steps):
@@ -81,8 +88,26 @@ def record_step_overlap(context: RankContext, trained: Trained, folder: Path) ->
     return {
         "why_not": None,
         "steps": [_as_json(step) for step in profiled.steps],
+        "kernels": tables.kernel_rows(usage.kernels(profiled.work, PROFILED_STEPS)[:KERNELS_PER_RANK]),
+        "classes": [
+            row[1:] for row in tables.class_rows({"": usage.classes(profiled.work, PROFILED_STEPS)}) if row[-1]
+        ],
         "trace": _save(context, profiled, folder),
     }
+
+
+def record_snapshot(context: RankContext, trained: Trained, folder: Path) -> str | None:
+    """Record the GPU's allocations in one more step, if the spec asks for it; returns the snapshot's file."""
+    if not context.spec.snapshot:
+        return None
+    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+    try:
+        StepTimer(context, trained).step()
+        path = folder / f"snapshot-{context.rank.index}.pickle"
+        snapshot.write(torch.cuda.memory._snapshot(), path)
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    return str(path)
 
 
 def why_no_profiler(context: RankContext) -> str | None:
@@ -109,8 +134,8 @@ def _as_json(step: StepOverlap) -> dict[str, Any]:
 
 
 def _save(context: RankContext, profiled: OverlapRecording, folder: Path) -> str | None:
-    if context.rank.index != 0 or not context.spec.trace:
+    if not context.spec.trace:
         return None
-    path = folder / "trace.json"
+    path = folder / f"trace-{context.rank.index}.json"
     profiled.save(path)
     return str(path)

@@ -25,12 +25,12 @@ from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.context import DoesNotFit, RankContext
 from workers.jobs.ddp.memory import Memory, MemoryMarks
-from workers.jobs.ddp.overlap import record_operations, record_step_overlap
+from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
 from workers.measure.busy import measure_busy
-from workers.measure.memory import MIB, CudaMemory, OutOfMemory, is_out_of_memory, memory_meter, short_message
+from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
 from workers.measure.timing import run_step
 from workers.outcome import RunnerError
@@ -52,7 +52,7 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any
     Args:
         rank: This rank.
         spec: A DdpSpec, as JSON.
-        folder: The folder in which rank 0 leaves the profiler's trace.
+        folder: The folder in which ranks leave traces and snapshots.
 
     Returns:
         The result of `RankRun.run`. An error whose meaning is known is reported as {"failed": code, "detail": …} before
@@ -87,8 +87,9 @@ class RankRun:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.host_meter = None if self.context.on_gpu else memory_meter(self.context.device)
+        self.meter = memory_meter(self.context.device)
         self.memory = Memory()
+        self.built = False
         self.silent = silent_group()
         set_precision(self.context.spec.precision)
 
@@ -100,7 +101,8 @@ class RankRun:
             measured, or None), "busy" (the GPU's work in a step without communication, as Busy, or why it is unknown),
             "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
         """
-        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": [], "busy": None}
+        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "busy": None}
+        found |= {"operations": [], "snapshot": None}
         if self.context.spec.strategy != NO_COMMUNICATION:
             check = ParityCheck(self.context)
             found["parity"] = check.run()
@@ -139,7 +141,7 @@ class RankRun:
         try:
             with self.context.agree_on_memory(strategy):
                 trained = self._build(strategy)
-            turn = measure_steps(self.context, trained, steps, self.host_meter or CudaMemory())
+            turn = measure_steps(self.context, trained, steps, self.meter)
             if found is not None and strategy == self.context.silent_side:
                 found["busy"] = self._busy(trained)
             if found is not None and strategy == self.context.spec.strategy:
@@ -147,6 +149,7 @@ class RankRun:
                 self._record_memory(trained)
                 found["operations"] = record_operations(self.context, trained)
                 found["overlap"] = record_step_overlap(self.context, trained, self.folder)
+                found["snapshot"] = record_snapshot(self.context, trained, self.folder)
         finally:
             # Remaining objects are in reference cycles, of hooks and of errors' frames.
             trained = None  # type: ignore[assignment]
@@ -154,8 +157,7 @@ class RankRun:
         return turn
 
     def _build(self, strategy: str) -> Trained:
-        if self.context.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
+        self.meter.reset()
         trained = strategies.build(
             self.context.spec,
             strategy,
@@ -163,9 +165,9 @@ class RankRun:
             strategies.rank_batches(self.context.spec, self.context.rank.index, self.context.device),
             self.silent if strategy == strategies.SILENT else None,
         )
-        if self.context.on_gpu and self.memory.after_init_mib is None:
-            self.memory.after_init_mib = torch.cuda.memory_allocated() / MIB
-            self.memory.after_init_peak_mib = torch.cuda.max_memory_allocated() / MIB
+        if not self.built:
+            self.built = True
+            self.memory.after_init_mib, self.memory.after_init_peak_mib = self.meter.now_mib(), self.meter.peak_mib()[0]
         return trained
 
     def _busy(self, trained: Trained) -> dict[str, Any] | str | None:
@@ -177,7 +179,7 @@ class RankRun:
 
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""
-        StepTimer(self.context, trained, [MemoryMarks(trained, self.memory, on_gpu=self.context.on_gpu)]).step()
+        StepTimer(self.context, trained, [MemoryMarks(trained, self.memory, self.meter)]).step()
 
     def _facts(self, trained: Trained) -> dict[str, Any]:
         """Return facts about the model: its size, the FLOPs of a rank's step, and the bytes that are communicated."""

@@ -1,4 +1,4 @@
-"""The tables and the trace of `ddp`, from the results of all ranks."""
+"""The tables and the traces of `ddp`, from the results of all ranks."""
 
 from __future__ import annotations
 
@@ -34,31 +34,40 @@ OPERATIONS_COLUMNS = (("rank", "integer", None), ("operation", "string", None), 
 TIMELINE_COLUMNS = (("step", "integer", None), ("rank", "integer", None), ("stream", "string", None), *WHEN)
 
 
-def report_trace(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Keep the trace of rank 0, cut to the size that the spec allows."""
+def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+    """Keep the trace of each rank, cut to the size that the spec allows."""
     from workers.measure.profiling import trace
 
-    overlap = found[0]["overlap"]
-    if overlap["why_not"] is not None:
-        sys.stderr.write(f"no trace: {overlap['why_not']}\n")
-        return
-    raw, target = Path(overlap["trace"]), report.scratch / TRACE
-    try:
-        kept = trace.write(
-            raw, target, spec.trace_max_mib << 20, [f"step_{n + 1}" for n in range(len(overlap["steps"]))]
-        )
-    except trace.TooSmall as error:
-        sys.stderr.write(f"no trace: trace_max_mib: {error}\n")
-        return
-    finally:
-        raw.unlink(missing_ok=True)
-    if kept.percent < 100:
-        sys.stderr.write(f"the trace has {kept.percent:.3g} % of its events, to fit into {spec.trace_max_mib} MiB\n")
-    report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
+    for rank, overlap in enumerate(one["overlap"] for one in found):
+        if overlap["why_not"] is not None:
+            sys.stderr.write(f"no trace of rank {rank}: {overlap['why_not']}\n")
+            continue
+        name = TRACE if rank == 0 else f"trace-rank-{rank}.json.gz"
+        raw, target = Path(overlap["trace"]), report.scratch / name
+        try:
+            steps = [f"step_{number + 1}" for number in range(len(overlap["steps"]))]
+            kept = trace.write(raw, target, spec.trace_max_mib << 20, steps)
+        except trace.TooSmall as error:
+            sys.stderr.write(f"no trace of rank {rank}: trace_max_mib: {error}\n")
+            continue
+        finally:
+            raw.unlink(missing_ok=True)
+        if kept.percent < 100:
+            sys.stderr.write(f"{name} has {kept.percent:.3g} % of its events, to fit into {spec.trace_max_mib} MiB\n")
+        report.artifact(target, name=name, kind="trace", media_type="application/gzip")
+
+
+def report_snapshots(found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+    """Keep the memory snapshot of each rank."""
+    for rank, one in enumerate(found):
+        name = f"snapshot-rank-{rank}.pickle"
+        path = Path(one["snapshot"])
+        report.artifact(path, name=name, kind="snapshot", media_type="application/octet-stream")
 
 
 def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Report the tables `ranks`, `communication`, `operations` and `timeline`."""
+    """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels` and `classes`."""
+    from workers.measure.profiling.tables import CLASS_SHARES, KERNELS
     from workers.measure.table import Column, first_rows
 
     memory = [(name, "number", "MiB") for name in found[0]["memory"]]
@@ -70,6 +79,10 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         ("timeline", TIMELINE_COLUMNS, timeline_rows(found)),
     ):
         report.table(name, [Column(*column) for column in columns], first_rows(name, rows))
+    for name, profiled in (("kernels", KERNELS), ("classes", CLASS_SHARES[1:])):
+        rows = [[index, *row] for index, rank in enumerate(found) for row in rank["overlap"].get(name, [])]
+        if rows:
+            report.table(name, [Column("rank", "integer"), *profiled], first_rows(name, rows))
 
 
 def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:

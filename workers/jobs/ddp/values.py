@@ -278,9 +278,11 @@ def add_memory(
     values.set("memory_reserved_mib", None, [max(reserved)] if reserved else None, GPU_ONLY)
     for metric, name in MEMORY.items():
         amounts = [rank["memory"][name] for rank in found if rank["memory"][name] is not None]
-        why_not = GPU_ONLY if spec.backend == "gloo" and "memory" in metric else f"mode {spec.mode} has no optimizer"
-        if spec.step_code is not None and why_not != GPU_ONLY:
+        why_not = f"mode {spec.mode} has no optimizer"
+        if spec.step_code is not None:
             why_not = "the code has made no optimizer that is known"
+        if spec.backend == "gloo" and "memory" in metric and spec.mode == "train_step":
+            why_not = "it fitted into memory that the process held before"
         values.set(metric, None, [max(amounts)] if amounts else None, why_not)
 
 

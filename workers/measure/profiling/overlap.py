@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from workers.measure.profiling.attribution import Attribution, RecordedWork
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
-from workers.measure.profiling.recording import device_events, host_events
+from workers.measure.profiling.recording import Recording, device_events, host_events
 
 Span = tuple[int, int]
 """When something began and ended, in ns."""
@@ -48,18 +49,22 @@ class StepOverlap:
 
 @dataclass(frozen=True)
 class OverlapRecording:
-    """The steps that the profiler saw, and the function that writes its Chrome trace, uncompressed JSON."""
+    """The steps that the profiler saw, their work, and the function that writes its Chrome trace, uncompressed JSON."""
 
     steps: list[StepOverlap]
+    work: list[RecordedWork]
     save: Callable[[Path], None]
 
 
-def record_overlap(work: Callable[[], None], steps: Sequence[str], *, on_gpu: bool) -> OverlapRecording:
+def record_overlap(
+    work: Callable[[], None], steps: Sequence[str], phases: Sequence[str] = (), *, on_gpu: bool
+) -> OverlapRecording:
     """Run the work under torch's profiler.
 
     Args:
         work: Runs the steps, each in a range of its name that ends when the device has finished it.
-        steps: Names of the ranges.
+        steps: Names of the ranges: "step_1", ….
+        phases: Names of the steps' phases, whose work is returned.
         on_gpu: Whether the steps run on a GPU.
 
     Raises:
@@ -73,17 +78,30 @@ def record_overlap(work: Callable[[], None], steps: Sequence[str], *, on_gpu: bo
     inner: Any = profiler.profiler
     results = inner.kineto_results
     events = results.events()
-    host = list(host_events(events))
+    host = sorted(host_events(events), key=lambda event: (event.begin_ns, -event.end_ns))
+    device = sorted(device_events(events), key=lambda event: event.begin_ns)
     ranges = {event.name: (event.begin_ns, event.end_ns) for event in host if event.kind == "range"}
     if missing := [name for name in steps if name not in ranges]:
         raise RuntimeError(f"the profiler did not see {', '.join(missing)}")
     if on_gpu:
-        spans = [((e.begin_ns, e.end_ns), class_of_kernel(e.name) == COMMUNICATION) for e in device_events(events)]
+        spans = [((e.begin_ns, e.end_ns), class_of_kernel(e.name) == COMMUNICATION) for e in device]
     else:
         operators = [e for e in host if e.kind in OPERATORS and not e.name.startswith("c10d::")]
         spans = [((e.begin_ns, e.end_ns), False) for e in operators] + [(span, True) for span in gloo_spans(events)]
     overlaps = [overlap_of(spans, ranges[name]) for name in steps]
-    return OverlapRecording(overlaps, lambda path: results.save(str(path)))
+    recorded = Attribution(Recording(host, device), phases, on_gpu=on_gpu).work
+    if not on_gpu:
+        recorded += [one for name in steps for one in gloo_work(events, name, ranges[name])]
+    return OverlapRecording(overlaps, recorded, lambda path: results.save(str(path)))
+
+
+def gloo_work(events: Iterable[Any], step: str, within: Span) -> Iterator[RecordedWork]:
+    """Yield gloo's operations in a step, which run beside the operators."""
+    number = int(step.rpartition("_")[2])
+    for event in events:
+        if event.is_async() and event.name().startswith(GLOO) and within[0] <= event.start_ns() < within[1]:
+            begin, length = event.start_ns(), event.duration_ns()
+            yield RecordedWork(event.name(), "operator", begin, begin + length, length, number, "")
 
 
 def gloo_spans(events: Iterable[Any]) -> Iterator[Span]:

@@ -13,6 +13,7 @@ from app.errors import CannotRunHere
 from app.settings import Settings
 from app.store.database.engine import Database, open_database, open_existing
 from app.store.files.artifacts import ArtifactFiles
+from app.store.files.opening import open_files
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +160,29 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
     with pytest.raises(OSError, match="symbolic links"), Database(settings.resolved_database_url).write():
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777])
+def test_a_folder_of_artifacts_elsewhere_is_private(tmp_path: Path, mode: int) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(mode)
+    settings = Settings(data_dir=tmp_path / "data", artifacts_url=str(elsewhere))
+    database = open_database(settings)
+    (tmp_path / "content").write_text("content")
+    open_files(settings, database).take(tmp_path / "content")
+    database.close()
+    check(elsewhere)
+    assert not (settings.data_dir / "artifacts").exists()
+
+
+def test_a_shared_folder_of_artifacts_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "of-others").touch()
+    shared.chmod(0o777)
+    settings = Settings(data_dir=tmp_path / "data", artifacts_url=str(shared))
+    database = open_database(settings)
+    with pytest.raises(CannotRunHere, match="set FLOPWATCH_ARTIFACTS_URL to a folder of its own"):
+        open_files(settings, database)
+    database.close()

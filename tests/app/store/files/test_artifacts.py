@@ -18,12 +18,18 @@ from sqlalchemy import text
 from app.errors import NotFound
 from app.store.database import byte_locks
 from app.store.database.engine import Database
-from app.store.files import artifacts
+from app.store.files import artifacts, store
 from app.store.files.artifacts import ArtifactFiles
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, StoredArtifact
+
+
+@pytest.fixture
+def engine() -> str:
+    """Files on a disk belong to one host."""
+    return "sqlite"
 
 
 @pytest.fixture
@@ -391,7 +397,7 @@ class TestOrphans:
     def test_many_orphans_are_swept_in_batches(
         self, files: ArtifactFiles, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(artifacts, "BATCH", 3)
+        monkeypatch.setattr(store, "BATCH", 3)
         path, contents = tmp_path / "file", []
         for number in range(8):
             path.write_text(str(number))

@@ -32,6 +32,7 @@ from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewEvent, NewJob, StoredArtifact
 from app.store.tables import utc_now
+from tests.app.store.conftest import ON_SQLITE
 
 KEPT = Retention(timedelta(days=30), timedelta(days=7), timedelta(days=30), jobs=timedelta(days=90))
 NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, code_files=0, pages=0)
@@ -261,12 +262,14 @@ def large_job(database: Database, queue: Queue, shop: Any) -> int:
     return job_id
 
 
+@ON_SQLITE
 def test_a_large_job_is_deleted_in_slices(database: Database, large_job: int) -> None:
     changes = changes_at_once(database, lambda: delete_in_slices(database, large_job, slice_s=0.0))  # a slow disk
     assert rows(database) == {}
     assert max(changes) <= deleting.ROWS_AT_ONCE + deleting.JOBS_AT_ONCE
 
 
+@ON_SQLITE
 def test_control_of_the_slices(database: Database, large_job: int) -> None:
     assert max(changes_at_once(database, lambda: delete_in_slices(database, large_job, slice_s=3600.0))) > 3000
 
@@ -328,7 +331,6 @@ def test_a_job_that_is_being_deleted_cannot_be_retried(
 
 KILLED_AMID_A_DELETION = """
 import os, signal, sys
-from pathlib import Path
 from app.settings import Settings
 from app.store import tables
 from app.store.database.engine import open_database
@@ -336,7 +338,7 @@ from app.store.database.slices import Slices
 from app.store.keeping import deleting
 
 deleting.ROWS_AT_ONCE = 5
-database = open_database(Settings(data_dir=Path(sys.argv[1])))
+database = open_database(Settings.model_validate_json(sys.argv[1]))
 slices = Slices(database, slice_s=0.0, pause=lambda _seconds: os.kill(os.getpid(), signal.SIGKILL))
 deleting.delete_jobs(slices, [tables.job.c.id == int(sys.argv[2])])
 """
@@ -358,7 +360,7 @@ def test_a_deletion_whose_process_was_killed_is_completed(
     artifact = StoredArtifact(0, "trace", "trace", "text/plain", size, sha256)
     job_id, other = finished(shop, queue, artifacts=[artifact]), finished(shop, queue)
     many_measurements(database, job_id, 20)
-    command = [sys.executable, "-c", KILLED_AMID_A_DELETION, str(settings.data_dir), str(job_id)]
+    command = [sys.executable, "-c", KILLED_AMID_A_DELETION, settings.model_dump_json(), str(job_id)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert rows(database)["measurement"] == 15
     if sabotage:
@@ -398,6 +400,7 @@ def test_a_job_that_is_queued_again_meanwhile_is_not_deleted(database: Database,
     assert rows(database)["attempt"] == 1
 
 
+@ON_SQLITE
 class TestFile:
     def grown(self, database: Database, queue: Queue, shop: Any) -> int:
         """A database of some megabytes that are free again."""

@@ -15,6 +15,7 @@ from app.store.database.engine import Database
 from app.store.queue import claims
 from app.store.queue.transitions import Queue
 from app.store.records import NewJob
+from tests.app.store.conftest import ON_SQLITE
 
 CPU = {"device": "cpu"}
 CUDA = {"device": "cuda"}
@@ -178,6 +179,7 @@ LANES = {
 }
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("page", ["first_page", "next_page"])
 @pytest.mark.parametrize(("index", "lane"), [(index, lane) for index, lanes in LANES.items() for lane in lanes])
 def test_claims_come_from_a_partial_index_without_sorting(

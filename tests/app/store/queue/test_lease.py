@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +14,6 @@ from app.errors import CannotRunHere, Conflict, DatabaseBusy, LeaseLost
 from app.settings import Settings
 from app.states import LivingState
 from app.store.database.engine import Database
-from app.store.database.locking import WriteLock
 from app.store.queue import fence, transitions
 from app.store.queue import registration as registration_module
 from app.store.queue.lease import Watcher, change_lease, with_agreed_lease
@@ -150,11 +149,11 @@ def test_two_watchers_recover_a_job_once(
 
 
 def stalled(
-    watcher: Watcher, clock: Clock, seconds: float, database: Database, meanwhile: Callable[[], object]
+    watcher: Watcher, clock: Clock, seconds: float, settings: Settings, meanwhile: Callable[[], object]
 ) -> list[int]:
     """Poll every five seconds for so long, while somebody holds the lock that every writer needs."""
     recovered = []
-    with WriteLock(database.backend.path.with_name("flopwatch.sqlite3.lock")).hold(5):
+    with closing(Database(settings.resolved_database_url)) as other, other.write():
         for _ in range(round(seconds / 5)):
             clock.now += 5
             for work in (meanwhile, watcher.poll):
@@ -176,10 +175,10 @@ def test_while_nobody_can_write_nobody_is_silent(
     claim = shop.running_job(max_attempts=1)
     pass_time(watcher, clock, LEASE_S / 3)
     worker: tuple[str, LivingState] = ("worker", "active")
-    stalled(watcher, clock, 2 * LEASE_S, database, lambda: queue.renew([claim], worker) and None)
+    stalled(watcher, clock, 2 * LEASE_S, settings, lambda: queue.renew([claim], worker) and None)
     database.close()
     database = Database(settings.resolved_database_url)
-    watcher._queue = queue = Queue(database)
+    watcher._queue, watcher._registration = queue, registration = Queue(database), Registration(database)
     found = watcher.poll()  # before the worker has its turn
     queue.renew([claim], worker)
     found += pass_time(watcher, clock, LEASE_S - 2)

@@ -19,7 +19,7 @@ from app.errors import Conflict, DatabaseFailed, IdempotencyMismatch, KeyTaken, 
 from app.results import list_tables
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from app.store.database import sqlite
+from app.store.database import postgresql, sqlite
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
 from app.store.queue import fence, submission, transitions
@@ -37,6 +37,7 @@ from app.store.records import (
     TableRecord,
     UnitRecord,
 )
+from tests.app.store.conftest import ON_SQLITE
 
 FAILURE = Finish("failed", error=job_problem("crashed", "exit code 1"), log="boom\n")
 ENDINGS = {"succeeded": Finish("succeeded"), "failed": FAILURE, "cancelled": Finish("cancelled")}
@@ -93,13 +94,16 @@ class TestSubmit:
         assert shop.submit() > first
 
     def test_ids_may_have_64_bits(
-        self, shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
+        self, engine: str, shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
     ) -> None:
         shop.submit()
         with database.write() as connection:
             for table in ("job", "sweep", "event", "attempt", "measurement", "artifact"):
-                connection.exec_driver_sql("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
-                connection.exec_driver_sql("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, 2**40))
+                if engine == "sqlite":
+                    connection.exec_driver_sql(f"DELETE FROM sqlite_sequence WHERE name = '{table}'")
+                    connection.exec_driver_sql(f"INSERT INTO sqlite_sequence VALUES ('{table}', {2**40})")
+                else:
+                    connection.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), {2**40})")
         sweep = queue.submit_sweep(None, {}, {}, {}, [], points(8, 16)).response
         assert sweep["id"] > 2**40
         first, second = (job["id"] for job in reading.jobs(sweep=sweep["id"])[0])
@@ -131,7 +135,6 @@ def points(*lengths: int, **options: Any) -> list[NewJob]:
 
 KILLED_AMID_A_SWEEP = """
 import os, signal, sys
-from pathlib import Path
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.database.engine import open_database
@@ -148,7 +151,7 @@ def die(*arguments):
 sweeps.complete = die
 jobs = [NewJob(BenchmarkSpec(context_length=length), point={"context_length": length}) for length in (8, 16)]
 key = Idempotency("key", "POST /sweeps", "digest")
-Queue(open_database(Settings(data_dir=Path(sys.argv[1])))).submit_sweep(None, {}, {}, {}, [], jobs, key)
+Queue(open_database(Settings.model_validate_json(sys.argv[1]))).submit_sweep(None, {}, {}, {}, [], jobs, key)
 """
 
 
@@ -173,7 +176,7 @@ class TestSweep:
         self, queue: Queue, reading: Reading, settings: Settings
     ) -> None:
         """Also its Idempotency-Key is new for the request that comes again."""
-        killed = subprocess.run([sys.executable, "-c", KILLED_AMID_A_SWEEP, str(settings.data_dir)], check=False)
+        killed = subprocess.run([sys.executable, "-c", KILLED_AMID_A_SWEEP, settings.model_dump_json()], check=False)
         assert killed.returncode == -signal.SIGKILL
         assert (reading.sweeps(), reading.jobs()) == (([], None), ([], None))
         key = Idempotency("key", "POST /sweeps", "digest")
@@ -212,7 +215,7 @@ def sent() -> Iterator[list[int]]:
     sent: list[int] = []
 
     def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
-        sent.append(len(parameters) if isinstance(parameters, tuple) else sum(map(len, parameters)))
+        sent.append(sum(map(len, parameters)) if isinstance(parameters, list) else len(parameters))
 
     event.listen(Engine, "before_cursor_execute", note)
     yield sent
@@ -253,7 +256,7 @@ class TestStatementsOfSweeps:
             queue.resume_sweep(sweep)
             of_cancelled = statements()
             with database.write() as connection:
-                connection.exec_driver_sql("DELETE FROM job WHERE sweep_id = ?", (sweep,))
+                connection.exec_driver_sql(f"DELETE FROM job WHERE sweep_id = {sweep}")
             statements()
             assert queue.resume_sweep(sweep)["counts"]["queued"] == length
             numbers.append((of_submission, of_cancelled, statements()))
@@ -529,6 +532,7 @@ class TestRunning:
         before = everything(reading, claim.job_id)
         if sabotage:
             monkeypatch.setattr(sqlite, "_begin", lambda connection: None)  # each statement commits by itself
+            monkeypatch.setattr(postgresql.PostgreSQL, "_begin", lambda _self, connection: None)
         database = Database(settings.resolved_database_url)
         with pytest.raises(StatementError, match="object"):
             Queue(database).finish(claim, replace(results, environment={"not JSON": object()}))
@@ -948,7 +952,7 @@ class TestUniqueKey:
         """Whatever the code believes."""
         monkeypatch.setattr(submission, "check_key", lambda connection, unique_key: None)
         shop.submit(unique_key="k")
-        with pytest.raises(DatabaseFailed, match=r"UNIQUE.*unique_key"):
+        with pytest.raises(DatabaseFailed, match=r"(UNIQUE.*|unique.*)unique_key"):
             shop.submit(unique_key="k")
         assert reading.counts()["queued"] == 1
 
@@ -976,6 +980,7 @@ class TestUniqueKey:
         assert len(found) == 8
         assert len(set(found)) == 1 == reading.counts()["queued"]
 
+    @ON_SQLITE
     def test_it_is_looked_up_in_the_index(self, database: Database) -> None:
         statement = str(submission._KEY_HOLDER.compile(database.backend.engine))
         with database.read() as connection:
@@ -996,8 +1001,8 @@ class TestDelete:
             reading.job(claim.job_id)
         with database.read() as connection:
             for table in ("attempt", "measurement", "unit", "result_table", "artifact", "event", "job_label"):
-                sql = f"SELECT count(*) FROM {table} WHERE job_id = ?"
-                assert connection.exec_driver_sql(sql, (claim.job_id,)).scalar_one() == 0
+                sql = f"SELECT count(*) FROM {table} WHERE job_id = {claim.job_id}"
+                assert connection.exec_driver_sql(sql).scalar_one() == 0
         assert job(reading, kept)["state"] == "queued"
 
     def test_a_content_that_another_job_refers_to_is_not_returned(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.errors import Conflict, LeaseLost, job_problem
+from app.states import FINISHED_STATES
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
@@ -42,6 +43,8 @@ class Walk:
         self.jobs: dict[int, Expected] = {}
         self.claims: list[Claim] = []
         self.seen: list[RunningAttempt] = []
+        self.ended: dict[int, str] = {}
+        """How attempts ended with results or without, by their ids."""
         self.taken: Counter[str] = Counter()
 
     def step(self) -> None:
@@ -82,19 +85,27 @@ class Walk:
         assert claim.attempt == job.attempt
         self.claims.append(claim)
 
-    def fenced(self, write: Any) -> tuple[Expected, Any] | None:
-        """Do it with any claim ever made: it must work for exactly those that still run."""
+    def fenced(self, write: Any, *, again: bool = False) -> tuple[Expected, Any] | None:
+        """Do it with any claim ever made: it must work for exactly those that still run.
+
+        again: a worker that has ended its attempt is told once more how.
+        """
         if not self.claims:
             return None
         claim = self.rng.choice(self.claims[-12:])
         job = self.jobs.get(claim.job_id)
         if job is None or job.holder is not claim:
-            with pytest.raises(LeaseLost):
-                write(claim)
+            if again and job is not None and claim.attempt_id in self.ended:
+                assert write(claim) == self.ended[claim.attempt_id]
+            else:
+                with pytest.raises(LeaseLost):
+                    write(claim)
             return None
         return job, write(claim)
 
     def end(self, job: Expected, state: str, attempt: str) -> None:
+        if attempt in FINISHED_STATES and job.holder is not None:
+            self.ended[job.holder.attempt_id] = attempt
         job.state, job.holder, job.attempts[-1] = state, None, attempt
         job.times_done += state != "queued"
 
@@ -104,7 +115,7 @@ class Walk:
     def finish(self) -> None:
         error = job_problem("crashed", "signal 11")
         finish = self.rng.choice([Finish("succeeded"), Finish("failed", error=error), Finish("cancelled")])
-        if done := self.fenced(lambda claim: self.queue.finish(claim, finish)):
+        if done := self.fenced(lambda claim: self.queue.finish(claim, finish), again=True):
             job, state = done
             assert state == ("cancelled" if job.cancel_requested else finish.state)
             self.end(job, state, state)

@@ -20,6 +20,7 @@ from app.store.queue.transitions import Queue
 from app.store.reading import measurements
 from app.store.reading.queries import Reading
 from app.store.records import Claim, Finish, MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
+from tests.app.store.conftest import ON_SQLITE
 
 ROWS = 35
 
@@ -102,6 +103,7 @@ def test_nobody_sees_half_a_result(
     assert queue.delete_abandoned_results() == 0
 
 
+@ON_SQLITE
 def test_leftovers_are_found_by_an_index(database: Database) -> None:
     with database.read() as connection:
         statement = str(staging._LEFTOVER.compile(database.backend.engine, compile_kwargs={"literal_binds": True}))

@@ -23,6 +23,12 @@ from tests.builders import measurement
 REQUIRED = BenchmarkSpec().requirements()
 
 
+@pytest.fixture
+def engine() -> str:
+    """Each engine plans by itself."""
+    return "sqlite"
+
+
 def plans(database: Database, read: Callable[[], Any]) -> list[str]:
     """SQLite's plan of every statement that `read` runs."""
     executed: list[tuple[str, Any]] = []

@@ -22,7 +22,7 @@ from app.store.reading import queries as reading_module
 from app.store.reading.queries import STATISTICS, Reading
 from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
 from app.store.tables import utc_now
-from tests.app.store.conftest import Shop
+from tests.app.store.conftest import ON_SQLITE, Shop
 from workers.measure.statistics import Summary
 
 
@@ -248,6 +248,7 @@ class TestMeasurements:
         with pytest.raises(InvalidRequest):
             reading.measurements(claim.job_id, after="x")
 
+    @ON_SQLITE
     def test_a_page_reads_no_more_than_its_rows(self, database: Database, shop: Any, queue: Queue) -> None:
         """However large the job: its rows are walked by job and id, from the cursor on."""
         statements: list[Any] = []

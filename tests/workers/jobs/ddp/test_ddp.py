@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import pickle
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -26,10 +27,14 @@ from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
+from workers.jobs.ddp.memory import Memory, MemoryMarks
 from workers.jobs.ddp.parity import largest_error, relative_error
 from workers.jobs.ddp.rank import run_rank
+from workers.jobs.ddp.strategies import Trained
 from workers.jobs.ddp.values import PARITY, add_exposed, check_host, metrics, tolerance
 from workers.measure import validity
+from workers.measure.memory import memory_meter
+from workers.model.steps import TrainStep
 from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
@@ -47,7 +52,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "bucketed": {"strategy": "bucketed", "bucket_size_mb": None, "measure_steps": 3, "warmup_steps": 1, "trace": True},
     "bucketed, growing": {"strategy": "bucketed", "bucket_size_mb": 0.004, "first_bucket_size_mb": 0.001},
     "bucketed, where they lie": {"strategy": "bucketed", "gradients_as_views": False},
-    "fsdp, checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
+    "fsdp, checkpointing": {"strategy": "fsdp", "activation_checkpointing": True, "gradient_clip_norm": 0.1},
     "fsdp, compiled": {**LARGEST, "model": MODEL, "context_length": 8, "attention": "eager", "backend": "gloo"},
     "bucketed, accumulating": {"strategy": "bucketed", "accumulation_steps": 3, "sharded_optimizer": True},
     "torch_ddp, accumulating": {"strategy": "torch_ddp", "accumulation_steps": 3},
@@ -56,8 +61,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
-    "fsdp, gathered once": {"strategy": "fsdp", "reshard_after_forward": False},
-    "torch_fsdp, gathered once": {"strategy": "torch_fsdp", "reshard_after_forward": False},
+    "fsdp, gathered once": {"strategy": "fsdp", "reshard_after_forward": False, "precision": "fp16"},
+    "torch_fsdp, gathered once": {"strategy": "torch_fsdp", "reshard_after_forward": False, "gradient_clip_norm": 0.1},
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
     "flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
@@ -102,8 +107,9 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             for message in reports:
                 reported(0, message)
             ranks = [copy.deepcopy(rank[name]) for rank in found]
-            if ranks[0]["overlap"]["trace"] is not None:
-                ranks[0]["overlap"]["trace"] = shutil.copy(ranks[0]["overlap"]["trace"], scratch)
+            for rank in ranks:
+                if rank["overlap"]["trace"] is not None:
+                    rank["overlap"]["trace"] = shutil.copy(rank["overlap"]["trace"], scratch)
             if why_no_profiler is not None:
                 ranks[1]["overlap"] = {"why_not": why_no_profiler}
             for index, rank in enumerate(ranks):
@@ -319,21 +325,33 @@ def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, op
         assert 4 * PARAMETERS <= sent <= 8 * PARAMETERS  # buckets are aligned, and ranks tell what they have
 
 
-def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any, tmp_path: Path) -> None:
-    ((name, path),) = run("bucketed").files.items()
-    assert name == "trace.json.gz"
-    loaded = json.loads(gzip.decompress(path.read_bytes()))
-    names = {event.get("name") for event in loaded["traceEvents"]}
-    assert {"step_1", "step_2", "ProfilerStep#2", "gloo:all_reduce", "layers.1"} <= names
-    about = loaded["distributedInfo"]
-    assert (about["rank"], about["world_size"], about["backend"]) == (0, 2, "gloo")
-    assert loaded["host_name"] == ""
+def test_traces_show_ranks_steps_and_collectives(run: Any, readers: Path) -> None:
+    files = run("bucketed").files
+    assert list(files) == ["trace.json.gz", "trace-rank-1.json.gz"]
+    for rank, path in enumerate(files.values()):
+        loaded = json.loads(gzip.decompress(path.read_bytes()))
+        names = {event.get("name") for event in loaded["traceEvents"]}
+        assert {"step_1", "step_2", "ProfilerStep#2", "gloo:all_reduce", "layers.1"} <= names
+        about = loaded["distributedInfo"]
+        assert (about["rank"], about["world_size"], about["backend"]) == (rank, 2, "gloo")
+        assert loaded["host_name"] == ""
+        # Another program that reads the folder finds both ranks.
+        assert ranks_and_steps(readers, path) == ([0, 1], [1, 2])
+        assert steps_of_plugin(readers, path) == [1, 2]
 
 
-def test_other_programs_see_rank_and_steps(run: Any, readers: Path) -> None:
-    trace = run("bucketed").files["trace.json.gz"]
-    assert ranks_and_steps(readers, trace) == ([0], [1, 2])
-    assert steps_of_plugin(readers, trace) == [1, 2]
+@pytest.mark.parametrize("name", ["bucketed", "torch_fsdp", "fsdp, compiled"])
+def test_kernels_and_classes_of_each_rank(run: Any, name: str) -> None:
+    report = run(name)
+    kernels, classes = report.table_rows("kernels"), report.table_rows("classes")
+    for rank in (0, 1):
+        mine = [row for row in kernels if row["rank"] == rank]
+        assert "aten::mm" in {row["name"] for row in mine}
+        assert any(row["name"].startswith("gloo:") and row["class"] == "communication" for row in mine)
+        assert sum(row["share_percent"] for row in mine) == pytest.approx(100)
+        shares = {row["class"]: row["share_percent"] for row in classes if row["rank"] == rank}
+        assert sum(shares.values()) == pytest.approx(100)
+        assert {"matmul", "communication", "optimizer"} <= shares.keys()
 
 
 @pytest.mark.parametrize(
@@ -398,10 +416,34 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
     assert found["parameters_mib"]["median"] == pytest.approx(share * whole, rel=0.05)
     assert found["gradients_mib"]["median"] == pytest.approx(share * whole, rel=0.05)
     assert found["optimizer_state_mib"]["median"] == pytest.approx(state * whole, rel=0.05)
-    assert found["memory_after_init_mib"]["reason"] == "known on GPUs only"
     ranks = report.table_rows("ranks")
     assert [(row["rank"], row["device"]) for row in ranks] == [(0, "cpu"), (1, "cpu")]
     assert all(row["min_step_ms"] <= row["median_step_ms"] <= row["max_step_ms"] for row in ranks)
+
+
+def test_memory_at_three_moments_on_a_cpu() -> None:
+    """Before the optimizer there are parameters and gradients, after its first step its state, too."""
+    torch.optim.Adam([torch.ones(1)], fused=True)  # imports torch's compiler
+    mib = 64
+    memory, meter = Memory(), memory_meter(torch.device("cpu"))
+    model = torch.nn.Linear(1024, mib * 256, bias=False)
+    after_init = meter.now_mib()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    step = TrainStep.__new__(TrainStep)
+    step.optimizer = optimizer
+    marks = MemoryMarks(Trained("flat", model, model, step, []), memory, meter)
+    marks.step_begins()
+    model.weight.grad = torch.ones_like(model.weight)
+    marks.phase_begins("optimizer")
+    optimizer.step()
+    marks.step_ends()
+    assert after_init == pytest.approx(mib, abs=16)
+    assert memory.before_optimizer_mib == pytest.approx(2 * mib, abs=16)
+    assert memory.after_optimizer_mib == pytest.approx(4 * mib, abs=16)
+    assert memory.after_optimizer_peak_mib is not None
+    assert memory.after_optimizer_peak_mib >= memory.after_optimizer_mib
+    assert (memory.parameters_mib, memory.gradients_mib) == (mib, mib)
+    assert memory.optimizer_state_mib == pytest.approx(2 * mib)
 
 
 @pytest.mark.parametrize("name", ["does not fit, flat", "does not fit later, flat"])
@@ -522,7 +564,13 @@ def test_errors_that_are_no_numbers() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"strategy": "bucketed", "sharded_optimizer": True, "optimizer": "torch_fused_adamw", "trace": True},
+        {
+            "strategy": "bucketed",
+            "sharded_optimizer": True,
+            "optimizer": "torch_fused_adamw",
+            "trace": True,
+            "snapshot": True,
+        },
         {"strategy": "torch_ddp", "precision": "bf16", "compile": True},
         {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True, "activation_checkpointing": True},
         {**LARGEST, "model": {**MODEL, "d_model": 128}, "context_length": 256},
@@ -542,7 +590,11 @@ def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
     assert found["memory_before_optimizer_mib"]["median"] > found["parameters_mib"]["median"]
     assert {row["stream"] for row in report.table_rows("timeline")} >= {"compute", "communication"}
     assert len(report.fingerprint["other_devices"]) == 1
-    assert ("trace.json.gz" in report.files) == bool(fields.get("trace"))
+    assert ("trace-rank-1.json.gz" in report.files) == bool(fields.get("trace"))
+    assert {row["rank"] for row in report.table_rows("kernels")} == {0, 1}
+    for rank in range(2 * bool(fields.get("snapshot"))):
+        snapshot = pickle.loads(report.files[f"snapshot-rank-{rank}.pickle"].read_bytes())
+        assert sum(map(len, snapshot["device_traces"])) > 100
     assert list((tmp_path / "ranks").iterdir())
 
 

@@ -1,0 +1,84 @@
+"""Copies a SQLite database into an empty one on PostgreSQL, for `flopwatch move`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection, Table, Text, bindparam, func, insert, select, type_coerce
+
+from app.errors import CannotRunHere, Conflict
+from app.store import tables
+from app.store.column_types import StoredJson, without_nul
+from app.store.database.engine import Database
+
+METADATA = tables.job.metadata
+ROWS_AT_ONCE = 1000
+BYTES_AT_ONCE = 16 << 20
+"""About the most of a batch's samples and tables."""
+
+
+def copy_everything(source: Database, target: Database) -> dict[str, int]:
+    """Copy all rows in one transaction of the target; returns their number by table.
+
+    Nobody can write to the source meanwhile, and nothing of it is changed.
+
+    Raises:
+        Conflict: the target has rows.
+        CannotRunHere: the target is not on PostgreSQL, or has not got every row.
+    """
+    if target.backend.engine.dialect.name != "postgresql" or source.backend.engine.dialect.name != "sqlite":
+        raise CannotRunHere("A data folder with SQLite moves to PostgreSQL: give --to a postgresql+psycopg:// URL.")
+    every = METADATA.sorted_tables  # a table comes after those that it refers to
+    with source.write() as old, target.migration() as new:
+        taken = [table.name for table in every if _count(new, table)]
+        if taken:
+            raise Conflict(f"{target.backend.place} has rows ({', '.join(taken)}): give a database of its own.")
+        for table in every:
+            for rows in _batches(old, table):
+                new.execute(_insertion(table), rows)
+        counts = {table.name: _count(old, table) for table in every}
+        missing = [name for table in every if _count(new, table) != counts[name := table.name]]
+        if missing:
+            raise CannotRunHere(f"The copy lacks rows of {', '.join(missing)}; nothing was kept of it.")
+        _continue_ids(old, new)
+    return counts
+
+
+def _batches(old: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows in the order of their keys; JSON as it is stored, also if it cannot be read."""
+    json = {column.name for column in table.c if isinstance(column.type, StoredJson)}
+    columns = [type_coerce(column, Text).label(column.name) if column.name in json else column for column in table.c]
+    rows: list[dict[str, Any]] = []
+    size = 0
+    query = select(*columns).order_by(*table.primary_key.columns)
+    for row in old.execute(query, execution_options={"yield_per": 100}).mappings():
+        rows.append(
+            {f"of_{name}": without_nul(value) if value and name in json else value for name, value in row.items()}
+        )
+        size += sum(len(value) for value in row.values() if isinstance(value, bytes))
+        if len(rows) == ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _insertion(table: Table) -> Any:
+    values = {
+        column.name: bindparam(f"of_{column.name}", type_=Text() if isinstance(column.type, StoredJson) else None)
+        for column in table.c
+    }
+    return insert(table).inline().values(values)
+
+
+def _count(connection: Connection, table: Table) -> int:
+    number: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
+    return number
+
+
+def _continue_ids(old: Connection, new: Connection) -> None:
+    """Let ids go on where they were, so that none of a deleted row comes again."""
+    for name, last in old.exec_driver_sql("SELECT name, seq FROM sqlite_sequence").all():
+        if last and name in METADATA.tables:
+            new.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), {int(last)})")

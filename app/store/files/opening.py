@@ -1,0 +1,33 @@
+"""Opens the store of files that the settings name."""
+
+from __future__ import annotations
+
+import logging
+
+from app.settings import Settings
+from app.store.database.engine import Database
+from app.store.database.private import prepare_data_folder
+from app.store.files.artifacts import ArtifactFiles
+from app.store.files.store import FileStore
+
+logger = logging.getLogger(__name__)
+
+
+def open_files(settings: Settings, database: Database) -> FileStore:
+    """Return the store of FLOPWATCH_ARTIFACTS_URL, for the files of this database.
+
+    Raises CannotRunHere when it cannot be used here. Whether an object store answers is not asked.
+    """
+    if settings.object_store_url is not None:
+        from app.store.files.objects import ObjectFiles  # with a folder, obstore need not be installed
+
+        return ObjectFiles(settings.object_store_url, database)
+    if settings.artifacts_url is not None:
+        prepare_data_folder(settings.artifacts_dir, "FLOPWATCH_ARTIFACTS_URL")
+    if not str(settings.resolved_database_url).startswith("sqlite"):
+        logger.warning(
+            "%s is a folder of this host: if workers of other hosts share the database, nobody can read their files"
+            " before FLOPWATCH_ARTIFACTS_URL is an object store",
+            settings.artifacts_dir,
+        )
+    return ArtifactFiles(settings.artifacts_dir)

@@ -1,0 +1,120 @@
+"""What a store of files does: a folder (artifacts.py) or an object store (objects.py) has the bytes of artifacts and
+uploaded code."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import Connection, select
+
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.records import Claim
+
+BATCH = 500
+"""Number of contents that one transaction looks at."""
+
+Check = Callable[[int], None]
+"""Gets the size of a file in bytes, before it is read and once per chunk, and raises an error to have it left out."""
+
+
+def accept(_size: int) -> None:
+    """Accept every size."""
+
+
+@dataclass(frozen=True)
+class FolderContent:
+    """A content in a folder."""
+
+    path: Path
+
+    @property
+    def modified_at(self) -> float:
+        """When it was stored, in seconds since 1970."""
+        return self.path.stat().st_mtime
+
+    def head(self, limit: int) -> bytes:
+        """Return its first bytes, `limit` at most."""
+        with self.path.open("rb") as file:
+            return file.read(limit)
+
+
+class RemoteContent(Protocol):
+    """A content on another host."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    @property
+    def modified_at(self) -> float:
+        """When it was stored, in seconds since 1970."""
+
+    def head(self, limit: int) -> bytes:
+        """Return its first bytes, `limit` at most. Raises NotFound, Damaged or StoreUnreachable."""
+
+    async def check(self) -> None:
+        """Raise NotFound, Damaged or StoreUnreachable when it is not as it was stored, without reading it."""
+
+    def stream(self, start: int, stop: int) -> AsyncIterator[bytes]:
+        """Yield the bytes from `start` to before `stop`. If these are all, and are not what was stored, it raises
+        Damaged before the last part."""
+
+    def signed_url(self) -> str | None:
+        """Return a URL by which anybody reads it for ten minutes; None where there is none."""
+
+
+Content = FolderContent | RemoteContent
+
+
+class FileStore(Protocol):
+    """The contents of one database, by their SHA-256. Threads and processes may share a store."""
+
+    def take(self, path: Path, check: Check = accept, claim: Claim | None = None) -> tuple[str, int]:
+        """Store the file `path` for the claim, and hold its content; returns its SHA-256 and its size in bytes.
+
+        `path` no longer exists then; the caller sees to it that nobody writes to it any more.
+
+        Raises DiskFull, StoreUnreachable, LeaseLost, or what `check` raises; then the file stays where it is.
+        """
+
+    def put_bytes(self, content: bytes) -> tuple[str, int]:
+        """Store a content that is in memory, and hold it; else as take()."""
+
+    def release(self, sha256s: Iterable[str]) -> None:
+        """End the hold of one take() or put_bytes() of each content: its row is committed, or will never be."""
+
+    def check_kept(self, connection: Connection, sha256: str) -> None:
+        """Raise StorageFailed if a content that was put is gone. `connection` commits the row that refers to it."""
+
+    def open(self, sha256: str) -> Content:
+        """Return a content. Raises NotFound when there is none."""
+
+    def read(self, sha256: str) -> bytes:
+        """Return all of a small content. Raises NotFound when there is none, and Damaged when it has changed."""
+
+    def probe(self) -> None:
+        """Find out whether a file can be stored now. Raises DiskFull or StorageFailed."""
+
+    def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
+        """Remove the contents that nothing refers to and nobody holds; returns the removed ones."""
+
+    def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
+        """Remove and return contents older than `older_than_s` seconds that no row refers to and nobody holds."""
+
+
+def referenced(connection: Connection, sha256s: Sequence[str]) -> set[str]:
+    """Return those of the contents that an artifact or an uploaded file refers to."""
+    found: set[str] = set()
+    for sha256 in (tables.artifact.c.sha256, tables.code_file.c.sha256):
+        found.update(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
+    return found
+
+
+def batches(contents: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut contents into parts that one transaction looks at."""
+    for start in range(0, len(contents), BATCH):
+        yield contents[start : start + BATCH]

@@ -1,0 +1,83 @@
+"""The access tokens of one database. Of a token only its digest is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from app import tokens
+from app.errors import NotFound
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.public import rfc3339
+from app.store.tables import utc_now
+from app.tokens import Scope
+
+_token = tables.api_token.c
+_PUBLIC = ("id", "name", "scope", "created_at", "expires_at", "last_used_at")
+_NOTE_USE = update(tables.api_token).where(_token.id == bindparam("of_id")).values(last_used_at=bindparam("used_at"))
+
+
+@dataclass(frozen=True)
+class KnownToken:
+    """What a request with a token is checked against."""
+
+    id: str
+    name: str
+    scope: Scope
+    digest: str
+    expires_at: datetime | None
+
+
+class Tokens:
+    """Makes, lists and revokes tokens. Every method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, name: str, scope: Scope, expires_at: datetime | None) -> tuple[dict[str, Any], str]:
+        """Store a new token; returns it as the API shows it, and its text, which nobody can read again."""
+        token_id, text = tokens.mint()
+        row = {
+            "id": token_id,
+            "name": name,
+            "scope": scope,
+            "created_at": utc_now(),
+            "expires_at": expires_at,
+            "last_used_at": None,
+        }
+        with self._database.write() as connection:
+            connection.execute(insert(tables.api_token), {**row, "digest": tokens.digest(text)})
+        return _public(row), text
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return every token as the API shows it, oldest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(tables.api_token).order_by(_token.created_at, _token.id)).mappings()
+            return [_public(row) for row in rows]
+
+    def revoke(self, token_id: str) -> None:
+        """Delete a token. Raises NotFound."""
+        with self._database.write() as connection:
+            if connection.execute(delete(tables.api_token).where(_token.id == token_id)).rowcount == 0:
+                raise NotFound(f"There is no token {token_id!r}; `flopwatch token list` lists their ids.")
+
+    def known(self) -> dict[str, KnownToken]:
+        """Return every token by its id."""
+        query = select(_token.id, _token.name, _token.scope, _token.digest, _token.expires_at)
+        with self._database.read() as connection:
+            return {row.id: KnownToken(*row) for row in connection.execute(query)}
+
+    def note_uses(self, last_used: Mapping[str, datetime]) -> None:
+        """Store when tokens were last used, by their ids; those that were revoked meanwhile are passed over."""
+        rows = [{"of_id": token_id, "used_at": used_at} for token_id, used_at in last_used.items()]
+        with self._database.write() as connection:
+            connection.execute(_NOTE_USE, rows)
+
+
+def _public(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {name: rfc3339(row[name]) if name.endswith("_at") else row[name] for name in _PUBLIC}

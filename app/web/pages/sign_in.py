@@ -1,0 +1,71 @@
+"""/ui/sign-in: a browser gets a session for a token; /ui/sign-out ends it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+
+from app.api.bodies import read_limited
+from app.api.gate import cookie_of, is_cross_site
+from app.api.guard import COOKIE
+from app.api.parameters import NO_QUERY, StrictQuery
+from app.api.services import CurrentServices
+from app.errors import Unauthorized
+from app.web.templates import render
+
+router = APIRouter()
+
+HOME = "/ui"
+
+
+class NextQuery(StrictQuery):
+    next: str = HOME
+    """The page to go to then."""
+
+
+@router.get("/sign-in")
+async def form(request: Request, services: CurrentServices, query: Annotated[NextQuery, Query()]) -> Response:
+    wanted = _own_path(query.next)
+    if services.guard.is_open:
+        return RedirectResponse(wanted, status_code=303)
+    # A link on another site comes without the cookie, which is SameSite=Strict; one from this page comes with it.
+    page = render(request, "sign_in.html", next=wanted, again=is_cross_site(request.headers))
+    page.headers["Cache-Control"] = "no-store"
+    return page
+
+
+@router.post("/sign-in", dependencies=[NO_QUERY])
+async def sign_in(request: Request, services: CurrentServices) -> Response:
+    raw = await read_limited(request, services.settings.max_body_bytes)
+    sent = parse_qs(raw.decode(errors="replace"))
+    wanted = _own_path(sent.get("next", [HOME])[0])
+    try:
+        access = services.guard.by_token(sent.get("token", [""])[0].strip().encode())
+    except Unauthorized as wrong:
+        return render(request, "sign_in.html", status_code=wrong.status, next=wanted, wrong=wrong.detail)
+    answer = RedirectResponse(wanted, status_code=303)
+    answer.set_cookie(
+        COOKIE,
+        services.guard.begin_session(access),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return answer
+
+
+@router.post("/sign-out", dependencies=[NO_QUERY])
+async def sign_out(request: Request, services: CurrentServices) -> Response:
+    services.guard.end_session(cookie_of(request.headers))
+    answer = RedirectResponse("/ui/sign-in", status_code=303)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+    return answer
+
+
+def _own_path(wanted: str) -> str:
+    """Return a path of this server; the jobs' page for what leads elsewhere, such as //evil.example."""
+    return wanted if re.fullmatch(r"/(?![/\\])[ -~]*", wanted) else HOME

@@ -1,0 +1,533 @@
+"""Tokens, scopes, sessions, and the limits of requests and queued jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+import time
+import zlib
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from app.api import gate, guard
+from app.api.guard import COOKIE, Access, Guard, RequestLimit
+from app.errors import StorageFailed, TooManyRequests, Unauthorized
+from app.main import create_app
+from app.settings import Settings
+from app.store.reading.queries import Reading
+from app.store.tables import utc_now
+from app.store.tokens import Tokens
+from app.tokens import SCOPES, Scope, mint
+from benchmarks import latencies
+from tests.app.api.test_writing import FORM, SOURCE, TINY, WRITES
+
+BOOTSTRAP = "bootstrap-s3cret"
+SHA256 = hashlib.sha256(SOURCE).hexdigest()
+CODE_SPEC = {
+    "kind": "attention",
+    "sequence_lengths": [8],
+    "implementations": ["eager"],
+    "code": {"sha256": SHA256, "function": "attention"},
+}
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture(scope="module")
+def guarded(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with serve(tmp_path_factory.mktemp("guarded"), api_token=BOOTSTRAP) as site:
+        site.worker.register(
+            frozenset({"benchmark", "attention"}),
+            frozenset({"attention:eager", "model:transformer_lm", "code:uploaded"}),
+        )
+        yield site
+
+
+def made(site: Any, name: str, scope: Scope, token: str = BOOTSTRAP) -> str:
+    """A new token."""
+    body = {"name": name, "scope": scope, "expires_days": 1}
+    answer = site.http.post("/tokens", json=body, headers=bearer(token))
+    assert answer.status_code == 201, answer.text
+    text: str = answer.json()["token"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def tokens(guarded: Any) -> dict[Scope, str]:
+    """A token of each scope, each named after it."""
+    return {scope: made(guarded, scope, scope) for scope in SCOPES}
+
+
+@pytest.fixture(scope="module")
+def ada(guarded: Any) -> str:
+    return made(guarded, "ada", "submit")
+
+
+@pytest.fixture(scope="module")
+def bob(guarded: Any) -> str:
+    return made(guarded, "bob", "submit")
+
+
+def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    problem: dict[str, Any] = answer.json()
+    return problem
+
+
+OPEN = {"GET /healthz", "GET /ui/sign-in", "POST /ui/sign-in", "POST /ui/sign-out"}
+ASKED: dict[str, Scope] = {
+    "PUT /files/{sha256}": "code",
+    "PUT /queue/paused": "admin",
+    **dict.fromkeys(("GET /tokens", "POST /tokens", "DELETE /tokens/{token_id}"), "admin"),
+    # The job and the sweep are somebody else's.
+    **dict.fromkeys(
+        (f"POST {at}/jobs/{{job_id}}/{verb}" for at in ("", "/ui") for verb in ("cancel", "retry")), "admin"
+    ),
+    **dict.fromkeys(
+        (f"POST {at}/sweeps/{{sweep_id}}/{verb}" for at in ("", "/ui") for verb in ("cancel", "resume")), "admin"
+    ),
+    **dict.fromkeys(("DELETE /jobs/{job_id}", "DELETE /jobs", "POST /jobs/cancel", "POST /ui/jobs/cancel"), "admin"),
+    **dict.fromkeys(
+        (
+            *("POST /jobs", "POST /sweeps", "PATCH /jobs/{job_id}", "PUT /baselines/{name}"),
+            *("DELETE /baselines/{name}", "POST /ui/new", "POST /ui/demo", "POST /ui/jobs/{job_id}/describe"),
+        ),
+        "submit",
+    ),
+}
+"""The scope that each route asks for, where it is not to read."""
+
+
+def test_every_route_asks_for_its_scope(guarded: Any, tokens: dict[Scope, str], tmp_path: Path) -> None:
+    """A new route that writes has to be added above; one that reads is asked for by itself."""
+    routes = latencies.routes_of(create_app(Settings(data_dir=tmp_path)))
+    writing = {route for route in routes if not route.startswith("GET ")}
+    assert writing - OPEN == {route for route in ASKED if not route.startswith("GET ")}
+    job, sweep = site_with_both(guarded)
+    for route in sorted(routes - OPEN):
+        needed = ASKED.get(route, "read")
+        for held in SCOPES[: SCOPES.index(needed)]:
+            answer = asked(guarded, route, job, sweep, tokens[held])
+            assert answer.status_code == 403, (route, held)
+            named = "submit" if held == "read" and not route.startswith("GET ") else needed
+            assert answer.headers["www-authenticate"].endswith(f'scope="{named}"'), (route, held)
+        assert asked(guarded, route, job, sweep, mint()[1]).status_code == 401, route
+    for route in sorted(route for route in routes - OPEN if route.startswith("GET ")):
+        scope = ASKED.get(route, "read")
+        assert asked(guarded, route, job, sweep, tokens[scope]).status_code not in (401, 403), route
+    for route in OPEN - {"POST /ui/sign-in"}:
+        assert asked(guarded, route, job, sweep, "").status_code in (200, 303), route
+    assert guarded.http.get("/static/style.css").status_code == 200
+
+
+def site_with_both(site: Any) -> tuple[int, int]:
+    """A job and a sweep of nobody."""
+    job = site.http.post("/jobs", json={"spec": TINY}, headers=bearer(BOOTSTRAP)).json()["id"]
+    body = {"base": TINY, "grid": {"seed": [1]}}
+    return job, site.http.post("/sweeps", json=body, headers=bearer(BOOTSTRAP)).json()["id"]
+
+
+def asked(site: Any, route: str, job: int, sweep: int, token: str) -> httpx.Response:
+    method, _, path = route.partition(" ")
+    known = {"job_id": job, "sweep_id": sweep, "sha256": SHA256}
+    path = re.sub(r"{(\w+)}", lambda match: str(known.get(match[1], "x")), path)
+    body = b"job=%d" % job if route == "POST /ui/jobs/cancel" else WRITES.get(route)
+    if route in ("POST /jobs/cancel", "DELETE /jobs"):
+        path += "?label=a:b"
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {**(bearer(token) if token else {}), **(FORM if "/ui/" in path else {})}
+    answer: httpx.Response = site.http.request(
+        method, path, content=None if method == "GET" else content, headers=headers
+    )
+    return answer
+
+
+def test_the_refusal_names_the_scope(guarded: Any, tokens: dict[Scope, str]) -> None:
+    answer = guarded.http.put("/queue/paused", json={"kinds": []}, headers=bearer(tokens["submit"]))
+    problem = refused(answer, 403, "insufficient_scope")
+    assert problem["scope"] == "admin"
+    assert "`admin`; 'submit' has `submit`" in problem["detail"]
+
+
+def test_what_is_wrong_with_a_token_is_said(guarded: Any, tokens: dict[Scope, str]) -> None:
+    def why(token: str) -> str:
+        detail: str = refused(guarded.http.get("/jobs", headers=bearer(token)), 401, "unauthorized")["detail"]
+        assert token not in detail
+        return detail
+
+    assert "mistyped" in why(tokens["read"][:-1])
+    assert "is no token" in why("hunter2")
+    assert "was revoked, or belongs to another server" in why(mint()[1])
+    guessed = mint()[1]
+    assert "There is no token" in why(guessed)
+    expired = guarded.services.access_tokens.create("ada", "read", utc_now() - timedelta(seconds=1))[1]
+    guarded.services.guard._read_at = -math.inf
+    assert "expired on" in why(expired)
+
+
+def test_an_id_with_another_secret_is_refused(guarded: Any, tokens: dict[Scope, str]) -> None:
+    token_id = tokens["admin"].split("_")[1]
+    forged = f"fw_{token_id}_{'0' * 64}"
+    forged += f"{zlib.crc32(forged.encode()):08x}"
+    refused(guarded.http.get("/jobs", headers=bearer(forged)), 401, "unauthorized")
+
+
+def test_a_revoked_token_ends_at_once(guarded: Any) -> None:
+    token = made(guarded, "bob", "read")
+    assert guarded.http.get("/jobs", headers=bearer(token)).status_code == 200
+    path = f"/tokens/{token.split('_')[1]}"
+    assert guarded.http.delete(path, headers=bearer(BOOTSTRAP)).status_code == 204
+    refused(guarded.http.get("/jobs", headers=bearer(token)), 401, "unauthorized")
+    refused(guarded.http.delete(path, headers=bearer(BOOTSTRAP)), 404, "not_found")
+
+
+def test_the_first_token_closes_an_open_server(serve: Any, tmp_path: Path) -> None:
+    with serve(tmp_path) as site:
+        body = {"name": "ada", "scope": "submit", "expires_days": None}
+        assert refused(site.http.post("/tokens", json=body), 422, "invalid_request")["errors"][0]["pointer"] == "/scope"
+        token = site.http.post("/tokens", json={**body, "scope": "admin"}).json()["token"]
+        refused(site.http.get("/jobs"), 401, "unauthorized")
+        assert site.http.get("/jobs", headers=bearer(token)).status_code == 200
+        made(site, "bob", "read", token)
+    with serve(tmp_path) as site:
+        refused(site.http.get("/jobs"), 401, "unauthorized")
+
+
+def test_a_server_whose_tokens_cannot_be_read_stays_closed(
+    guarded: Any, tokens: dict[Scope, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_self: Tokens) -> Any:
+        raise StorageFailed("The disk fails.")
+
+    monkeypatch.setattr(Tokens, "known", fail)
+    guarded.services.guard._read_at = -math.inf
+    assert guarded.http.get("/jobs", headers=bearer(tokens["read"])).status_code == 200
+    refused(guarded.http.get("/jobs"), 401, "unauthorized")
+
+
+def test_tokens_are_listed_without_their_secrets(
+    guarded: Any, tokens: dict[Scope, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded.http.get("/jobs", headers=bearer(tokens["code"]))
+    before = {one["id"]: one for one in guarded.http.get("/tokens", headers=bearer(BOOTSTRAP)).json()["data"]}
+    guarded.services.guard.note_uses()
+    listed = guarded.http.get("/tokens", headers=bearer(BOOTSTRAP))
+    used = {one["id"]: one for one in listed.json()["data"]}[tokens["code"].split("_")[1]]
+    assert used.keys() == {"id", "name", "scope", "created_at", "expires_at", "last_used_at"}
+    assert used["last_used_at"] > used["created_at"]
+    assert before[used["id"]]["last_used_at"] is None, "requests do not write"
+    assert not [token for token in tokens.values() if token in listed.text or token[-72:-8] in listed.text]
+    monkeypatch.setattr(Tokens, "note_uses", lambda *_: pytest.fail("Nothing was used since."))
+    guarded.services.guard.note_uses()
+
+
+class TestWhoseJobs:
+    def submit(self, site: Any, token: str, **body: Any) -> dict[str, Any]:
+        headers = {**bearer(token), "Flopwatch-User": "somebody%20else"}
+        answer = site.http.post("/jobs", json={"spec": TINY, **body}, headers=headers)
+        assert answer.status_code == 201, answer.text
+        job: dict[str, Any] = answer.json()
+        return job
+
+    def test_a_job_has_its_tokens_name(self, guarded: Any, ada: str) -> None:
+        assert self.submit(guarded, ada)["submitted_by"] == "ada"
+        assert self.submit(guarded, BOOTSTRAP)["submitted_by"] == "somebody else", "a proxy may say it"
+
+    def test_one_changes_ones_own_jobs(self, guarded: Any, ada: str, bob: str) -> None:
+        job = self.submit(guarded, ada)["id"]
+        for method, path in (("POST", f"/jobs/{job}/cancel"), ("POST", f"/jobs/{job}/retry")):
+            problem = refused(guarded.http.request(method, path, headers=bearer(bob)), 403, "insufficient_scope")
+            assert f"Job {job} was submitted by ada, not by bob" in problem["detail"]
+            assert guarded.http.request(method, path, headers=bearer(ada)).status_code == 202
+        guarded.http.post(f"/jobs/{job}/cancel", headers=bearer(BOOTSTRAP)).raise_for_status()
+        refused(guarded.http.delete(f"/jobs/{job}", headers=bearer(bob)), 403, "insufficient_scope")
+        assert guarded.http.delete(f"/jobs/{job}", headers=bearer(ada)).status_code == 204
+
+    def test_who_names_no_token_owns_nothing(self, guarded: Any, ada: str) -> None:
+        headers = {**bearer(BOOTSTRAP), "Flopwatch-User": "mallory"}
+        job = guarded.http.post("/jobs", json={"spec": TINY}, headers=headers).json()["id"]
+        claimed = {**bearer(ada), "Flopwatch-User": "mallory"}
+        refused(guarded.http.post(f"/jobs/{job}/cancel", headers=claimed), 403, "insufficient_scope")
+
+    def test_pages_ask_as_the_api_does(self, guarded: Any, ada: str, bob: str) -> None:
+        job = self.submit(guarded, ada)["id"]
+        for path, content in ((f"/ui/jobs/{job}/cancel", b""), ("/ui/jobs/cancel", b"job=%d" % job)):
+            page = guarded.http.post(path, content=content, headers={**bearer(bob), **FORM})
+            assert page.status_code == 403
+            assert f"Job {job} was submitted by ada" in page.text
+            assert page.headers["content-type"].startswith("text/html")
+            assert guarded.http.post(path, content=content, headers={**bearer(ada), **FORM}).status_code == 303
+
+    def test_a_sweep_is_its_submitters(self, guarded: Any, ada: str, bob: str) -> None:
+        body = {"base": TINY, "grid": {"seed": [1, 2]}}
+        sweep = guarded.http.post("/sweeps", json=body, headers=bearer(ada)).json()
+        assert sweep["options"]["submitted_by"] == "ada"
+        for verb in ("cancel", "resume"):
+            path = f"/sweeps/{sweep['id']}/{verb}"
+            refused(guarded.http.post(path, headers=bearer(bob)), 403, "insufficient_scope")
+            assert guarded.http.post(path, headers=bearer(ada)).status_code == 202
+
+    def test_a_filter_names_ones_own(self, guarded: Any, ada: str) -> None:
+        labels = {"bulk": "mine"}
+        mine, other = self.submit(guarded, ada, labels=labels), self.submit(guarded, BOOTSTRAP, labels=labels)
+        chosen = {"label": "bulk:mine"}
+        problem = refused(
+            guarded.http.post("/jobs/cancel", params=chosen, headers=bearer(ada)), 403, "insufficient_scope"
+        )
+        assert "`submitted_by=ada`" in problem["detail"]
+        answer = guarded.http.post("/jobs/cancel", params={**chosen, "submitted_by": "ada"}, headers=bearer(ada))
+        assert answer.json()["cancelled"] == 1
+        refused(guarded.http.delete("/jobs", params=chosen, headers=bearer(ada)), 403, "insufficient_scope")
+        states = [guarded.http.get(f"/jobs/{one['id']}", headers=bearer(ada)).json()["state"] for one in (mine, other)]
+        assert states == ["cancelled", "queued"]
+
+    def test_uploaded_code_asks_for_code(self, guarded: Any, tokens: dict[Scope, str], ada: str) -> None:
+        path = f"/files/{SHA256}"
+        refused(guarded.http.put(path, content=SOURCE, headers=bearer(ada)), 403, "insufficient_scope")
+        assert guarded.http.put(path, content=SOURCE, headers=bearer(tokens["code"])).status_code in (200, 201)
+        bodies = {"/jobs": {"spec": CODE_SPEC}, "/sweeps": {"base": CODE_SPEC, "grid": {"seed": [1]}}}
+        for path, body in bodies.items():
+            for query in ("", "?dry_run=true"):
+                answer = guarded.http.post(path + query, json=body, headers=bearer(ada))
+                assert refused(answer, 403, "insufficient_scope")["scope"] == "code"
+            assert guarded.http.post(path, json=body, headers=bearer(tokens["code"])).status_code == 201
+
+    def test_running_code_again_asks_for_code(self, guarded: Any) -> None:
+        guarded.services.uploads.put(SOURCE)
+        code, submit = made(guarded, "eve", "code"), made(guarded, "eve", "submit")
+        job = guarded.http.post("/jobs", json={"spec": CODE_SPEC}, headers=bearer(code)).json()["id"]
+        body = {"base": CODE_SPEC, "grid": {"seed": [1]}}
+        sweep = guarded.http.post("/sweeps", json=body, headers=bearer(code)).json()["id"]
+        for path, verb in ((f"/jobs/{job}", "retry"), (f"/sweeps/{sweep}", "resume")):
+            assert guarded.http.post(f"{path}/cancel", headers=bearer(submit)).status_code == 202
+            answer = guarded.http.post(f"{path}/{verb}", headers=bearer(submit))
+            assert refused(answer, 403, "insufficient_scope")["scope"] == "code"
+            assert guarded.http.post(f"{path}/{verb}", headers=bearer(code)).status_code == 202
+
+
+class TestLimits:
+    def test_a_minutes_requests(self) -> None:
+        now = 1000.0
+        limit = RequestLimit(60, lambda: now)
+        for _ in range(60):
+            limit.count("ada")
+        with pytest.raises(TooManyRequests) as error:
+            limit.count("ada")
+        assert error.value.headers == {"Retry-After": "1"}
+        limit.count("bob")
+        now += 1.0
+        limit.count("ada")
+        with pytest.raises(TooManyRequests):
+            limit.count("ada")
+        now += 3600.0
+        for _ in range(60):
+            limit.count("ada")
+
+    def test_too_many_requests_are_answered_429(self, serve: Any, tmp_path: Path) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP, requests_per_minute=4) as site:
+            ada, bob = made(site, "ada", "read"), made(site, "bob", "read")
+            answers = [site.http.get("/jobs", headers=bearer(ada)).status_code for _ in range(5)]
+            assert answers == [200] * 4 + [429]
+            answer = site.http.get("/jobs", headers=bearer(ada))
+            refused(answer, 429, "too_many_requests")
+            assert 1 <= int(answer.headers["retry-after"]) <= 30
+            assert site.http.get("/jobs", headers=bearer(bob)).status_code == 200
+            assert [site.http.get("/jobs").status_code for _ in range(3)] == [401, 401, 429], "by their address"
+            assert site.http.get("/healthz").status_code == 200
+
+    def test_too_many_queued_jobs_are_answered_429(self, serve: Any, tmp_path: Path) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=2) as site:
+            ada, bob = made(site, "ada", "submit"), made(site, "bob", "submit")
+
+            def submit(token: str, **headers: str) -> httpx.Response:
+                answer: httpx.Response = site.http.post(
+                    "/jobs", json={"spec": TINY}, headers={**bearer(token), **headers}
+                )
+                return answer
+
+            first = submit(ada, **{"Idempotency-Key": "first"}).json()["id"]
+            assert submit(ada).status_code == 201
+            full = submit(ada)
+            assert "ada has 2 queued jobs" in refused(full, 429, "queue_full")["detail"]
+            assert full.headers["retry-after"].isdigit()
+            assert submit(ada, **{"Idempotency-Key": "first"}).json()["id"] == first, "the first answer stands"
+            sweep = {"base": TINY, "grid": {"seed": [1, 2, 3]}}
+            refused(site.http.post("/sweeps", json=sweep, headers=bearer(bob)), 429, "queue_full")
+            assert submit(bob).status_code == 201
+            site.http.post(f"/jobs/{first}/cancel", headers=bearer(ada)).raise_for_status()
+            assert submit(ada).status_code == 201
+
+
+class TestSessions:
+    """What a browser does; tests/browser/test_sign_in.py does it in one."""
+
+    def sign_in(self, site: Any, token: str, wanted: str = "/ui/workers", **headers: str) -> httpx.Response:
+        with httpx.Client(base_url=site.url, trust_env=False) as browser:
+            return browser.post("/ui/sign-in", data={"token": token, "next": wanted}, headers=headers)
+
+    def cookie(self, site: Any, token: str) -> dict[str, str]:
+        return {"Cookie": f"{COOKIE}={self.sign_in(site, token).cookies[COOKIE]}"}
+
+    def test_the_cookie(self, guarded: Any, tokens: dict[Scope, str]) -> None:
+        answer = self.sign_in(guarded, tokens["read"])
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/workers")
+        assert tokens["read"] not in answer.text + str(answer.headers)
+        name_and_value, *flags = answer.headers["set-cookie"].split("; ")
+        assert name_and_value.startswith(f"{COOKIE}=")
+        assert sorted(flags) == ["HttpOnly", "Path=/", "SameSite=strict"]
+        behind_https = self.sign_in(guarded, tokens["read"], **{"X-Forwarded-Proto": "https"})
+        assert "Secure" in behind_https.headers["set-cookie"].split("; ")
+
+    def test_the_session_has_the_tokens_scope(self, guarded: Any, tokens: dict[Scope, str]) -> None:
+        cookie = self.cookie(guarded, tokens["read"])
+        page = guarded.http.get("/ui", headers=cookie)
+        assert page.status_code == 200
+        assert "Sign out (read)" in page.text
+        assert "Sign out" not in guarded.http.get("/ui", headers=bearer(tokens["read"])).text
+        demo = guarded.http.post("/ui/demo", headers={**cookie, **FORM, "Origin": guarded.url})
+        assert demo.status_code == 403
+        assert "`submit`" in demo.text
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({}, 403),
+            ({"Origin": "http://127.0.0.1:1"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Referer": "https://evil.example/"}, 403),
+            ({"Sec-Fetch-Site": "same-site", "Origin": "{url}"}, 403),
+            ({"Origin": "{url}"}, 303),
+            ({"Referer": "{url}/ui"}, 303),
+            ({"Sec-Fetch-Site": "same-origin"}, 303),
+        ],
+        ids=str,
+    )
+    def test_another_site_changes_nothing(
+        self, guarded: Any, tokens: dict[Scope, str], headers: dict[str, str], status: int
+    ) -> None:
+        sent = {name: value.replace("{url}", guarded.url) for name, value in headers.items()}
+        before = guarded.rows()["job"]
+        cookie = self.cookie(guarded, tokens["submit"])
+        content = b"kind=benchmark&spec.model.size=tiny"
+        assert guarded.http.post("/ui/new", content=content, headers={**cookie, **FORM, **sent}).status_code == status
+        assert guarded.rows()["job"] == before + (status == 303)
+
+    def test_control_of_the_origin(
+        self, guarded: Any, tokens: dict[Scope, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gate, "is_cross_site", lambda *_, **__: False)
+        self.test_another_site_changes_nothing(guarded, tokens, {"Origin": "http://127.0.0.1:1"}, 303)
+
+    def test_a_program_needs_no_origin(self, guarded: Any, tokens: dict[Scope, str]) -> None:
+        answer = guarded.http.post("/jobs", json={"spec": TINY}, headers=bearer(tokens["submit"]))
+        assert answer.status_code == 201
+
+    def test_a_page_of_somebody_else_is_not_kept(self, guarded: Any, ada: str, bob: str) -> None:
+        job = guarded.http.post("/jobs", json={"spec": TINY}, headers=bearer(ada)).json()["id"]
+        guarded.http.post(f"/jobs/{job}/cancel", headers=bearer(ada)).raise_for_status()
+        page, cookie = f"/ui/jobs/{job}", self.cookie(guarded, ada)
+        known = {"If-None-Match": guarded.http.get(page, headers=cookie).headers["etag"]}
+        assert guarded.http.get(page, headers={**cookie, **known}).status_code == 304
+        assert "Sign out (bob)" in guarded.http.get(page, headers={**self.cookie(guarded, bob), **known}).text
+
+    def test_signing_out_ends_the_session(self, guarded: Any, tokens: dict[Scope, str]) -> None:
+        cookie = self.cookie(guarded, tokens["read"])
+        assert guarded.http.post("/ui/sign-out", headers={**cookie, "Origin": "http://evil.example"}).status_code == 403
+        assert guarded.http.get("/jobs", headers=cookie).status_code == 200
+        answer = guarded.http.post("/ui/sign-out", headers={**cookie, "Origin": guarded.url})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/sign-in")
+        assert "Max-Age=0" in answer.headers["set-cookie"]
+        refused(guarded.http.get("/jobs", headers=cookie), 401, "unauthorized")
+
+    def test_a_session_ends_with_its_token_and_its_time(self, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        token = made(guarded, "carol", "read")
+        cookie, short = self.cookie(guarded, token), self.cookie(guarded, BOOTSTRAP)
+        assert guarded.http.get("/jobs", headers=cookie).status_code == 200
+        guarded.http.delete(f"/tokens/{token.split('_')[1]}", headers=bearer(BOOTSTRAP)).raise_for_status()
+        refused(guarded.http.get("/jobs", headers=cookie), 401, "unauthorized")
+        assert guarded.http.get("/tokens", headers=short).status_code == 200
+        later = time.monotonic() + guard.SESSION_S
+        monkeypatch.setattr(guarded.services.guard, "_clock", lambda: later)
+        monkeypatch.setattr(guarded.services.guard, "_read_at", later)
+        refused(guarded.http.get("/jobs", headers=short), 401, "unauthorized")
+
+    def test_a_wrong_token_is_said_on_the_page(self, guarded: Any) -> None:
+        answer = self.sign_in(guarded, "hunter2")
+        assert answer.status_code == 401
+        assert "What was sent is no token." in answer.text
+        assert "hunter2" not in answer.text
+        assert "set-cookie" not in answer.headers
+
+    @pytest.mark.parametrize("wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\n/x"])
+    def test_it_leads_to_no_other_site(self, guarded: Any, tokens: dict[Scope, str], wanted: str) -> None:
+        assert self.sign_in(guarded, tokens["read"], wanted).headers["location"] == "/ui"
+
+    def test_a_browser_is_sent_to_sign_in(self, guarded: Any, tokens: dict[Scope, str]) -> None:
+        answer = guarded.http.get("/ui?state=queued&label=a:b", headers={"Accept": "text/html"})
+        assert answer.status_code == 303
+        form = guarded.http.get(answer.headers["location"])
+        assert 'value="/ui?state=queued&amp;label=a:b"' in form.text
+        assert 'http-equiv="refresh"' not in form.text
+        elsewhere = guarded.http.get(answer.headers["location"], headers={"Sec-Fetch-Site": "cross-site"})
+        assert '<meta http-equiv="refresh" content="0; url=/ui?state=queued&amp;label=a:b">' in elsewhere.text
+        part = guarded.http.get("/ui", headers={"Accept": "text/html", "HX-Request": "true"})
+        assert (part.status_code, part.headers["hx-refresh"]) == (401, "true")
+
+    def test_an_open_server_needs_no_sign_in(self, site: Any) -> None:
+        answer = site.http.get("/ui/sign-in", params={"next": "/ui/workers"})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/workers")
+
+    def test_sessions_are_bounded(self, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guard, "MAX_SESSIONS", 3)
+        one = Guard(Settings(api_token=SecretStr(BOOTSTRAP)), guarded.services.access_tokens)
+        first, *others = (one.begin_session(Access("admin")) for _ in range(4))
+        assert [one.by_session(cookie).scope for cookie in others] == ["admin"] * 3
+        with pytest.raises(Unauthorized):
+            one.by_session(first)
+
+
+def test_no_token_reaches_the_log_or_the_database(
+    serve: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for client in ("httpx", "httpcore"):
+        caplog.set_level(logging.WARNING, client)
+    with serve(tmp_path, api_token=BOOTSTRAP) as site:
+        logging.getLogger("uvicorn").addHandler(caplog.handler)
+        token = made(site, "ada", "code")
+        texts = []
+        for headers in (bearer(token), bearer(token[:-1]), bearer(BOOTSTRAP), {"Authorization": token}):
+            for method, path in (("GET", "/jobs"), ("GET", "/nothing"), ("POST", "/jobs"), ("PUT", "/queue/paused")):
+                texts.append(site.http.request(method, path, content=b"{", headers=headers).text)
+        answer = site.http.post("/ui/sign-in", data={"token": token})
+        cookie = {"Cookie": f"{COOKIE}={answer.cookies[COOKIE]}"}
+        site.http.cookies.clear()
+        texts += [answer.text, site.http.get("/ui", headers=cookie).text]
+        job = site.http.post("/jobs", json={"spec": TINY}, headers=bearer(token)).json()
+        site.worker.register()
+        site.worker.finish(site.worker.claim())
+        texts += [site.http.get(f"/jobs/{job['id']}{part}", headers=cookie).text for part in ("", "/events", "/export")]
+
+        def fail(_self: Reading) -> Any:
+            raise RuntimeError("nobody foresaw it")
+
+        monkeypatch.setattr(Reading, "counts", fail)
+        texts.append(site.http.get("/metrics", headers=bearer(token)).text)
+    assert "nobody foresaw it" in caplog.text, "the log is caught"
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"ada" in stored
+    for secret in (token, token[-72:-8], BOOTSTRAP, answer.cookies[COOKIE]):
+        assert secret not in caplog.text
+        assert secret not in "".join(texts)
+        assert secret.encode() not in stored

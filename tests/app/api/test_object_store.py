@@ -1,0 +1,117 @@
+"""A server whose files are on an object store."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.store.files import objects
+from app.store.records import StoredArtifact
+from tests.object_stores import SECRET, Bucket
+
+
+@pytest.fixture
+def stored(bucket: Bucket, serve: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
+    with serve(tmp_path / "data", artifacts_url=bucket.url, busy_timeout_s=2.0) as site:
+        yield site
+
+
+@pytest.fixture
+def content(rng: random.Random) -> bytes:
+    return rng.randbytes(10_000)
+
+
+@pytest.fixture
+def url(stored: Any, content: bytes, tmp_path: Path) -> str:
+    """The URL of a job's file."""
+    (tmp_path / "trace").write_bytes(content)
+    job_id = stored.submit()["id"]
+    claim = stored.worker.claim_job(job_id)
+    sha256, size = stored.services.files.take(tmp_path / "trace", claim=claim)
+    stored.worker.finish(
+        claim, artifacts=[StoredArtifact(0, "trace (1).json.gz", "trace", "application/gzip", size, sha256)]
+    )
+    return str(stored.http.get(f"/jobs/{job_id}/artifacts").json()["data"][0]["url"])
+
+
+def test_downloads(stored: Any, url: str, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "PART_BYTES", 3000)
+
+    def get(**headers: str) -> httpx.Response:
+        answer: httpx.Response = stored.http.get(url, headers=headers)
+        return answer
+
+    whole = get()
+    assert (whole.status_code, whole.content) == (200, content)
+    assert whole.headers["etag"] == f'"{hashlib.sha256(content).hexdigest()}"'
+    assert whole.headers["content-disposition"] == "attachment; filename*=utf-8''trace%20%281%29.json.gz"
+    assert (whole.headers["content-type"], whole.headers["content-length"]) == ("application/gzip", "10000")
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    for wanted, expected in [
+        ("bytes=0-9", content[:10]),
+        ("bytes=10-", content[10:]),
+        ("bytes=-7", content[-7:]),
+        ("bytes=9990-99999", content[9990:]),
+        ("bytes=2500-6500", content[2500:6501]),
+    ]:
+        part = get(Range=wanted)
+        assert (part.status_code, part.content) == (206, expected), wanted
+        assert part.headers["content-range"].endswith("/10000")
+    assert get(Range="bytes=5-", **{"If-Range": whole.headers["etag"]}).content == content[5:]
+    assert get(Range="bytes=5-", **{"If-Range": '"another"'}).content == content
+    for wanted in ("lines=1-2", "bytes=9-3", "bytes=0-4,-3"):
+        assert get(Range=wanted).content == content, wanted
+    assert get(Range="bytes=10000-").status_code == 416
+    assert get(**{"If-None-Match": whole.headers["etag"]}).status_code == 304
+    assert get(**{"If-Modified-Since": whole.headers["last-modified"]}).status_code == 304
+    head = stored.http.head(url)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "10000")
+
+
+def test_a_signed_url_is_sent_to_who_asks_for_one(stored: Any, url: str, content: bytes, bucket: Bucket) -> None:
+    answer = stored.http.get(url, params={"redirect": "true"})
+    assert (answer.status_code, answer.headers["cache-control"]) == (307, "no-store")
+    assert f"/{bucket.name}/prefix/" in answer.headers["location"]
+    assert httpx.get(answer.headers["location"], trust_env=False).content == content
+
+
+def test_no_client_takes_a_changed_file_for_whole(stored: Any, url: str, content: bytes, bucket: Bucket) -> None:
+    [name] = bucket.names()
+    bucket.request("PUT", name, content[::-1])
+    with pytest.raises(httpx.RemoteProtocolError):
+        stored.http.get(url)
+
+
+def test_a_store_that_is_cut_off(stored: Any, url: str, content: bytes, bucket: Bucket) -> None:
+    assert stored.http.get("/readyz").status_code == 200
+    bucket.network.cut()
+    for path in ("/readyz", url):
+        answer = stored.http.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (503, "store_unreachable")
+        assert "retry-after" in answer.headers
+        assert SECRET not in answer.text
+    assert stored.http.delete(url.partition("/artifacts")[0]).status_code == 204, "its files go later"
+    bucket.network.mend()
+    assert stored.http.get("/readyz").status_code == 200
+    stored.services.files.remove_unreferenced(stored.services.database, 3600)
+    assert bucket.names() == set()
+
+
+def test_uploaded_code(stored: Any, bucket: Bucket) -> None:
+    source = b"def attention(q, k, v, is_causal):\n    return v\n"
+    path = f"/files/{hashlib.sha256(source).hexdigest()}"
+    assert [stored.http.put(path, content=source).status_code for _ in range(2)] == [201, 200]
+    assert stored.http.get(path).content == source
+    assert len(bucket.names()) == 1
+
+
+def test_deleting_a_job_deletes_its_files(stored: Any, url: str, bucket: Bucket) -> None:
+    assert len(bucket.names()) == 1
+    assert stored.http.delete(url.partition("/artifacts")[0]).status_code == 204
+    assert bucket.names() == set()

@@ -1,0 +1,116 @@
+"""`flopwatch move`: a SQLite data folder goes to PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlmodel import SQLModel
+from typer.testing import CliRunner
+
+from app.cli.commands import cli
+from app.results.pivoting import table
+from app.settings import Settings
+from app.specs.benchmark import BenchmarkSpec
+from app.store.database.engine import Database, open_database
+from app.store.keeping.baselines import Baselines
+from app.store.keeping.deleting import delete_job
+from app.store.queue.registration import Registration
+from app.store.queue.transitions import Queue
+from app.store.reading.measurements import JobChoice
+from app.store.reading.queries import Reading
+from app.store.records import Finish, Idempotency, NewEvent, NewJob, Offer, StoredArtifact, UnitRecord
+from flopwatch import address
+from tests.builders import measured
+from tests.postgres import Server
+
+OFFER = Offer(frozenset({"benchmark"}), BenchmarkSpec().requirements(), 0, 0, idle=True)
+
+
+def move(folder: Path, url: str) -> Any:
+    return CliRunner().invoke(cli, ["move", "--to", url], env={"FLOPWATCH_DATA_DIR": str(folder)})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Something in nearly every table; the newest job was deleted."""
+    with closing(open_database(Settings(data_dir=tmp_path))) as database:
+        queue = Queue(database)
+        Registration(database).register_worker("gone", "elsewhere", 1, ["benchmark"], [], [{"type": "cpu"}], {})
+        Registration(database).set_worker_state("gone", "stopped")
+        jobs = [NewJob(BenchmarkSpec(batch_size=size), {}, point={"batch_size": size}) for size in (1, 2)]
+        queue.submit_sweep("s\0", {"a": "ü"}, {"kind": "benchmark"}, {"batch_size": [0, 1, 2]}, [], jobs)
+        queue.submit(NewJob(BenchmarkSpec(), "n", {"k": "\0"}), Idempotency("key", "POST /jobs", "digest"))
+        for value in (1.5, float("nan"), 2.5):
+            claim = queue.claim("gone", OFFER)
+            assert claim is not None
+            queue.report(claim, [NewEvent("log", {"text": "a\0b"})])
+            results = [measured("step_ms", value, model="ü", context_length=8)]
+            files = [StoredArtifact(0, "a", "trace", "text/plain", 2**40, "ab" * 32)]
+            units = [UnitRecord(0, "u", "succeeded", environment={"gpu": None}, validity={"verdict": "valid"})]
+            queue.finish(claim, Finish("succeeded", measurements=results, artifacts=files, units=units, log="x"))
+        Baselines(database).put("main", job=1)
+        queue.cancel(queue.submit(NewJob(BenchmarkSpec())).response["id"])
+        delete_job(database, 4)
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET spec = '{\"half\": ' WHERE id = 2")
+    return tmp_path
+
+
+@pytest.fixture
+def url(postgres: Server) -> Iterator[str]:
+    with postgres.database() as empty:
+        yield empty.render_as_string(hide_password=False)
+
+
+def everything(database: Database) -> dict[str, list[Any]]:
+    with database.read() as connection:
+        return {
+            one.name: [tuple(row) for row in connection.execute(select(one).order_by(*one.primary_key.columns))]
+            for one in SQLModel.metadata.sorted_tables
+        }
+
+
+def answers(database: Database) -> list[Any]:
+    reading = Reading(database)
+    shown = [table(database, JobChoice(jobs=[1, 3])), table(database, JobChoice(sweep=1))]
+    return [*shown, reading.jobs(), reading.sweep(1), reading.workers(), [reading.events(job) for job in (1, 2, 3)]]
+
+
+def test_every_row_comes_along_and_the_folder_stays(folder: Path, url: str) -> None:
+    before = (folder / "flopwatch.sqlite3").read_bytes()
+    with closing(open_database(Settings(data_dir=folder))) as source:
+        rows, answered = everything(source), answers(source)
+    moved = move(folder, url)
+    assert moved.exit_code == 0, moved.output
+    assert {f"{name}: {len(of_table)}" for name, of_table in rows.items()} <= set(moved.stdout.splitlines())
+    assert sum(map(len, rows.values())) > 20
+    assert (folder / "flopwatch.sqlite3").read_bytes() == before
+    with closing(open_database(Settings(data_dir=folder, database_url=url))) as target:
+        assert repr(everything(target)) == repr(rows).replace(r"\x00", "\ufffd")
+        assert repr(answers(target)) == repr(answered).replace(r"\x00", "\ufffd")
+        assert Queue(target).submit(NewJob(BenchmarkSpec())).response["id"] == 5, "4 is not used again"
+    again = move(folder, url)
+    assert (again.exit_code, "has rows" in again.stderr) == (1, True)
+
+
+def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> None:
+    address.leave(folder, "http://127.0.0.1:1")
+    refused = move(folder, url)
+    assert (refused.exit_code, "http://127.0.0.1:1 runs" in refused.stderr) == (1, True)
+    address.remove(folder)
+    with closing(open_database(Settings(data_dir=folder))) as source:
+        Registration(source).register_worker("here", socket.gethostname(), os.getpid(), [], [], [], {})
+    refused = move(folder, url)
+    assert (refused.exit_code, "here" in refused.stderr) == (1, True)
+
+
+def test_only_postgresql_is_moved_to(folder: Path, tmp_path: Path) -> None:
+    refused = move(folder, f"sqlite:///{tmp_path / 'other.sqlite3'}")
+    assert (refused.exit_code, "postgresql+psycopg://" in refused.stderr) == (1, True)
