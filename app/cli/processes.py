@@ -238,14 +238,22 @@ def prune(
 
 
 def move(
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="postgresql+psycopg://user@host/database, empty.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="postgresql+psycopg://user@host/database, empty; or s3://bucket/prefix (gs://, az://) for files.",
+        ),
+    ],
     data_dir: DataDir = None,
 ) -> None:
-    """Copy the database of a data folder to PostgreSQL, while no server and no worker runs; the folder stays as it
-    is."""
+    """Copy the database of a data folder to PostgreSQL, while no server and no worker runs, or its files to an object
+    store; the folder stays as it is."""
     from contextlib import closing
 
     from app.errors import Conflict, FlopwatchError
+    from app.settings import OBJECT_STORES
     from app.store.database.engine import open_database, open_existing
     from app.store.database.moving import copy_everything
     from app.store.queue.registration import living_workers
@@ -253,6 +261,9 @@ def move(
 
     use_data_dir(data_dir)
     settings = _settings()
+    if to.startswith(tuple(f"{scheme}://" for scheme in OBJECT_STORES)):
+        _copy_files(settings, to)
+        return
     try:
         with closing(open_existing(settings)) as source:
             if (url := address.read(settings.data_dir)) and not address.is_stale(settings.data_dir):
@@ -268,6 +279,30 @@ def move(
         fail(f"{error.title}: {error.detail}")
     echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
     echo(f"all rows are in {place}: set FLOPWATCH_DATABASE_URL for server and workers. Files stay where they are.")
+
+
+def _copy_files(settings: Settings, to: str) -> None:
+    """Copy the files of a folder to an object store, also while others run, and say how many."""
+    from contextlib import closing
+
+    from app.errors import CannotRunHere, FlopwatchError
+    from app.settings import Settings
+    from app.store.database.engine import open_existing
+    from app.store.files.artifacts import ArtifactFiles
+    from app.store.files.moving import copy_files
+
+    try:
+        if settings.object_store_url is not None:
+            raise CannotRunHere("The files are on an object store already (FLOPWATCH_ARTIFACTS_URL).")
+        Settings.from_environment(artifacts_url=to)
+        from app.store.files.objects import ObjectFiles
+
+        with closing(open_existing(settings)) as database:
+            copied = copy_files(ArtifactFiles(settings.artifacts_dir), ObjectFiles(to, database), database)
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
+    echo(f"{copied.copied} files copied, {copied.present} were there; {copied.lost} are damaged or not in the folder.")
+    echo("Stop server and workers, repeat this for what came meanwhile, and set FLOPWATCH_ARTIFACTS_URL for both.")
 
 
 COMMANDS = (up, serve, worker, run, backup, lease, prune, move)
@@ -293,14 +328,15 @@ def _use(*, allow_code: bool) -> None:
 
 
 def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:
-    """Return a server's settings, after refusing access that is open by mistake and making or migrating the
-    database."""
+    """Return a server's settings, after refusing access that is open by mistake and a store of files that cannot be
+    used, and making or migrating the database."""
     from contextlib import closing
 
     from app.errors import FlopwatchError
     from app.server.access import refuse_open_access
     from app.store.database.engine import open_database
     from app.store.database.private import UMASK
+    from app.store.files.opening import open_files
     from app.store.queue.lease import with_agreed_lease
 
     os.umask(UMASK)
@@ -310,6 +346,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
         _check_address(settings.host, settings.port)
         with closing(open_database(settings)) as database:
             with_agreed_lease(database, settings)
+            open_files(settings, database)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     return settings

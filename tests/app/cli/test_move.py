@@ -19,6 +19,9 @@ from app.results.pivoting import table
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.database.engine import Database, open_database
+from app.store.files.artifacts import ArtifactFiles
+from app.store.files.objects import ObjectFiles
+from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.deleting import delete_job
 from app.store.queue.registration import Registration
@@ -28,6 +31,7 @@ from app.store.reading.queries import Reading
 from app.store.records import Finish, Idempotency, NewEvent, NewJob, Offer, StoredArtifact, UnitRecord
 from flopwatch import address
 from tests.builders import measured
+from tests.object_stores import Bucket
 from tests.postgres import Server
 
 OFFER = Offer(frozenset({"benchmark"}), BenchmarkSpec().requirements(), 0, 0, idle=True)
@@ -114,3 +118,27 @@ def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> 
 def test_only_postgresql_is_moved_to(folder: Path, tmp_path: Path) -> None:
     refused = move(folder, f"sqlite:///{tmp_path / 'other.sqlite3'}")
     assert (refused.exit_code, "postgresql+psycopg://" in refused.stderr) == (1, True)
+
+
+class TestFiles:
+    """A folder's files go to an object store."""
+
+    def test_they_are_copied_once(self, tmp_path: Path, bucket: Bucket) -> None:
+        settings = Settings(data_dir=tmp_path)
+        with closing(open_database(settings)) as database:
+            sha256 = Uploads(database, ArtifactFiles(settings.artifacts_dir)).put(b"code")[0]["sha256"]
+            for said in ("1 files copied, 0 were there", "0 files copied, 1 were there"):
+                moved = move(tmp_path, bucket.url)
+                assert (moved.exit_code, said in moved.output) == (0, True), moved.output
+            assert ObjectFiles(bucket.url, database).read(sha256) == b"code"
+
+    @pytest.mark.parametrize(
+        ("url", "told"),
+        [("s3://key:secret@bucket", "must have no credentials"), ("s3://no-such-bucket", "NoSuchBucket")],
+    )
+    def test_what_cannot_be_copied_to_is_refused(self, tmp_path: Path, bucket: Bucket, url: str, told: str) -> None:
+        settings = Settings(data_dir=tmp_path)
+        with closing(open_database(settings)) as database:
+            Uploads(database, ArtifactFiles(settings.artifacts_dir)).put(b"code")
+        moved = move(tmp_path, url)
+        assert (moved.exit_code, told in moved.output.replace("\n", " ")) == (1, True), moved.output

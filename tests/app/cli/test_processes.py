@@ -262,6 +262,12 @@ def test_an_empty_token_is_refused(tmp_path: Path, command: str, token: str) -> 
     assert "FLOPWATCH_API_TOKEN: " in refusal(tmp_path, command, FLOPWATCH_API_TOKEN=token)
 
 
+def test_a_store_of_files_that_lacks_its_options_is_refused(tmp_path: Path) -> None:
+    environment = {"FLOPWATCH_DATA_DIR": str(tmp_path), "FLOPWATCH_ARTIFACTS_URL": "az://container"}
+    result = CliRunner().invoke(cli, ["serve"], env=environment)
+    assert (result.exit_code, len(result.stderr.splitlines()), "AZURE_" in result.stderr) == (1, 1, True)
+
+
 @pytest.mark.parametrize("command", ["up", "serve"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "gpu-box"])
 def test_an_open_server_needs_a_token_or_insecure(tmp_path: Path, command: str, host: str) -> None:
