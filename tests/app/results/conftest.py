@@ -32,6 +32,12 @@ def table(database: Database, **options: Any) -> Sheet:
 
 
 @pytest.fixture
+def engine() -> str:
+    """These tests are about results, not about the database."""
+    return "sqlite"
+
+
+@pytest.fixture
 def run_job(queue: Queue) -> Callable[..., Claim]:
     """Submits a job of any kind and claims it."""
 
