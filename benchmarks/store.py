@@ -1,10 +1,11 @@
 """Submissions and claims per second, the memory and time of an agent that ends a job with many measurements, and how
 long a large sweep keeps others from writing.
 
-    python -m benchmarks.store [--folder FOLDER]
+    python -m benchmarks.store [--folder FOLDER] [--postgresql postgresql+psycopg://user@host/postgres]
 
 Each process opens the database itself, without a server. Every figure includes the commit, which waits for the disk
-(synchronous=FULL), so run it on the disk that you will use.
+(synchronous=FULL), so run it on the disk that you will use. With --postgresql, submissions and claims are measured
+there, too, in databases that it makes and drops.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 import typer
+from sqlalchemy import URL, NullPool, create_engine, make_url
 
 from app.settings import Settings
 from app.specs import spec_adapter
@@ -72,6 +74,7 @@ def main(
     queued: list[int] = [10_000, 100_000],  # noqa: B006  (typer)
     measurements: list[int] = [150_000, 1_000_000],  # noqa: B006
     swept: list[int] = [10_000],  # noqa: B006
+    postgresql: str | None = None,
 ) -> None:
     """Measure in databases below FOLDER (default: a temporary folder), and print."""
     with tempfile.TemporaryDirectory(dir=folder) as root:
@@ -79,30 +82,42 @@ def main(
         print_table(
             "The store alone, one commit a job", _rows(opened, submissions, claims, queued, measurements, swept)
         )
+        if postgresql is not None:
+            made = _made(make_url(postgresql), Path(root) / "postgresql")
+            print_table("The store on PostgreSQL", _rates(made, submissions, claims))
 
 
-def _open(folder: Path) -> Database:
-    return open_database(Settings(data_dir=folder, busy_timeout_s=BUSY_TIMEOUT_S))
+def _open(folder: Path, url: URL | None = None) -> Database:
+    database_url = None if url is None else url.render_as_string(hide_password=False)
+    return open_database(Settings(data_dir=folder, database_url=database_url, busy_timeout_s=BUSY_TIMEOUT_S))
+
+
+def _made(server: URL, folder: Path) -> Iterator[AbstractContextManager[Database]]:
+    """Yield new databases on a server, which are dropped when they are left."""
+    engine = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+
+    @contextmanager
+    def made(name: str) -> Iterator[Database]:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE template0")
+            try:
+                with closing(_open(folder, server.set(database=name))) as database:
+                    yield database
+            finally:
+                connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+    return (made(f"flopwatch_benchmark_{number}") for number in itertools.count())
 
 
 def _rows(
-    databases: Iterator[closing[Database]],
+    databases: Iterator[AbstractContextManager[Database]],
     submissions: int,
     claims: int,
     queued: Sequence[int],
     measurements: Sequence[int],
     swept: Sequence[int],
 ) -> Iterator[Row]:
-    for threads in (1, 4):
-        with next(databases) as database:
-            rate = _submissions(Queue(database), submissions, threads)
-            yield {"what": f"submissions/s, {_number(threads, 'thread')}", "measured": f"{rate:,.0f}"}
-    for processes in (1, 4):
-        with next(databases) as database:
-            rate, latencies = _claims(database, claims, processes)
-            name = _number(processes, "process")
-            yield {"what": f"claims/s, {name}", "measured": f"{rate:,.0f}"}
-            yield {"what": f"claim p50 / p99 / max, {name}", "measured": _milliseconds(latencies)}
+    yield from _rates(databases, submissions, claims)
     for length in queued:
         with next(databases) as database:
             latencies = _claims(database, length, 1, most=1000)[1]
@@ -115,6 +130,19 @@ def _rows(
         with next(databases) as database:
             for what, measured in _beside_a_large_sweep(database, number):
                 yield {"what": f"a sweep of {number:,} jobs: {what}", "measured": measured}
+
+
+def _rates(databases: Iterator[AbstractContextManager[Database]], submissions: int, claims: int) -> Iterator[Row]:
+    for threads in (1, 4):
+        with next(databases) as database:
+            rate = _submissions(Queue(database), submissions, threads)
+            yield {"what": f"submissions/s, {_number(threads, 'thread')}", "measured": f"{rate:,.0f}"}
+    for processes in (1, 4):
+        with next(databases) as database:
+            rate, latencies = _claims(database, claims, processes)
+            name = _number(processes, "process")
+            yield {"what": f"claims/s, {name}", "measured": f"{rate:,.0f}"}
+            yield {"what": f"claim p50 / p99 / max, {name}", "measured": _milliseconds(latencies)}
 
 
 def _number(number: int, what: str) -> str:
@@ -140,7 +168,8 @@ def _claims(database: Database, number: int, processes: int, most: int | None = 
     Queue(database).submit_sweep(None, {}, {}, {}, [], [NewJob(SPEC)] * number)
     ready = CONTEXT.Barrier(processes)
     with CONTEXT.Pool(processes, ready.wait) as pool:
-        told = pool.starmap(_claim, [(database.url, most or number)] * processes, chunksize=1)
+        url = database.backend.engine.url.render_as_string(hide_password=False)
+        told = pool.starmap(_claim, [(url, most or number)] * processes, chunksize=1)
     firsts, lasts, latencies = zip(*told, strict=True)
     seconds = list(itertools.chain(*latencies))
     return len(seconds) / (max(lasts) - min(firsts)), seconds
@@ -219,7 +248,7 @@ def _submit_sweep(url: str, number: int, start: Barrier, told: SimpleQueue[tuple
                 yield
                 held.append(time.perf_counter() - begun)
 
-        database.backend.write_lock = timed_lock  # type: ignore[method-assign, assignment]
+        database.backend.write_lock = timed_lock  # type: ignore[method-assign]
         start.wait(START_TIMEOUT_S)
         begun = time.perf_counter()
         Queue(database).submit_sweep(None, jobs[0].labels, TINY, {"seed": list(range(number))}, [], jobs)

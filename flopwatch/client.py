@@ -438,7 +438,8 @@ class Flopwatch(Connection):
                     done, total, message = (event.data[name] for name in ("done", "total", "message"))
                     if "cell" in event.data:
                         seconds.append(event.data["cell"]["seconds"])
-                        message += _left(seconds, total - done)
+                        if done == len(seconds):  # else the job's worker counts other things than cells
+                            message += _left(seconds, total - done)
                         if tell is not None:
                             tell(f"{done}/{total} {message}")
                     display(done, total, message)

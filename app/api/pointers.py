@@ -17,6 +17,7 @@ from app.specs._base import Location
 
 MAX_ERRORS = 50
 SHOWN_VALUE_CHARACTERS = 60
+NO_REPLICATES = "this kind measures in one process: submit a sweep over seed, or kind compare, which has replicates"
 
 
 def pointer(location: Iterable[int | str]) -> str:
@@ -110,6 +111,8 @@ def _describe_unknown(name: str, model: type[BaseModel] | None) -> str:
         field for field in known if sorted(field) == sorted(name)
     ]  # difflib finds modle nearer to mode than to model
     near = inside or swapped or difflib.get_close_matches(name, known, n=1)
+    if name == "replicates" and not near and "kind" in known:
+        return f"Unknown field; {NO_REPLICATES}"
     hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}" if known else ""
     return f"Unknown field{hint}"
 

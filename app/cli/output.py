@@ -22,7 +22,7 @@ from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
 
 MAX_NAMED = 10
-"""Largest number of job ids that are printed for one reason to wait."""
+"""Largest number of job ids that are printed for one reason to wait, and of files."""
 MOST_KERNELS = 10
 """Number of kernels that are printed when a profile has ended."""
 GUESSED_BY = 100
@@ -136,6 +136,15 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
         print_missing(doubts(job["validity"] or {}))
     _print_units(server.units(job))
     _print_tables(job["id"], server.list_tables(job))
+    _print_files(server, job)
+
+
+def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:
+    """Name a job's files, and the command that fetches them."""
+    names = [cell(file["name"]) for file in server.list_files(job)]
+    if names:
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        echo(f"files: {', '.join(names[:MAX_NAMED])}{more}; `flopwatch download {job['id']}` fetches them")
 
 
 def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
@@ -180,6 +189,8 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     )
     command = shlex.join(["flopwatch", "table", "--job", str(job_id), "--name", names[0]])
     echo(f"`{command}` prints all of one phase; `flopwatch show {job_id}` names the other tables")
+    _print_files(server, job)
+    print_missing(doubts(job["validity"] or {}))
     return True
 
 

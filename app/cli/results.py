@@ -116,8 +116,9 @@ def table(
         _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
         options: TableOptions = {**of_measurements, "job": job, "columns": names, "sort": sort, "limit": limit}
         text = server.table_text(format_of(output_format), **options, best=best, links=links, **style)
-        for one in sweep or []:
-            _say_what_is_missing(server, one)
+        lacking = [_say_what_is_missing(server, one) for one in sweep or []]
+        if lacking and all(lacking) and not job and output_format.value in ("markdown", "latex"):
+            return
     else:
         chosen = {**of_measurements, "best": best or None, "links": links or None}
         _refuse(chosen, "chooses measurements; with --name leave it out")
@@ -129,11 +130,13 @@ def table(
     print_table(text, output_format)
 
 
-def _say_what_is_missing(server: Flopwatch, sweep: int) -> None:
+def _say_what_is_missing(server: Flopwatch, sweep: int) -> bool:
+    """Say how many of a sweep's jobs have not finished; returns True if none has."""
     counts = server.get(f"/sweeps/{sweep}")["counts"]
     unfinished = [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]
     if unfinished:
         echo(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}", err=True)
+    return bool(counts["queued"] + counts["running"] == sum(counts.values()))
 
 
 def format_of(chosen: TableFormat) -> Format:

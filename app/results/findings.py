@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.metrics import Direction, better, headline, is_error, is_size, is_speed
@@ -230,9 +230,10 @@ class Row:
         )
 
     def _differs(self, estimate: Estimate) -> bool:
-        """Return True if the interval excludes 1 and, for a tested metric, the test agrees."""
-        passed = not self.is_tested or (self.p_adjusted is not None and self.p_adjusted <= ALPHA)
-        return passed and estimate.excludes_one
+        """Return True if the interval excludes 1 and, for a tested metric, the test agrees. Without an interval, since
+        not all values are positive, the test decides alone."""
+        p_value = self.p_adjusted if self.is_tested else 0.0 if estimate.low is not None else estimate.p_value
+        return p_value is not None and p_value <= ALPHA and estimate.excludes_one
 
     def finding_of_test(self) -> Finding | None:
         """Return the finding that follows from estimate, p-value and drift."""
@@ -376,6 +377,8 @@ def conclude(
     elif not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
         sentence += "; not alternated, so changes of the host count as well"
     gate = None if fail_above_percent is None else _gate(chosen, metrics, obstacles, sentence, fail_above_percent)
+    if same is not None and gate is not None and gate.outcome in ("passed", "inconclusive"):
+        gate = replace(gate, sentence=f"{gate.outcome}: {same}")
     return Judgement(headline, conclusion, sentence, gate)
 
 

@@ -23,18 +23,17 @@ class SweepPoint(NamedTuple):
     n: int | None
     outcome: str | None
     validity: str | None
+    low: float | None
+    high: float | None
 
 
 def sweep_points(database: Database, sweep: Mapping[str, Any], metric: str) -> list[SweepPoint]:
     """Return one metric, named as its column, of all points of a sweep whose jobs have one case each. Tables have the
     same values, and take several times as long.
     """
-    return [
-        SweepPoint(
-            of_job.job,
-            of_job.values,
-            *summarise(of_job.processes, of_job.planned_processes, of_job.stopped)[:4],
-            worst({row.validity for row in of_job.processes}),
-        )
-        for of_job in results_of_members(database, sweep, metric)
-    ]
+    points = []
+    for of_job in results_of_members(database, sweep, metric):
+        summary = summarise(of_job.processes, of_job.planned_processes, of_job.stopped)
+        verdict = worst({row.validity for row in of_job.processes})
+        points.append(SweepPoint(of_job.job, of_job.values, *summary[:4], verdict, summary.low, summary.high))
+    return points

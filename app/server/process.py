@@ -39,7 +39,7 @@ def reachable(url: str) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which prints "listening on http://…" once it listens."""
+    """uvicorn's server, which prints "listening on http://… (pages: …)" once it listens."""
 
     def __init__(self, config: uvicorn.Config, data_dir: Path) -> None:
         super().__init__(config)
@@ -65,7 +65,7 @@ class Server(uvicorn.Server):
             address.leave(self._data_dir, reachable(url))
         except OSError as error:
             logger.warning("cannot leave the server's address in %s: %s", self._data_dir, error.strerror)
-        print(f"listening on {url}", flush=True)
+        print(f"listening on {url} (pages: {reachable(url)}/ui)", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         services = getattr(self.config.app.state, "services", None)  # type: ignore[union-attr]

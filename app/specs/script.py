@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.specs._base import Device, Resources, SpecBase, field_error
-from app.specs._code import CodeSpec, Uploaded, coordinates, names
+from app.specs._code import UNNAMED, CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
 
@@ -29,7 +29,17 @@ class ScriptSpec(SpecBase):
     unmeasured: ClassVar[frozenset[str]] = frozenset({"device"})
     labels: ClassVar[dict[str, tuple[str, ...]]] = {"script": names("script_code")}
     table_rows: ClassVar[tuple[str, ...]] = ("script", "arguments")
-    table_columns: ClassVar[tuple[str, ...]] = ("step_ms", "tokens_per_s", "items_per_s", "mfu", "peak_memory_mib")
+    table_columns: ClassVar[tuple[str, ...]] = (
+        "forward_ms",
+        "backward_ms",
+        "optimizer_ms",
+        "rest_ms",
+        "step_ms",
+        "tokens_per_s",
+        "items_per_s",
+        "mfu",
+        "peak_memory_mib",
+    )
 
     @model_validator(mode="after")
     def _arguments_are_words(self) -> Self:
@@ -53,4 +63,4 @@ class ScriptSpec(SpecBase):
 
     def label(self) -> str:
         """Return the script's name for people."""
-        return "example" if self.script_code is None else self.script_code.label()
+        return "example" if self.script_code is None else self.script_code.file or UNNAMED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -92,27 +92,28 @@ class Check:
 
 
 def checks(validity: Mapping[str, Any], without_details: Collection[str] = ()) -> list[Check]:
-    """Return the checks of a job, those that failed first; at most MAX_CHECKS.
+    """Return the checks of a job, those that failed first; at most MAX_CHECKS. Where a check of one case has the same
+    verdict in several units, such as replicates, the first one stands for all.
 
     Args:
         validity: the job's verdict.
         without_details: names of checks whose details the page has elsewhere.
     """
-    listed = []
+    listed: dict[tuple[str, str, str], list[Check]] = {}
     for check in validity.get("checks") or ():
         severity = str(check.get("severity") or "suspect")
         name = str(check.get("name") or "check")
+        verdict = "passed" if check.get("ok") else severity
         where = list(dict.fromkeys(str(check[key]) for key in ("unit", "case") if check.get(key)))
-        listed.append(
-            Check(
-                "passed" if check.get("ok") else severity,
-                name,
-                "" if name in without_details else str(check.get("detail") or ""),
-                ", ".join(where),
-            )
-        )
+        detail = "" if name in without_details else str(check.get("detail") or "")
+        alike = listed.setdefault((verdict, name, str(check.get("case") or check.get("unit"))), [])
+        alike.append(Check(verdict, name, detail, ", ".join(where)))
     order = {"wrong": 0, "invalid": 1, "suspect": 2, "note": 3, "passed": 4}
-    return sorted(listed, key=lambda check: order.get(check.verdict, 2))[:MAX_CHECKS]
+    first = [
+        alike[0] if len(alike) == 1 else replace(alike[0], where=f"{alike[0].where}; so in {len(alike)} units")
+        for alike in listed.values()
+    ]
+    return sorted(first, key=lambda check: order.get(check.verdict, 2))[:MAX_CHECKS]
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def steps(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) ->
     """Return the last stretches of a job's progress events, in order, each with the time it took so far."""
     starts: list[tuple[str, datetime]] = []
     for event in progress:
-        title = str(event["data"].get("message", "")).partition(": ")[0]
+        title = str(event["data"].get("message", "")).partition(": ")[0].partition("; about ")[0]
         if not starts or starts[-1][0] != title:
             starts.append((title, parsed_time(event["created_at"])))
     starts.append(("", now or datetime.now(UTC)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.own_code import OPTIONS, ROLE, OwnCode, put_into
+from flopwatch.own_code import ROLE, ROLES, OwnCode, put_into
 
 OLD, NEW = "def attention():\n    return 1\n", "def attention():\n    return 2\n"
 
@@ -112,8 +112,8 @@ def test_what_a_version_lacks_is_named(repository: Path, version: str, named: st
         OwnCode.of_version(version, named)
 
 
-@pytest.mark.parametrize("role", ["attention", "model", "step"])
-def test_each_option_may_name_the_code_of_either_side(repository: Path, role: str) -> None:
+@pytest.mark.parametrize(("option", "role"), [(option, role) for option, roles in ROLES.items() for role in roles])
+def test_each_option_may_name_the_code_of_either_side(repository: Path, option: str, role: str) -> None:
     specs = [{"kind": "benchmark", "schema": {"properties": {"own": {ROLE: role}}}}]
     (repository / "before.py").write_text(OLD)
     for version, name in (
@@ -123,6 +123,6 @@ def test_each_option_may_name_the_code_of_either_side(repository: Path, role: st
         ("code", "mine.py"),
     ):
         spec = {"kind": "benchmark"}
-        (code,) = put_into(spec, specs, {OPTIONS[role]: f"{name}:attention"}, version=version)
+        (code,) = put_into(spec, specs, {option: f"{name}:attention"}, version=version)
         assert code.content.decode() == (NEW if version == "code" else OLD)
         assert spec == {"kind": "benchmark", "own": code.as_field()}

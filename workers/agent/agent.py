@@ -48,6 +48,9 @@ MAX_CONNECTIONS = 2
 """Largest number of connections to a database server: hundreds of agents share its hundred or two."""
 TICK_S = 0.05
 """Seconds between two checks of an idle agent for new jobs; a check costs microseconds."""
+TURN_S = 2 * TICK_S
+"""Seconds for which an agent claims nothing after a job, so that the host's other agents, which look for free devices
+at every tick, take turns with it."""
 STEADY_S = 0.5
 """Seconds for which others must hold the same devices before the store learns it: jobs follow each other faster."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
@@ -152,6 +155,7 @@ class Agent:
     def close(self) -> None:
         """End the warm parent, and free everything that the agent has opened."""
         self._launcher.close()
+        self._locks.close()
         self._scratch.close()
         self._watch.close()
         os.close(self._wake)
@@ -241,6 +245,8 @@ class Agent:
             if run.ended:
                 run.join()
                 del self.runs[attempt_id]
+                if self._locks.has_company:
+                    self._claim_after = max(self._claim_after, self._clock() + TURN_S)
                 if run.host_unfit:
                     job_id = run.claim.job_id
                     logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
@@ -264,8 +270,8 @@ class Agent:
                 self._note_others(free.taken)
                 offer = self._offer(free)
                 # Looked at after the devices are taken: a run that this host cannot serve sets `host_unfit` before it
-                # frees them.
-                if self._is_new(offer, free) and not any(run.host_unfit for run in self.runs.values()):
+                # frees them, and one that has freed them may not have been joined.
+                if self._is_new(offer, free) and not any(map(self._is_to_join_first, self.runs.values())):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with
             finally:
@@ -276,6 +282,11 @@ class Agent:
             self._start(claim, free)
             if self._clock() < self._claim_after:
                 return
+
+    def _is_to_join_first(self, run: JobRun) -> bool:
+        """Return True if a pause of the claims follows when the run is joined."""
+        freed = (run.devices.alone or run.devices.gpus) and not run.devices.descriptors
+        return run.host_unfit or (self._locks.has_company and bool(freed))
 
     def _note_others(self, taken: frozenset[str] | None) -> None:
         """Note which devices are held by others than this agent's runs; a lasting change is reported by a heartbeat."""

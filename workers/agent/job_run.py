@@ -103,8 +103,9 @@ class _Process:
     """The step that the process works on, if it reports one."""
 
     def place(self, done: int, total: int) -> tuple[int, int]:
-        """Return `done` of `total` steps of this unit as steps of the job, if all its units have as many."""
-        return self.index * total + done, self.count * total
+        """Return how far the job is, after `done` of `total` steps of this unit: of several units, the number that is
+        done, since each stage of a unit may count other steps."""
+        return (done, total) if self.count == 1 else (self.index, self.count)
 
 
 def _to_start_together(rest: Sequence[_Process]) -> list[_Process]:
@@ -177,6 +178,8 @@ class JobRun:
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._second_began = 0.0
         """When the second unit began, on the clock."""
+        self._left = ""
+        """How long the job still takes, in words, as of the beginning of the present unit."""
         self._ahead = Ahead(self._start_process, self.stop.descriptor)
         self._timeout = Timeout.after(None, clock())  # it runs from the first unit on
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
@@ -424,7 +427,7 @@ class JobRun:
             case Started():
                 self._begin(process)
             case Progress() if process.task == "run":
-                self._progress(*process.place(message.done, message.total), message.message)
+                self._progress(*process.place(message.done, message.total), self._words(process, message.message))
             case Progress():
                 self._progress(process.index + 1, process.count, message.message)
             case CellFinished():
@@ -443,10 +446,15 @@ class JobRun:
         if process.index == 1:
             self._second_began = self._clock()
         if process.task == "run":
-            self._progress(process.index, process.count, title + self._time_left(process))
+            self._left = self._time_left(process)
+            self._progress(process.index, process.count, title + self._left)
             self._flush()
         else:
             self._progress(process.index + 1, process.count, f"{title}: reading what {process.unit.wrap[0]} wrote")
+
+    def _words(self, process: _Process, message: str) -> str:
+        """Return a unit's message; of several units, with its title and the time that the job still takes."""
+        return message if process.count == 1 else f"{process.unit.title}: {message}{self._left}"
 
     def _time_left(self, process: _Process) -> str:
         """Say how long the remaining units will take, once two have been measured: the first one often compiles."""
@@ -558,7 +566,7 @@ class JobRun:
             raise ValueError(f"more than {MAX_CELLS} cells are finished")
         cell = {name: getattr(finished, name) for name in ("title", "outcome", "headline", "seconds")}
         text = f"{finished.title}: {finished.headline} ({finished.seconds:.2g} s)"
-        self._progress(*process.place(finished.done, finished.total), text)
+        self._progress(*process.place(finished.done, finished.total), self._words(process, text))
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 
     def _flush(self) -> None:

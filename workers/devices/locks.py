@@ -26,7 +26,7 @@ SHARED = 0o1777
 """Mode of the folder: all users add files, and change only their own."""
 READABLE = 0o644
 """Mode of a lock's file."""
-CHOOSING, HOST = "choosing", "host"
+CHOOSING, HOST, AGENTS = "choosing", "host", "agents"
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CURE = "Remove it, or name another folder for all workers of this host by TMPDIR."
 
@@ -62,15 +62,21 @@ class DeviceLocks:
     then another process may take it for hours. So an agent holds the lock `choosing` while it takes locks, and until it
     has released those that the job does not need.
 
+    Each agent shares the lock `agents`, so that one that ends a job knows whether it has to let others begin one.
+
     Raises:
         CannotRunHere: the folder or a file for locks cannot be used; the error says why, and the cure.
     """
 
+    has_company = False
+    """True if the host has other agents, as far as the last `take_free` saw."""
+
     def __init__(self, host: Host, folder: Path | None = None) -> None:
         self._host = host
         self._folder = folder or lock_folder()
+        self._present: int | None = None
         with _shared_folder(self._folder) as opened:
-            for name in (CHOOSING, HOST, *map(_name_of, host.gpus)):
+            for name in (CHOOSING, HOST, AGENTS, *map(_name_of, host.gpus)):
                 os.close(self._open(opened, name))
 
     def take_free(self) -> HeldDevices:
@@ -99,6 +105,7 @@ class DeviceLocks:
         if choosing is None:
             return
         held.descriptors.append(choosing)
+        self._meet_others(folder)
         alone = self._lock(folder, HOST, fcntl.LOCK_EX)
         host = alone if alone is not None else self._lock(folder, HOST, fcntl.LOCK_SH)
         if host is None:
@@ -114,6 +121,22 @@ class DeviceLocks:
                 held.descriptors.append(descriptor)
         locked = {gpu.uuid for gpu in self._host.gpus} - {gpu.uuid for gpu in held.gpus}
         held.taken = frozenset(locked if held.alone else locked | {HOST})
+
+    def _meet_others(self, folder: int) -> None:
+        """Note whether there are other agents. Only while choosing: they would take our exclusive lock for company."""
+        self.close()
+        self._present = alone = self._lock(folder, AGENTS, fcntl.LOCK_EX)
+        self.has_company = alone is None
+        if alone is None:
+            self._present = self._lock(folder, AGENTS, fcntl.LOCK_SH)
+        else:
+            fcntl.flock(alone, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Let other agents know that this one has gone."""
+        present, self._present = self._present, None
+        if present is not None:
+            os.close(present)
 
     def keep_only(self, held: HeldDevices, *, gpus: int, alone: bool) -> HeldDevices:
         """Release all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.

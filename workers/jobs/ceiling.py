@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from app.specs.ceiling import CeilingCell, CeilingSpec
@@ -45,6 +45,8 @@ class CeilingContext(Context):
 
     watch: Stopwatch
     generator: torch.Generator
+    refused: dict[str | None, str] = field(default_factory=dict)
+    """Why rates of this job do not serve as ceilings, by the product's data type; None is the copy."""
 
 
 class CeilingRunner(GridRunner[CeilingContext]):
@@ -170,6 +172,7 @@ def record(precision: str | None, reason: str | None, rate: float, spread: float
         except OSError as error:  # the job still reports the rate
             reason = str(error)
     if reason is not None:
+        context.refused[precision] = reason
         sys.stderr.write(f"{precision or 'copy'}: not recorded as this device's ceiling: {reason}\n")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, func, or_, select
@@ -19,6 +20,8 @@ from app.store.queue.claims import QUEUED
 from app.store.queue.hosts import Host, Needs, comparable, hosts
 from app.store.queue.pausing import pause_reason, paused_kinds
 
+MAX_NAMED = 3
+"""Most running jobs that a reason names."""
 START_ONE = "start one with `flopwatch worker`"
 
 
@@ -40,26 +43,29 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
 
 def _reasons(connection: Connection) -> Callable[[Needs], str | None]:
     connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
-    running = _running(connection) if connected else {}
+    running, ids = _running(connection) if connected else ({}, {})
 
     def reason_for(job: Needs) -> str | None:
-        return pause_reason(job.kind, paused) or missing_for(job, connected) or occupied_for(job, connected, running)
+        return (
+            pause_reason(job.kind, paused) or missing_for(job, connected) or occupied_for(job, connected, running, ids)
+        )
 
     return reason_for
 
 
-def _running(connection: Connection) -> dict[str, list[Needs]]:
-    """Return the needs of the running jobs that hold devices, by the name of their worker's host."""
+def _running(connection: Connection) -> tuple[dict[str, list[Needs]], dict[str, list[int]]]:
+    """Return the needs of the running jobs that hold devices, and their ids, by the name of their worker's host."""
     job, worker = tables.job.c, tables.worker.c
     query = (
-        select(job.kind, job.device_type, job.devices, job.requirements, job.exclusive_host, worker.hostname)
+        select(job.id, job.kind, job.device_type, job.devices, job.requirements, job.exclusive_host, worker.hostname)
         .join_from(tables.job, tables.worker, job.worker_id == worker.id)
         .where(job.state == "running", or_(job.device_type != "none", job.exclusive_host))
     )
-    running = defaultdict(list)
-    for row in connection.execute(query):
+    running, ids = defaultdict(list), defaultdict(list)
+    for row in connection.execute(query.order_by(job.id)):
         running[row.hostname].append(Needs.of(row._mapping))
-    return running
+        ids[row.hostname].append(int(row.id))
+    return running, ids
 
 
 def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
@@ -106,10 +112,15 @@ def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
     return _missing_names(job.requirements, candidates)
 
 
-def occupied_for(job: Needs, connected: Sequence[Host], running: Mapping[str, Sequence[Needs]]) -> str | None:
+def occupied_for(
+    job: Needs,
+    connected: Sequence[Host],
+    running: Mapping[str, Sequence[Needs]],
+    ids: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> str | None:
     """Say in words who holds the devices of every one of these workers that could run the job; None when one is free.
 
-    running: the needs of our running jobs that hold devices, by the name of their host.
+    running, ids: the needs of our running jobs that hold devices, and their ids, by the name of their host.
     """
     if job.device_type == "none" and not job.exclusive_host:
         return None
@@ -119,7 +130,9 @@ def occupied_for(job: Needs, connected: Sequence[Host], running: Mapping[str, Se
     # What another worker of ours on the same host holds is no other Flopwatch's.
     elsewhere = [host for host in able if not running.get(host.hostname)]
     if not elsewhere:
-        return "no worker that could run it is free now"
+        runs = sorted({job_id for host in able for job_id in ids.get(host.hostname, ())})
+        named = f": job{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} run{'s' * (len(runs) == 1)}"
+        return "no worker that could run it is free now" + (named if 0 < len(runs) <= MAX_NAMED else "")
     devices = "CPU" if all(host.needed_alone(job) for host in elsewhere) else "GPUs"
     names = ", ".join(sorted({_quoted(host.hostname) for host in elsewhere}))
     others = "; the other workers that could run it run other jobs" if len(elsewhere) < len(able) else ""

@@ -73,7 +73,7 @@ class Progress:
     """The time when the last job finished."""
     left_s: float | None
     """Seconds until the rest will be done, if as many run at a time as now, and each takes as long as the last ones;
-    None where nothing runs or nothing has finished."""
+    None where nothing runs or nothing has finished, and of a search, which submits more jobs as it goes."""
 
     @property
     def total(self) -> int:
@@ -100,7 +100,7 @@ def progress(database: Database, sweep: Mapping[str, Any], now: datetime) -> Pro
         running=running,
         started_at=rfc3339(started_at),
         finished_at=rfc3339(finished_at),
-        left_s=_left(sweep["counts"]["queued"], running, durations, now),
+        left_s=None if sweep["fit"] else _left(sweep["counts"]["queued"], running, durations, now),
     )
 
 

@@ -152,7 +152,15 @@ def _point(point: results.SweepPoint) -> plots.Point:
         path: value_text(value) if isinstance(value, dict | list) else value for path, value in point.values.items()
     }
     return plots.Point(
-        place, point.value, point.spread, point.n, point.outcome, point.validity, f"/ui/jobs/{point.job}"
+        place,
+        point.value,
+        point.spread,
+        point.n,
+        point.outcome,
+        point.validity,
+        f"/ui/jobs/{point.job}",
+        point.low,
+        point.high,
     )
 
 

@@ -51,12 +51,15 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if results.has("products") or results.has("attention"):
+        ceilings = results.rows("ceilings")
         panels.append(
             Panel(
                 "roofline",
                 "Roofline: what limits matrix products and the parts of attention",
-                roofline_text(results.rows("ceilings")),
-                lambda: draw_roofline(results.rows("products"), results.rows("attention"), results.rows("ceilings")),
+                roofline_text(ceilings),
+                (lambda: draw_roofline(results.rows("products"), results.rows("attention"), ceilings))
+                if limits_of(ceilings)
+                else None,
                 log="x y",
             )
         )
@@ -112,17 +115,18 @@ def limits_of(rows: Sequence[Row]) -> dict[str, Row]:
 
 
 def roofline_text(ceilings: Sequence[Row]) -> str:
-    """Return how to read the roofline, and which of its limits are not known."""
+    """Return how to read the roofline, and which of its limits are not known; only these if there is no roof."""
+    missing = [f"{row['limit']}: {row['source']}" for row in ceilings if row["value"] is None]
+    unknown = f"Not known of this device: {'; '.join(missing)}."
+    if not limits_of(ceilings):
+        return unknown
     text = (
         "A point is a matrix product of one shape, or a part of attention: the larger, the more of the step it takes. "
         "Left of the corner of its roof, memory bandwidth limits it; right of the corner, arithmetic does. "
         "Bytes are those of inputs and outputs, each once. "
         "Other operators have no point, since what they compute and move is not known."
     )
-    missing = [f"{row['limit']}: {row['source']}" for row in ceilings if row["value"] is None]
-    if missing:
-        text += f" Not known of this device: {'; '.join(missing)}."
-    return text
+    return f"{text} {unknown}" if missing else text
 
 
 def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: Sequence[Row]) -> Figure:

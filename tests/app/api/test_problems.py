@@ -63,6 +63,7 @@ INVALID: list[tuple[Any, str, str]] = [
     (None, "", "got null"),
     ("text", "", 'got "text"'),
     ({"spec": TINY, "kind": "benchmark"}, "/kind", "Unknown field"),
+    ({"spec": {"kind": "attention", "replicates": 4}}, "/spec/replicates", "submit a sweep over seed, or kind compare"),
     ({"spec": TINY, "name": ""}, "/name", "at least 1"),
     ({"spec": TINY, "name": "x" * 201}, "/name", "at most 200"),
     ({"spec": TINY, "name": "two\nlines"}, "/name", 'must be printable, on one line; got "two\\nlines"'),

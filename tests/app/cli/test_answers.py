@@ -13,22 +13,37 @@ from flopwatch import Flopwatch
 class Answers:
     """A server that has these tables and this comparison."""
 
-    def __init__(self, tables: dict[str, list[dict[str, Any]]] | None = None, compared: Any = None) -> None:
-        self.tables, self.compared = tables or {}, compared
+    def __init__(
+        self, tables: dict[str, list[dict[str, Any]]] | None = None, compared: Any = None, files: Any = ()
+    ) -> None:
+        self.tables, self.compared, self.files = tables or {}, compared, files
+
+    def has_measurements(self, job: Any) -> bool:
+        return False
+
+    def units(self, job: Any) -> list[Any]:
+        return []
 
     def list_tables(self, job: Any) -> list[dict[str, Any]]:
-        return [{"name": name} for name in self.tables]
+        return [{"name": name, "rows": len(rows)} for name, rows in self.tables.items()]
 
     def job_table_rows(self, job: Any, name: str) -> list[dict[str, Any]]:
         return self.tables[name]
+
+    def list_files(self, job: Any) -> list[dict[str, Any]]:
+        return [{"name": name} for name in self.files]
 
     def get(self, path: str, **query: Any) -> Any:
         assert (path, query) == ("/compare", {"job": 7})
         return self.compared
 
 
+DISTURBED = {"verdict": "suspect", "checks": [{"name": "steady", "ok": False, "detail": "the times drift"}]}
+
+
 def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Answers, **spec: Any) -> list[str]:
-    print_answer(cast("Flopwatch", answers), {"id": 7, "kind": kind, "state": "succeeded", "spec": spec})
+    job = {"id": 7, "kind": kind, "state": "succeeded", "spec": spec, "validity": DISTURBED}
+    print_answer(cast("Flopwatch", answers), job)
     return capsys.readouterr().out.strip().splitlines()
 
 
@@ -41,8 +56,15 @@ def test_a_profiles_kernels_are_added_up_over_the_phases(capsys: pytest.CaptureF
     lines = printed(capsys, "profile", Answers({"kernels-forward": forward, "kernels-backward": [kernel("gemm", 6.0)]}))
     assert lines[0].startswith(f"{MOST_KERNELS} of 21 kernels, by their time in the whole step")
     assert lines[2].split() == ["gemm", "matmul", "9", "97.8", "%", "4"]
-    assert len(lines) == 3 + MOST_KERNELS
-    assert "flopwatch table --job 7 --name kernels-forward" in lines[-1]
+    assert "flopwatch table --job 7 --name kernels-forward" in lines[2 + MOST_KERNELS]
+
+
+@pytest.mark.parametrize("kind", ["profile", "memory"])
+def test_the_files_and_the_doubts_are_named(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    answers = Answers({"kernels-forward": [kernel("gemm", 3.0)]}, files=["trace.json.gz", "flamegraph.svg"])
+    text = "\n".join(printed(capsys, kind, answers))
+    assert "files: trace.json.gz, flamegraph.svg; `flopwatch download 7` fetches them" in text
+    assert "steady: the times drift" in text
 
 
 def test_a_profile_of_some_phases_names_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -301,6 +301,9 @@ def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> No
     done = flopwatch("table", "--sweep", str(made["id"]))
     ended(done)
     assert f"jobs of sweep {made['id']} that the table lacks: 2 queued" in done.stderr
+    assert done.stdout == ""
+    assert flopwatch("table", "--sweep", str(made["id"]), "--format", "latex").stdout == ""
+    assert json.loads(flopwatch("table", "--sweep", str(made["id"]), "--format", "json").stdout)["rows"] == []
 
 
 def test_words_that_are_no_fields_stay_mistakes(flopwatch: Any) -> None:

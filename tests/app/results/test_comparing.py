@@ -154,6 +154,7 @@ class TestMetrics:
         sentence = f"both sides are {named}, so there is nothing to compare"
         sheet = compare(database, jobs, jobs[::-1], Question(fail_above_percent=5))
         assert (sheet.about or {})["sentence"] == sentence
+        assert (sheet.about or {})["gate"]["sentence"] == f"inconclusive: {sentence}"
         text = render(sheet, "markdown")
         assert text.startswith(f"{sentence}.\n")
         assert "one after the other" not in text
@@ -387,6 +388,20 @@ def test_the_sides_of_one_job_were_alternated(database: Database, measure: Measu
     assert about(sheet, "alternated") is True
     assert about(sheet, "differences") == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
     assert about(sheet, "baseline")["job"] == about(sheet, "candidate")["job"] == job_id
+
+
+def test_a_verdict_that_both_sides_share_stands_once(database: Database, measure: Measure) -> None:
+    def notes(*validities: str) -> list[str]:
+        times = [
+            ("step_ms", {"unit_index": i, "case": {"seed": i % 2}, "validity": validities[i % 2]}) for i in range(4)
+        ]
+        job_id = measure(*times, spec=IN_TURNS, finish=Finish("succeeded", units=in_turns()))
+        return [note for note in compare_sides(database, job_id).notes if "verdict says why" in note]
+
+    (both,) = notes("suspect", "suspect")
+    assert both.startswith("Both sides of job ")
+    (one,) = notes("valid", "suspect")
+    assert one.startswith("The candidate, job ")
 
 
 @pytest.fixture

@@ -82,6 +82,14 @@ def test_no_difference_says_how_large_one_could_be() -> None:
     assert whole.sentence == "peak_memory_mib: no difference: the same in all processes; 8 processes each"
 
 
+@pytest.mark.parametrize(("above", "finding"), [(0, "inconclusive"), (9, "differs")])
+def test_without_a_ratio_the_test_decides_whether_values_differ(above: int, finding: str) -> None:
+    (_, counted), _ = judged(
+        row(STEADY, STEADY[::-1]), row([0, 1, 2, 3], [above + value for value in (0, 1, 2, 3)], "parameters", unit="")
+    )
+    assert counted.finding == finding
+
+
 def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
     mild = [value**0.35 for value in NOISY]
     (metric_row,), whole = judged(row(mild, mild[::-1]))

@@ -105,7 +105,7 @@ def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured:
     doubtful = {
         "verdict": "suspect",
         "counts": {"valid": 298, "suspect": 2},
-        "checks": [CHECK | {"case": "length 8"}] * 9,
+        "checks": [CHECK | {"case": f"length {number}"} for number in range(9)],
     }
     columns = {"kernel": "string", "total_ms": "number", "calls": "integer"}
     site.worker.finish(

@@ -26,7 +26,7 @@ from tests.clock import Clock
 from tests.databases import put_database
 from workers.agent import agent as agent_module
 from workers.agent import job_run, unit_run
-from workers.agent.agent import MAX_BACKOFF_S, MIN_BACKOFF_S, Agent
+from workers.agent.agent import MAX_BACKOFF_S, MIN_BACKOFF_S, TURN_S, Agent
 from workers.agent.job_run import LEFTOVERS_S, JobRun
 from workers.agent.spool import Spool
 from workers.devices.discovery import Host
@@ -299,6 +299,59 @@ def test_devices_are_given_back_whatever_fails_at_the_end(
     free = locks.take_free()
     assert free.alone
     free.release()
+
+
+def order_of_starts(tmp_path: Path, launcher: IdleLauncher, *, wakes: int) -> str:
+    """Let the agents A and B of two Flopwatches on one host run two jobs each, and return the order of the starts.
+
+    wakes: how often A looks for jobs when one of its own has ended, before B looks for some.
+    """
+    launcher.error = ValueError("the job fails at once")
+    clock, started, left = Clock(), "", {"A": 2, "B": 2}
+    databases = {}
+    for name in left:
+        put_database(tmp_path / name)
+        databases[name] = open_database(Settings(data_dir=tmp_path / name))
+    agents = {
+        name: Agent(
+            Settings(data_dir=tmp_path / name),
+            database,
+            host=HOST,
+            locks=DeviceLocks(HOST, tmp_path / "shared"),
+            launcher=launcher,  # type: ignore[arg-type]
+            clock=clock,
+        )
+        for name, database in databases.items()
+    }
+    for agent in agents.values():
+        agent.serve_queue()
+        agent.serve_queue()
+    for database in databases.values():
+        for _ in range(2):
+            submit(database, max_attempts=1)
+    while any(left.values()):
+        for name in (*("A" * wakes), "B"):
+            agent = agents[name]
+            agent.serve_queue()
+            for run in agent.runs.values():
+                assert run.wait(20)
+                started, left[name] = started + name, left[name] - 1
+        clock.now += TURN_S / 2
+    for name, database in databases.items():
+        agents[name].close()
+        database.close()
+    return started
+
+
+def test_agents_of_one_host_take_turns(tmp_path: Path, launcher: IdleLauncher) -> None:
+    assert order_of_starts(tmp_path, launcher, wakes=3) == "ABAB"
+
+
+def test_control_an_agent_that_sees_no_other_goes_on(
+    tmp_path: Path, launcher: IdleLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceLocks, "has_company", property(lambda _: False, lambda *_: None))
+    assert order_of_starts(tmp_path, launcher, wakes=3) == "AABB"
 
 
 def test_the_loop_goes_on_after_any_error(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

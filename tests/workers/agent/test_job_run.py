@@ -915,6 +915,28 @@ class TestUnits:
 WRAPPED = Planned("wrapped", start="exec", wrap=("nsys", "profile", "-o", "{scratch}/report"))
 
 
+def test_a_job_of_several_units_counts_units_and_nothing_else(site: Site) -> None:
+    stages = [(3, 24, "making the model"), (5, 32, "warming up")]
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        for done, total, message in stages:
+            unit.say({"type": "progress", "done": done, "total": total, "message": message})
+        cell = {"title": "a cell", "outcome": "ok", "headline": "1 ms", "seconds": 0.5}
+        unit.say({"type": "cell", "done": 1, "total": 2, **cell}, SUCCESS)
+        unit.end()
+
+    for replicates, expected in ((1, {(3, 24), (5, 32), (1, 2)}), (3, {(0, 3), (1, 3), (2, 3)})):
+        job = site.run(play, {**BENCHMARK, "replicates": replicates})
+        assert job["state"] == "succeeded"
+        events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
+        counted = {(event["done"], event["total"]) for event in events} - {(0, 1)}
+        assert counted <= expected
+        cells = [event for event in events if "cell" in event]
+        assert len(cells) == replicates
+        assert ["replicate " in event["message"] for event in cells] == [replicates > 1] * replicates
+
+
 class TestWrapped:
     def test_a_wrapped_units_report_is_collected_afterwards(
         self, site: Site, planned: Callable[[Runner], None]

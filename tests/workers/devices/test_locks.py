@@ -135,6 +135,7 @@ def test_an_error_while_locking_holds_no_lock(
 ) -> None:
     locks = DeviceLocks(GPU_HOST, folder)
     locks.take_free().release()
+    locks.close()
     before = open_descriptors()
     module = fcntl if name == "flock" else os
     for fails_at in range(1, 50):
@@ -143,6 +144,7 @@ def test_an_error_while_locking_holds_no_lock(
             patched.setattr(module, name, failing)
             with suppress(OSError, CannotRunHere):
                 locks.take_free().release()
+            locks.close()
             assert len(open_descriptors()) == len(before), f"call {fails_at} of {name} failed"
         if failing.left > 0:
             break

@@ -207,7 +207,8 @@ def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]
     if error is None:
         return [Check("exposed_communication", False, "one round has no spread: measure_steps is 1")]
     percent = 100 * error / step_ms
-    detail = f"exposed communication is known to ± {percent:.2g}% of the step, limit {MAX_ERROR_PERCENT:g}%"
+    known_to = f"{percent:.{1 if percent < 10 else 0}f}%"
+    detail = f"exposed communication is known to ± {known_to} of the step, limit {MAX_ERROR_PERCENT:g}%"
     if statistics.median(exposed) < -max(error, MAX_NEGATIVE * step_ms):
         detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
         return [Check("exposed_communication", False, detail)]

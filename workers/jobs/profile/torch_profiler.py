@@ -67,15 +67,14 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
 
     device, build_model = _training.prepare(spec)
     report.environment(environment.fingerprint(device))
-    if has_roofline(spec):
-        measure_missing_ceilings(spec, device, report)
+    refused = measure_missing_ceilings(spec, device, report) if has_roofline(spec) else {}
     case, device_key = spec.case(), environment.device_key(device)
     with _training.known_errors():
         timed = time_unprofiled(spec, unit, device, build_model, report)
         values = Values(profile_metrics(spec, timed.training.phases if isinstance(timed, Timed) else ()))
         if isinstance(timed, Timed):
             try:
-                Profiling(timed, values, report).run()
+                Profiling(timed, values, report, refused).run()
             except OutOfMemory as error:
                 values.set_missing("oom", str(error))
         else:
@@ -157,8 +156,12 @@ def has_roofline(spec: ProfileSpec) -> bool:
     return not spec.cuda_graph
 
 
-def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> None:
-    """Measure the ceilings that the roofline needs and this host's record lacks, and record them as `ceiling` does."""
+def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> dict[str | None, str]:
+    """Measure the ceilings that the roofline needs and this host's record lacks, and record them as `ceiling` does.
+
+    Returns:
+        Why rates were not recorded, by the product's data type; None is the copy.
+    """
     from app.specs.ceiling import CeilingSpec
     from workers.jobs._grid import Trial
     from workers.jobs.ceiling import RUNNER as CEILING
@@ -167,6 +170,7 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
     from workers.measure.validity import Monitor
 
     known = Ceilings(report.ceilings).read(device)
+    refused: dict[str | None, str] = {}
     measured = CeilingSpec(dtypes=[spec.precision], measure_steps=CEILING_STEPS, seed=spec.seed)
     for cell in measured.cells():
         if known and (known.copy_gb_per_s is not None if cell.dtype is None else cell.dtype in known.tflops):
@@ -174,10 +178,14 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
         report.progress(0, spec.measure_steps, f"measuring this device's ceiling: {cell.title}")
         trial = Trial(Values(CEILING.metrics(measured, cell)), Monitor(device), tell=lambda _line: None)
         try:
-            CEILING.measure(measured, cell, CEILING.open(measured, [device], report), trial)
+            context = CEILING.open(measured, [device], report)
+            CEILING.measure(measured, cell, context, trial)
+            refused |= context.refused
         except (OutOfMemory, RunnerError) as error:  # the profile continues without a roofline
+            refused[cell.dtype] = str(error)
             sys.stderr.write(f"ceiling, {cell.title}: {error}\n")
         reset_process()
+    return refused
 
 
 @dataclass
@@ -233,6 +241,8 @@ class Profiling:
     timed: Timed
     values: Values
     report: Reporter
+    refused: Mapping[str | None, str] = field(default_factory=dict)
+    """Why this job has not recorded a ceiling, by the product's data type; None is the copy."""
     summary: list[list[Scalar]] = field(default_factory=list)
     """Rows of the table `summary`."""
 
@@ -498,7 +508,7 @@ class Profiling:
         else:
             self._tell("products", None, None, NO_PRODUCTS)
         peak = peak_tflops(device_name(device), precision)
-        self.report.table("ceilings", tables.CEILINGS, tables.ceiling_rows(ceiling, precision, peak))
+        self.report.table("ceilings", tables.CEILINGS, tables.ceiling_rows(ceiling, precision, peak, self.refused))
 
     def _add_trace(self, profile: Profile) -> None:
         """Save the Chrome trace, cut to the size that the spec allows."""

@@ -179,16 +179,21 @@ def product_rows(products: Sequence[ProductUsage], phase_ms: float, roofline: Ro
     return rows
 
 
-def ceiling_rows(ceiling: Ceiling | None, precision: str, peak: tuple[float | None, str]) -> Rows:
+def ceiling_rows(
+    ceiling: Ceiling | None, precision: str, peak: tuple[float | None, str], refused: Mapping[str | None, str]
+) -> Rows:
     """Return the limits of the device: its measured ceilings, and the vendor's peak with its source.
 
-    An unknown limit has no value, and `source` says why.
+    An unknown limit has no value, and `source` says why: `refused` has the reasons for those that the job has measured
+    and not recorded, by the product's data type; None is the copy.
     """
     rate = None if ceiling is None else ceiling.tflops.get(precision)
     copy = None if ceiling is None else ceiling.copy_gb_per_s
     rows: Rows = []
     for limit, of, known, unit in (("products", precision, rate, "TFLOP/s"), ("copies", None, copy, "GB/s")):
         missing = NO_CEILING if ceiling is None else f"no measured ceiling of this device's {limit} is on record"
+        if of in refused:
+            missing = f"measured now, and not recorded: {refused[of]}"
         source = missing if known is None else f"measured at {known.measured_at}"
         rows.append([limit, of, None if known is None else known.value, unit, source])
     return [*rows, ["vendor's peak", precision, peak[0], "TFLOP/s", peak[1]]]

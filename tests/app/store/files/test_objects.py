@@ -25,6 +25,7 @@ from app.store.files.uploads import Uploads
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, StoredArtifact
+from tests.app.store.conftest import ON_SQLITE
 from tests.clock import Clock
 from tests.databases import put_database
 from tests.object_stores import SECRET, Bucket
@@ -97,6 +98,7 @@ def test_a_content_that_is_not_there(files: ObjectFiles) -> None:
             files.open(name)
 
 
+@ON_SQLITE
 def test_one_that_is_stopped_leaves_the_file_and_no_content(
     files: ObjectFiles, bucket: Bucket, tmp_path: Path, shop: Any, database: Database
 ) -> None:
@@ -117,6 +119,7 @@ def test_one_that_is_stopped_leaves_the_file_and_no_content(
     assert set(rows(database).values()) == {None}
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("what", ["another content", "another size", "nothing"])
 def test_what_the_store_has_changed_is_an_error(
     files: ObjectFiles, bucket: Bucket, trace: Path, shop: Any, queue: Queue, what: str
@@ -223,6 +226,7 @@ class TestCutNetwork:
             assert files.remove_unreferenced(database, 3600) == [stored[0]]
         assert (rows(database), bucket.names()) == ({}, set())
 
+    @ON_SQLITE
     def test_it_is_said_without_credentials(self, files: ObjectFiles, bucket: Bucket, database: Database) -> None:
         files.probe()
         bucket.network.cut()
@@ -450,6 +454,7 @@ def test_a_folders_files_are_copied(
     assert folder.read(stored[0][0]) == b"whole"
 
 
+@ON_SQLITE
 def test_a_signed_url_is_for_anybody(files: ObjectFiles, bucket: Bucket) -> None:
     import httpx
 
@@ -468,6 +473,7 @@ def test_obstore_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         import app.store.files.objects  # noqa: F401
 
 
+@ON_SQLITE
 def test_a_store_without_its_options_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)

@@ -126,6 +126,15 @@ def test_who_holds_the_devices_is_named(
     assert waiting == reason or (reason is not None and reason in str(waiting))
 
 
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [([8], FREE + ": job 8 runs"), ([7, 8], FREE + ": jobs 7, 8 run"), ([5, 6, 7, 8], FREE)],
+)
+def test_the_jobs_that_it_waits_for_are_named(ids: list[int], named: str) -> None:
+    running = {"a": [needs("cpu")]}
+    assert occupied_for(needs(), [on("a")], running, {"a": ids, "b": [9]}) == named
+
+
 class TestInTheQueue:
     @pytest.mark.parametrize(("uuids", "waits"), [(["GPU-1", "GPU-2"], False), (["MIG-1", "MIG-2"], True)])
     def test_instances_of_one_gpu_are_not_several_gpus(
@@ -164,7 +173,7 @@ class TestInTheQueue:
 
         shop.register()
         claim, job_id = shop.running_job(), shop.submit()
-        assert waiting(job_id) == FREE
+        assert waiting(job_id) == f"{FREE}: job {claim.job_id} runs"
         queue.finish(claim, Finish("succeeded"))
         assert waiting(job_id) is None
         queue.renew([], ("worker", "active"), {"held_by_others": ["host"]})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from app.web.panels.profile import draw_classes, draw_roofline, phase_times, roofline_text
+from app.web.panels.profile import draw_classes, draw_roofline, panels, phase_times, roofline_text
 
 
 def classes(**scopes: dict[str, float]) -> list[dict[str, Any]]:
@@ -56,6 +57,17 @@ def test_phases_of_other_modes(scopes: dict[str, dict[str, float]], phases: list
     found = phase_times(classes(**scopes))
     assert list(found) == phases
     assert found == {phase: scopes[phase] for phase in phases}
+
+
+def test_without_any_ceiling_there_are_the_reasons_and_no_plot() -> None:
+    rows = {"products": [product()], "ceilings": ceilings(None, None, None)}
+    results: Any = SimpleNamespace(has=rows.__contains__, rows=rows.get, tables=rows, artifacts={})
+    (panel,) = panels(results)
+    assert panel.draw is None
+    assert panel.text.startswith("Not known of this device: products: none is on record")
+    rows["ceilings"] = ceilings(None, None)
+    (panel,) = panels(results)
+    assert panel.draw is not None
 
 
 def test_bars_of_classes_have_shares_and_numbers() -> None:

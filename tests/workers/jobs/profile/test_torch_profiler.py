@@ -459,8 +459,23 @@ def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monk
     assert not any("ceiling" in message for *_, message in again.steps), "it is on record now"
 
 
+def test_a_ceiling_that_is_not_recorded_has_its_reason_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
+    monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
+    monkeypatch.setattr(ceiling, "why_not_to_record", lambda field, *_: f"{field} was disturbed")
+    report = Report(tmp_path)
+    spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
+    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    assert [row["source"] for row in report.table_rows("ceilings")][:2] == [
+        "measured now, and not recorded: matrix_size was disturbed",
+        "measured now, and not recorded: copy_mib was disturbed",
+    ]
+
+
 def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_profiler, "measure_missing_ceilings", lambda *_: None)
+    monkeypatch.setattr(torch_profiler, "measure_missing_ceilings", lambda *_: {})
     report = Report(tmp_path)
     spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
     RUNNER.run(spec, RUNNER.plan(spec)[0], report)
