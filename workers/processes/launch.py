@@ -340,14 +340,14 @@ class Launcher:
 
 
 def units_environment(mark: str) -> dict[str, str]:
-    """Return this process's variables without the service's settings and the credentials of its object store, which a
-    unit does not need, and with the agent's mark.
+    """Return this process's variables without the service's settings and the credentials of its database and object
+    store, which a unit does not need, and with the agent's mark.
 
     They are set where a new interpreter starts, not in the unit: a process's first variables can be read below /proc as
     long as it and its forks live.
     """
     store = os.environ.get("FLOPWATCH_ARTIFACTS_URL", "").partition("://")[0]
-    hidden = (SETTINGS_PREFIX, OBJECT_STORES.get(store, SETTINGS_PREFIX))
+    hidden = (SETTINGS_PREFIX, "PGPASSWORD", OBJECT_STORES.get(store, SETTINGS_PREFIX))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     return {**kept, VARIABLE: mark}
 

@@ -75,6 +75,7 @@ SETTINGS = {
     "FLOPWATCH_API_TOKEN": "hunter2",
     "FLOPWATCH_ARTIFACTS_URL": "s3://bucket",
     "AWS_SECRET_ACCESS_KEY": "hunter2",
+    "PGPASSWORD": "hunter2",
     "AZURE_STORAGE_ACCOUNT_NAME": "not of this store",
     "NCCL_DEBUG": "WARN",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
