@@ -46,6 +46,10 @@ class Access:
     def allows(self, needed: Scope) -> bool:
         return tokens.includes(self.scope, needed)
 
+    def own(self, route: str) -> str:
+        """Return the route as an Idempotency-Key of this sender has it: two people may choose the same key."""
+        return route if self.token_id is None else f"{route} by {self.name}"
+
     def require(self, needed: Scope, what: str) -> None:
         """Raise InsufficientScope, which names the scope that `what` asks for, unless this has it."""
         if not self.allows(needed):

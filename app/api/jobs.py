@@ -92,7 +92,7 @@ async def submit(
         await run_sync(lambda: new_job(services, body.model, sender))
         return Json({"jobs": 1})
     seconds = wait_seconds(request.headers)
-    key = idempotency(request.headers, "POST /jobs", body.sent, awaits=seconds is not None)
+    key = idempotency(request.headers, sender.own("POST /jobs"), body.sent, awaits=seconds is not None)
     submitted = await submit_job(services, body.model, sender, key)
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}

@@ -101,7 +101,7 @@ async def submit(
     if query.dry_run:
         jobs, _ = await run_sync(lambda: planned(services, body.model, sender))
         return Json({"jobs": len(jobs)})
-    key = idempotency(request.headers, "POST /sweeps", body.sent)
+    key = idempotency(request.headers, sender.own("POST /sweeps"), body.sent)
     submitted = await submit_sweep(services, body.model, sender, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:

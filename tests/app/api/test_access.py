@@ -286,6 +286,20 @@ class TestWhoseJobs:
         assert self.submit(guarded, ada)["submitted_by"] == "ada"
         assert self.submit(guarded, BOOTSTRAP)["submitted_by"] == "somebody else", "a proxy may say it"
 
+    @pytest.mark.parametrize("path", ["/jobs", "/sweeps"])
+    def test_an_idempotency_key_is_its_senders(self, guarded: Any, ada: str, bob: str, path: str) -> None:
+        body = {"spec": TINY} if path == "/jobs" else {"base": TINY, "grid": {"seed": [1]}}
+
+        def submitted(token: str) -> int:
+            answer = guarded.http.post(path, json=body, headers={**bearer(token), "Idempotency-Key": "nightly"})
+            assert answer.status_code == 201, answer.text
+            number: int = answer.json()["id"]
+            return number
+
+        of_ada, of_bob = submitted(ada), submitted(bob)
+        assert of_ada != of_bob
+        assert (submitted(ada), submitted(bob)) == (of_ada, of_bob)
+
     def test_one_changes_ones_own_jobs(self, guarded: Any, ada: str, bob: str) -> None:
         job = self.submit(guarded, ada)["id"]
         for method, path in (("POST", f"/jobs/{job}/cancel"), ("POST", f"/jobs/{job}/retry")):
