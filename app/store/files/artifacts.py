@@ -161,6 +161,10 @@ class ArtifactFiles:
                     assert self._descriptor is not None
                     byte_locks.unlock(self._descriptor, byte_locks.byte_of(sha256))
 
+    def check_locks(self) -> None:
+        """Raise OSError if the lock file, which is beside the folder, cannot be opened."""
+        os.close(self._open_locks())
+
     def _open_locks(self) -> int:
         return os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 

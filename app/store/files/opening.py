@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from app.errors import CannotRunHere
 from app.settings import Settings
 from app.store.database.engine import Database
 from app.store.database.private import prepare_data_folder
@@ -22,12 +23,20 @@ def open_files(settings: Settings, database: Database) -> FileStore:
         from app.store.files.objects import ObjectFiles  # with a folder, obstore need not be installed
 
         return ObjectFiles(settings.object_store_url, database)
+    files = ArtifactFiles(settings.artifacts_dir)
     if settings.artifacts_url is not None:
         prepare_data_folder(settings.artifacts_dir, "FLOPWATCH_ARTIFACTS_URL")
+        try:
+            files.check_locks()
+        except OSError as error:
+            raise CannotRunHere(
+                f"FLOPWATCH_ARTIFACTS_URL: {error.filename}, the locks beside the folder, cannot be opened:"
+                f" {error.strerror}. Name a folder inside of it, {settings.artifacts_dir / 'artifacts'}."
+            ) from error
     if not str(settings.resolved_database_url).startswith("sqlite"):
         logger.warning(
             "%s is a folder of this host: if workers of other hosts share the database, nobody can read their files"
             " before FLOPWATCH_ARTIFACTS_URL is an object store",
             settings.artifacts_dir,
         )
-    return ArtifactFiles(settings.artifacts_dir)
+    return files

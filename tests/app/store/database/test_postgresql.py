@@ -161,6 +161,20 @@ class TestTransactions:
             assert (len(names(database)), opened) == (12, [(2,)])
 
 
+class TestUpkeep:
+    def test_it_is_written_anew_and_its_size_is_known(self, database: Database, shop: Any) -> None:
+        shop.submit()
+        before = database.backend.size
+        database.vacuum()
+        database.checkpoint()
+        assert 0 < database.backend.size <= before + 100_000
+        put(database, "one")
+
+    def test_a_backup_is_another_programs(self, database: Database, tmp_path: Path) -> None:
+        with pytest.raises(CannotRunHere, match=r"pg_dump -Fc -f .*copy"):
+            database.backup(tmp_path / "copy")
+
+
 class TestWatch:
     def test_commits_are_seen_by_few_looks(
         self, database: Database, other: Database, monkeypatch: pytest.MonkeyPatch

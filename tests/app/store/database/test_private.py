@@ -186,3 +186,12 @@ def test_a_shared_folder_of_artifacts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotRunHere, match="set FLOPWATCH_ARTIFACTS_URL to a folder of its own"):
         open_files(settings, database)
     database.close()
+
+
+def test_locks_that_cannot_be_made_beside_the_artifacts_are_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "mount.lock").mkdir()
+    settings = Settings(data_dir=tmp_path / "data", artifacts_url=str(tmp_path / "mount"))
+    database = open_database(settings)
+    with pytest.raises(CannotRunHere, match=r"mount.lock, .* Name a folder inside of it, .*mount/artifacts"):
+        open_files(settings, database)
+    database.close()
