@@ -11,6 +11,8 @@ from playwright.sync_api import TimeoutError as NotInTime
 
 AXE = Path(__file__).parent / "vendor" / "axe" / "axe.min.js"
 WIDTHS = (1400, 390)
+MAX_HEADER = 125
+"""Largest height of a page's header, in pixels: three rows where one signs out there."""
 SERIOUS = ("serious", "critical")
 
 
@@ -31,8 +33,10 @@ def assert_accessible(page: Page) -> None:
 
 def assert_fits(page: Page) -> None:
     """The page itself needs no sideways scrolling, once its plots have followed the window's width; its tables may
-    scroll inside.
+    scroll inside. Its header leaves room for the page.
     """
+    header = page.evaluate("() => document.querySelector('body > header')?.offsetHeight ?? 0")
+    assert header <= MAX_HEADER, f"the header is {header} pixels high"
     width = page.viewport_size["width"] if page.viewport_size else 0
     try:
         page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width, timeout=5_000)

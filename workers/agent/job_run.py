@@ -254,6 +254,9 @@ class JobRun:
                 return replace(outcome, detail=f"the {process.unit.side}: {outcome.detail}")
             if not isinstance(outcome, Succeeded):
                 return outcome
+        if len(units) > 1:
+            self._progress(len(units), len(units), units[-1].title)
+            self._flush()
         return Succeeded()
 
     def _fetch_code(self) -> None:

@@ -372,6 +372,23 @@ class TestCompare:
         assert [trace["y"] for trace in distributions["data"]] == [[1.0, 1.5], [2.0, 2.5]]
         assert "one dot for each sample" in text
 
+    def test_what_several_rows_say_alike_stands_once(self, filled: Any, measured: Any) -> None:
+        """Each of five rows said that the host is too noisy, and how many processes there were."""
+        jobs = []
+        for values in ((1.0, 3.0, 9.0, 27.0), (27.0, 9.0, 3.0, 1.0)):
+            filled.submit(spec={"context_length": 16}, priority=9)
+            claim = filled.worker.claim()
+            rows = [
+                measured(metric, value**power, unit_index=unit, model="tiny", context_length=16)
+                for metric, power in (("step_ms", 1.0), ("forward_ms", 0.9), ("rest_ms", 0.8))
+                for unit, value in enumerate(values)
+            ]
+            filled.worker.finish(claim, measurements=rows)
+            jobs.append(claim.job_id)
+        text = page(filled, f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        assert text.count("there may be one of up to") == 3
+        assert text.count("4 processes each") <= 1
+
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
         assert "Of checked ones the oldest is the baseline" in page(filled, "/ui/compare").text
 
@@ -495,6 +512,16 @@ def test_time_left_follows_from_the_last_durations(filled: Any) -> None:
     assert members._left(3, running, [2.0], now) == 6, "a job that takes longer than the others is nearly done"
     assert members._left(3, [], [2.0], now) is None
     assert members._left(3, running, [], now) is None
+
+
+def test_a_search_has_no_time_left_since_it_submits_more_jobs(filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = filled.services.reading.sweep(1)
+    monkeypatch.setattr(members, "_left", lambda *_: 2.2)
+    now = members.parsed_time("2026-01-01T00:00:04Z")
+    lefts = [
+        members.progress(filled.services.database, {**sweep, "fit": fit}, now).left_s for fit in (None, {"upto": 8})
+    ]
+    assert lefts == [2.2, None]
 
 
 def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:

@@ -280,6 +280,7 @@ def test_replicates_start_together_and_run_one_after_the_other(site: Site, monke
         "replicate 2 of 4",
         "replicate 3 of 4; about 0 s left",
         "replicate 4 of 4; about 0 s left",
+        "replicate 4 of 4",
     ]
     first, second, third, fourth = (f"replicate {number} of 4" for number in (1, 2, 3, 4))
     assert sorted(happened[:2]) == [f"{first} starts", f"{second} starts"]
@@ -926,7 +927,7 @@ def test_a_job_of_several_units_counts_units_and_nothing_else(site: Site) -> Non
         unit.say({"type": "cell", "done": 1, "total": 2, **cell}, SUCCESS)
         unit.end()
 
-    for replicates, expected in ((1, {(3, 24), (5, 32), (1, 2)}), (3, {(0, 3), (1, 3), (2, 3)})):
+    for replicates, expected in ((1, {(3, 24), (5, 32), (1, 2)}), (3, {(0, 3), (1, 3), (2, 3), (3, 3)})):
         job = site.run(play, {**BENCHMARK, "replicates": replicates})
         assert job["state"] == "succeeded"
         events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
