@@ -59,7 +59,8 @@ def check_code(sender: Access, jobs: Iterable[NewJob]) -> None:
 def check_room(services: Services, sender: Access, jobs: int = 1) -> None:
     """Raise QueueFull if so many more jobs of the sender would be too many.
 
-    The jobs are counted before they are stored: requests at the same moment may exceed the limit together.
+    The jobs are counted before they are stored: requests at the same moment may exceed the limit together, and so may
+    the jobs of one sweep that is resumed.
     """
     most = services.settings.max_queued_jobs
     if most is None:
@@ -100,6 +101,8 @@ def own_job(*, again: bool = False) -> Any:
 
     async def check(request: Request, services: CurrentServices, job_id: JobId) -> None:
         await check_own_jobs(services, access_of(request), [job_id], again=again)
+        if again:
+            await run_sync(check_room, services, await _sender(request))
 
     return Depends(check)
 
@@ -109,12 +112,13 @@ def own_sweep(*, again: bool = False) -> Any:
 
     async def check(request: Request, services: CurrentServices, sweep_id: SweepId) -> None:
         access = access_of(request)
-        if access.allows("admin"):
-            return
-        sweep = await run_sync(services.reading.sweep, sweep_id)
-        check_own(access, sweep["options"].get("submitted_by"), f"Sweep {sweep_id}")
-        if again and _has_code(sweep):
-            access.require("code", f"Sweep {sweep_id}, which may run uploaded code,")
+        if not access.allows("admin"):
+            sweep = await run_sync(services.reading.sweep, sweep_id)
+            check_own(access, sweep["options"].get("submitted_by"), f"Sweep {sweep_id}")
+            if again and _has_code(sweep):
+                access.require("code", f"Sweep {sweep_id}, which may run uploaded code,")
+        if again:
+            await run_sync(check_room, services, await _sender(request))
 
     return Depends(check)
 

@@ -427,6 +427,17 @@ class TestLimits:
             assert submit(bob).status_code == 201
             site.http.post(f"/jobs/{first}/cancel", headers=bearer(ada)).raise_for_status()
             assert submit(ada).status_code == 201
+            refused(site.http.post(f"/jobs/{first}/retry", headers=bearer(ada)), 429, "queue_full")
+
+    def test_nothing_runs_again_while_the_queue_is_full(self, serve: Any, tmp_path: Path) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=1) as site:
+            ada = bearer(made(site, "ada", "submit"))
+            sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1]}}, headers=ada).json()["id"]
+            site.http.post(f"/sweeps/{sweep}/cancel", headers=ada).raise_for_status()
+            job = site.http.post("/jobs", json={"spec": TINY}, headers=ada).json()["id"]
+            refused(site.http.post(f"/sweeps/{sweep}/resume", headers=ada), 429, "queue_full")
+            site.http.post(f"/jobs/{job}/cancel", headers=ada).raise_for_status()
+            assert site.http.post(f"/sweeps/{sweep}/resume", headers=ada).status_code == 202
 
 
 class TestSessions:
