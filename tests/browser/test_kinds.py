@@ -67,9 +67,12 @@ def rows(panel: Locator) -> Locator:
 def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, watch: Watch) -> None:
     job_id = shown(site, page, "profile", measure_steps=2, profile_steps=1)
     expect(drawn(page, "classes").locator(".plot")).to_have_accessible_name(re.compile("by class"))
-    roofline = drawn(page, "roofline")
-    roofline.get_by_text("Numbers of this plot").click()
-    expect(roofline.locator("td", has_text="aten::mm 4×8 · 8×16, fp32").first).to_be_visible()
+    roofline = opened(page, "roofline")
+    # On a busy host the ceilings are not steady, and not recorded.
+    expect(roofline.locator("[data-drawn=yes]").or_(roofline.get_by_text("not recorded")).first).to_be_visible()
+    if roofline.locator("figure").count():
+        roofline.get_by_text("Numbers of this plot").click()
+        expect(roofline.locator("td", has_text="aten::mm 4×8 · 8×16, fp32").first).to_be_visible()
 
     kernels = opened(page, "kernels")
     expect(rows(kernels).first).to_be_visible()

@@ -104,7 +104,7 @@ def waking_of_streams() -> None:
 def whole_artifacts() -> None:
     """Contents are copied to their names directly."""
 
-    def put(self: ArtifactFiles, path: Path, _check: object = None) -> tuple[str, int]:
+    def put(self: ArtifactFiles, path: Path, _check: object = None, _claim: object = None) -> tuple[str, int]:
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         target = self._path(sha256)
         with self._space_errors():
