@@ -1,4 +1,4 @@
-"""What routes ask of a request's token beyond reading and submitting: the scopes `code` and `admin`, and that a job or
+"""Checks of a request's token beyond reading and submitting: the scopes `code` and `admin`, and that a job or
 sweep is the sender's own. The gate asks for `read` and `submit`.
 """
 

@@ -243,8 +243,8 @@ class Broadcast(Collective):
         return self._numbers.wrong(self._tensor, factor=self._sign, shift=self._numbers.shift(0))
 
 
-class AllToAll(Collective):
-    """Every rank sends each rank a piece of its own."""
+class Exchange(Collective):
+    """Every rank sends a tensor, and receives one of the same size."""
 
     @classmethod
     def host_bytes(cls, size: int, ranks: int) -> int:
@@ -256,6 +256,10 @@ class AllToAll(Collective):
 
     def turn(self) -> None:
         self._sent.neg_()
+
+
+class AllToAll(Exchange):
+    """Every rank sends each rank a piece of its own."""
 
     def call(self) -> None:
         dist.all_to_all_single(self._received, self._sent, group=self._group)
@@ -269,16 +273,11 @@ class AllToAll(Collective):
         return None
 
 
-class SendReceive(Collective):
+class SendReceive(Exchange):
     """Every rank sends the next rank its tensor, the last rank the first, and receives another."""
 
-    @classmethod
-    def host_bytes(cls, size: int, ranks: int) -> int:
-        return 2 * size
-
     def make(self) -> None:
-        self._sent, self._received = self._empty(self._numel), self._empty(self._numel)
-        self._numbers.fill(self._sent, rank=self._rank.index)
+        super().make()
         index, ranks = self._rank.index, self._rank.world_size
         self._from = (index - 1) % ranks
         send, receive = (
@@ -289,9 +288,6 @@ class SendReceive(Collective):
             )
         )
         self._both = [send, receive]
-
-    def turn(self) -> None:
-        self._sent.neg_()
 
     def call(self) -> None:
         for work in dist.batch_isend_irecv(self._both):

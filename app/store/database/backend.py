@@ -1,4 +1,4 @@
-"""What differs between the databases: every engine has a class with these methods, in a module of its own."""
+"""The differences between the databases: every engine has a class with these methods, in a module of its own."""
 
 from __future__ import annotations
 

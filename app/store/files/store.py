@@ -1,5 +1,5 @@
-"""What a store of files does: a folder (artifacts.py) or an object store (objects.py) has the bytes of artifacts and
-uploaded code."""
+"""The interface of a store of files: a folder (artifacts.py) or an object store (objects.py) has the bytes of
+artifacts and uploaded code."""
 
 from __future__ import annotations
 
