@@ -22,6 +22,7 @@ from workers.model.batches import JoinedBatches
 from workers.model.steps import TrainStep
 
 TRAINED_STEPS = 2
+UNKNOWN = {"gradient_error": None, "whole_gradient_error": None, "parameter_error": None, "why_not": None}
 KEPT_SHARE = 0.85
 """The share of a GPU's memory up to which compared tensors stay there; the rest is for fragmentation."""
 
@@ -49,14 +50,15 @@ class ParityCheck:
         loss does. Where the strategy casts parameters, the single process has the same wrapper to itself.
 
         Returns:
-            On rank 0 {"gradient_error", "parameter_error", "why_not"}, JSON-ready: the largest relative error of any
-            gradient of the third step, and of any parameter's change since the beginning; and the names of these.
+            On rank 0, JSON-ready: "gradient_error", the largest relative error of any gradient of the third step,
+            "whole_gradient_error", that of all of them as one vector, "parameter_error", the largest of any parameter's
+            change since the beginning, the names of these ("gradient", "parameter"), and "why_not".
         """
         self._context.report_progress("checking parity")
         shared = self._trained_by_strategy()
         self._context.free_memory()
         if isinstance(shared, str):
-            return {"gradient_error": None, "parameter_error": None, "why_not": shared}
+            return {**UNKNOWN, "why_not": shared}
         found = self._compared_to_one_process(shared)
         self._context.free_memory()
         return found if self._context.rank.index == 0 else None
@@ -160,7 +162,7 @@ class ParityCheck:
 
     def _compared_to_one_process(self, shared: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
         """Train on rank 0 alone. The other ranks follow step by step, so that they do not count as hanging."""
-        found: dict[str, Any] = {"gradient_error": None, "parameter_error": None, "why_not": None}
+        found: dict[str, Any] = dict(UNKNOWN)
         work = None
         if self._context.rank.index == 0:
             work = one_process(self._context, self._keeper, self._own_group, shared, found)
@@ -222,12 +224,22 @@ def one_process(
     gradients = full_gradients(trained)
     errors = {name: relative_error(shared["gradients"].get(name), one) for name, one in gradients.items()}
     found["gradient_error"], found["gradient"] = largest_error(errors)
+    found["whole_gradient_error"] = whole_error(errors, gradients)
 
 
 def largest_error(errors: Mapping[str, float]) -> tuple[float, str]:
     """Return the largest error and its parameter; nan if the single process has a value that is not finite."""
     name = max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
     return errors[name], name
+
+
+def whole_error(errors: Mapping[str, float], alone: Mapping[str, Tensor]) -> float:
+    """Return the relative error of all tensors as one vector, from that of each."""
+    sizes = {name: float(torch.linalg.vector_norm(one.detach().double())) for name, one in alone.items()}
+    whole = math.hypot(*sizes.values())
+    if not whole:
+        return max(errors.values(), default=0.0)
+    return math.hypot(*(errors[name] * size if size else errors[name] for name, size in sizes.items())) / whole
 
 
 def relative_error(shared: Tensor | None, alone: Tensor, start: Tensor | None = None) -> float:

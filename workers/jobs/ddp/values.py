@@ -29,10 +29,14 @@ PARITY = ("gradient_error", "parameter_error")
 GPU_ONLY = "known on GPUs only"
 DOES_NOT_COMMUNICATE = "strategy none does not communicate"
 TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 1e-2, "fp16": 1e-2}
-"""Largest allowed relative error of a gradient, by precision. One process computes it from the same parameters by the
-same kernels, and sums in another order. Without one of n ranks the error is 1/n or more, of 64 ranks 1.6e-2."""
+"""Largest allowed relative error of all gradients as one vector, by precision. One process computes them from the same
+parameters by the same kernels, and sums in another order. Without one of n ranks the error is 1/n or more, of 64 ranks
+1.6e-2."""
 NARROW_TOLERANCE = 1.4e-2
 """The same where gradients travel in bf16, so that every sum of two is rounded to 8 bits."""
+ONE_GRADIENT_TOLERANCE = 5e-2
+"""Largest allowed relative error of any one gradient in 16 bits. Compiled under another wrapper, a block rounds elsewhere,
+and tiny gradients of a deep model (queries' projections) differ by 2 % between equally right steps."""
 PARAMETER_TOLERANCES = {"fp32": 1e-2, "tf32": 1e-2, "bf16": 0.2, "fp16": 0.2}
 """Largest allowed relative error of a parameter's change: Adam divides a gradient by its magnitude, so where that is
 near zero a small error may change the sign of the update."""
@@ -319,10 +323,13 @@ def add_rates(
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:
-    """Return the largest allowed relative error of gradients or parameters."""
+    """Return the largest allowed relative error "gradient_error", "whole_gradient_error" or "parameter_error"."""
     narrow = spec.casts or spec.parameter_dtype == "bf16"
+    whole = NARROW_TOLERANCE if narrow else TOLERANCES[spec.precision]
+    if name == "whole_gradient_error":
+        return whole
     if name == "gradient_error":
-        return NARROW_TOLERANCE if narrow else TOLERANCES[spec.precision]
+        return ONE_GRADIENT_TOLERANCE if whole >= TOLERANCES["bf16"] else whole
     return NARROW_PARAMETER_TOLERANCE if narrow else PARAMETER_TOLERANCES[spec.precision]
 
 
@@ -335,19 +342,20 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
             values.set(name, None, None, DOES_NOT_COMMUNICATE)
         return Check("parity", True, DOES_NOT_COMMUNICATE)
     wrong, details = [], []
-    for name in PARITY:
+    for name in (*PARITY, "whole_gradient_error"):
         error, limit = parity[name], tolerance(spec, name)
         why_not = parity["why_not"] or f"mode {spec.mode} changes no parameters"
         if error is not None and math.isnan(error):
             error, why_not = None, f"one process has a {name.partition('_')[0]} that is not finite"
         known = error is not None and math.isfinite(error)
-        values.set(name, None, [error] if known else None, why_not if error is None else "missing or not finite")
+        if name in PARITY:
+            values.set(name, None, [error] if known else None, why_not if error is None else "missing or not finite")
         if error is None:
             details.append(f"{name}: {why_not}")
             continue
         details.append(f"{name} {error:.2g}, limit {limit:g}")
         if not error <= limit:
-            where = parity[name.removesuffix("_error")]
+            where = parity.get(name.removesuffix("_error"), "all gradients")
             wrong.append(f"{name} {error:.2g} of {where} exceeds {limit:g}")
     if wrong:
         values.overrule("wrong", f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
