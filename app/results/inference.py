@@ -23,6 +23,8 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +46,7 @@ SEED = 0
 MAX_EXACT = 60
 """Most processes of a side for which p-values are exact; with more, the normal approximation is as good."""
 MAX_PERMUTATIONS = 20_000
-"""Largest number of permutations that are tried; exact p-values of samples with ties need all of them."""
+"""Most ways to divide the values into two sides for which p-values of samples with ties are exact."""
 CAUTION = 0.6
 """Power is computed with this upper confidence limit of the spread, since a spread of few processes may be too small
 (Browne, Statistics in Medicine 14, 1995)."""
@@ -139,8 +141,26 @@ def p_value(baseline: Sequence[float], candidate: Sequence[float]) -> float:
         if max(len(baseline), len(candidate)) <= MAX_EXACT:
             method = "exact"
     elif math.comb(len(values), len(baseline)) <= MAX_PERMUTATIONS:
-        method = stats.PermutationMethod(n_resamples=MAX_PERMUTATIONS)
+        return _p_value_of_ties(baseline, candidate)
     return min(1.0, float(stats.mannwhitneyu(baseline, candidate, alternative="two-sided", method=method).pvalue))
+
+
+def _p_value_of_ties(baseline: Sequence[float], candidate: Sequence[float]) -> float:
+    """Return the exact two-sided p-value of samples with ties.
+
+    Of all ways to choose the baseline's values, it counts those with each sum of ranks: scipy's permutation test, which
+    tries them one by one, takes fifty times as long or more.
+    """
+    values = sorted([*baseline, *candidate])
+    ranks = [bisect_left(values, value) + bisect_right(values, value) for value in values]  # doubled: ties share one
+    ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in baseline)]
+    for rank in ranks:
+        for size in range(len(baseline), 0, -1):
+            for total, count in ways[size - 1].items():
+                ways[size][total + rank] += count
+    found = sum(bisect_left(values, value) + bisect_right(values, value) for value in baseline)
+    tails = (sum(count for total, count in ways[-1].items() if sign * total >= sign * found) for sign in (1, -1))
+    return min(1.0, 2 * min(tails) / math.comb(len(values), len(baseline)))
 
 
 def smallest_p_value(baseline: int, candidate: int) -> float:

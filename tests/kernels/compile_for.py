@@ -50,7 +50,7 @@ def compile_instead(self: Any, _grid: Any) -> Any:
 
 
 def allocate(self: Any, module: Any, metadata: dict[str, Any], options: Any, capability: int) -> str:
-    """The first part of Triton 3.6's `make_llir`, which gives each tensor its memory."""
+    """The first part of `make_llir` of Triton 3.6 and 3.7, which gives each tensor its memory."""
     ptx_version = get_ptx_version_from_options(options, self.target.arch)
     manager = ir.pass_manager(module.context)
     passes.ttgpuir.add_combine_tensor_select_and_if(manager)
@@ -104,7 +104,7 @@ absent = Absent()
 driver.set_active(absent)
 JITFunction.__getitem__ = compile_instead
 CUDABackend.make_ptx, CUDABackend.make_cubin = no_assembly, no_binary
-if triton.__version__.startswith("3.6."):
+if triton.__version__.startswith(("3.6.", "3.7.")):
     CUDABackend.make_llir = allocate
 inputs.capability = tilings.capability = lambda _device: divmod(absent.capability, 10)
 launching.make_context_current = lambda _device: None

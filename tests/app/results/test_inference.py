@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable
 
 import pytest
+from scipy import stats
 
 from app.results import inference
 from app.results.inference import Estimate, Hypothesis, adjusted, estimate, replicates_for, smallest_difference
@@ -41,6 +42,16 @@ class TestEstimate:
         assert found.p_value == pytest.approx(2 / 70)
         assert (found.ratio, found.low, found.high, found.spread) == (1.2, 1.2, 1.2, 0.0)
         assert estimate([100.0] * 4, [100.0] * 4).p_value == 1.0
+
+    def test_p_values_of_ties_are_those_of_all_permutations(self) -> None:
+        rng = random.Random(2)
+        for one, other in ((4, 4), (4, 7), (6, 5)):
+            sides = [
+                [round(rng.gauss(mean, 0.02), 2) for _ in range(number)] for number, mean in ((one, 1.0), (other, 1.02))
+            ]
+            tried = stats.mannwhitneyu(*sides, method=stats.PermutationMethod(n_resamples=inference.MAX_PERMUTATIONS))
+            assert len(set(sides[0] + sides[1])) < one + other
+            assert inference.p_value(*sides) == pytest.approx(min(1.0, tried.pvalue))
 
     def test_many_processes(self) -> None:
         rng = random.Random(1)
