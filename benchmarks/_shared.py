@@ -7,15 +7,17 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from sqlalchemy import URL, NullPool, create_engine, make_url
 
 from app.store.database.sqlite import driver
 from tools.service import Service
@@ -31,9 +33,30 @@ Row = Mapping[str, str]
 
 
 @contextmanager
-def started_service() -> Iterator[Service]:
-    """Start a server in a temporary folder. At the end its processes and the folder are gone."""
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
+def new_database(server: URL) -> Iterator[URL]:
+    """Make an empty database on PostgreSQL's server; at the end it is gone."""
+    engine = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    name = f"flopwatch_benchmark_{secrets.token_hex(4)}"
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE template0")
+    try:
+        yield server.set(database=name)
+    finally:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def started_service(postgresql: str | None = None) -> Iterator[Service]:
+    """Start a server in a temporary folder, or with a new database on the PostgreSQL server at this URL. At the end
+    its processes, the folder and the database are gone."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flopwatch-"))
+        environment = {}
+        if postgresql is not None:
+            url = stack.enter_context(new_database(make_url(postgresql)))
+            environment["FLOPWATCH_DATABASE_URL"] = url.render_as_string(hide_password=False)
+        service = stack.enter_context(Service(Path(folder), environment))
         service.start_server()
         yield service
 
@@ -61,6 +84,15 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: An
     if response.status >= http.client.INTERNAL_SERVER_ERROR:
         raise RuntimeError(f"{method} {path}: {response.status}: {content.decode(errors='replace')[:500]}")
     return response.status, content
+
+
+def on(postgresql: str | None) -> str:
+    """Return what a title says about the engine, which for None is SQLite."""
+    if postgresql is None:
+        return ""
+    with create_engine(postgresql, poolclass=NullPool).connect() as connection:
+        version = str(connection.exec_driver_sql("SHOW server_version").scalar_one())
+    return f", on PostgreSQL {version.split()[0]}"
 
 
 def server_of(service: Service) -> psutil.Process:

@@ -1,11 +1,13 @@
 """Latency of every page and of everything that can be read, with a full database.
 
     python -m benchmarks.latencies [--only PATTERN] [--budget SECONDS]
+                                   [--postgresql postgresql+psycopg://user@host/postgres]
 
 The database has 100 000 finished jobs, of which 1 in 20 has failed and has a label of its own, 5 000 queued ones, a
 sweep of 10 000 jobs, a job of 150 000 measurements, and jobs whose tables have 1 000, 10 000 and 100 000 numbers: more
 than a million measurements. It takes minutes to fill. Then one client with one connection sends requests to the server,
 without a worker: to every route that reads, with the ids of these jobs, and the requests of `REQUESTS` and `TABLES`.
+With --postgresql all of it is in a database that is made and dropped there.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import httpx
 import psutil
 import typer
 from fastapi import FastAPI
-from sqlalchemy import insert, literal, select
+from sqlalchemy import insert, literal, make_url, select
 
 from app.errors import job_problem
 from app.main import ROUTERS, create_app
@@ -33,7 +35,18 @@ from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
 from app.store.records import Finish
 from app.web import pages
-from benchmarks._shared import TINY, Row, ask, connected, cpu_s, percentiles, print_table, server_of, started_service
+from benchmarks._shared import (
+    TINY,
+    Row,
+    ask,
+    connected,
+    cpu_s,
+    on,
+    percentiles,
+    print_table,
+    server_of,
+    started_service,
+)
 from benchmarks.store import CELL_METRICS, OFFER, cells, spooled
 from tools.service import submit
 
@@ -141,8 +154,16 @@ def fill(database: Database, client: httpx.Client, size: Size) -> dict[str, Any]
     copied += [ids["queued"]] * (size.queued - 1)
     for start in range(0, len(copied), BATCH):
         last = _copy(database, copied[start : start + BATCH], last + 1)
-    database.checkpoint()
+    _settle(database, last)
     return {**ids, "other": ids["queued"] + 2, "middle": (ids["queued"] + last) // 2}
+
+
+def _open_to_fill(settings: Settings) -> Database:
+    """Open the database; on PostgreSQL commits do not wait for the disk."""
+    if settings.database_url is None:
+        return open_database(settings)
+    url = make_url(settings.resolved_database_url).update_query_dict({"options": "-c synchronous_commit=off"})
+    return open_database(settings.model_copy(update={"database_url": url.render_as_string(hide_password=False)}))
 
 
 def _finish_next(
@@ -174,6 +195,16 @@ def _copy(database: Database, copied: Sequence[int], first: int) -> int:
                     rows = rows.where(table.c.job_id == source, tables.job.c.id.in_(ids))
                     connection.execute(insert(table).from_select(["job_id", *names], rows))
     return first + len(copied) - 1
+
+
+def _settle(database: Database, last_job: int) -> None:
+    """Do what the engine does in time by itself, and let the next job follow the copied ones."""
+    database.checkpoint()
+    if database.backend.engine.dialect.name == "postgresql":
+        with database.write() as connection:
+            connection.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('job', 'id'), {last_job})")
+        with contextlib.closing(database.backend.engine.raw_connection()) as pooled:
+            pooled.driver_connection.execute("VACUUM ANALYZE")  # type: ignore[union-attr]
 
 
 def measure(
@@ -217,10 +248,10 @@ def measure(
     }
 
 
-def measure_all(size: Size, rounds: int, budget_s: float, only: str) -> Iterator[Row]:
+def measure_all(size: Size, rounds: int, budget_s: float, only: str, postgresql: str | None) -> Iterator[Row]:
     """Fill a database, and measure every request that matches the pattern."""
-    with started_service() as service, connected(service.url) as connection:
-        with contextlib.closing(open_database(service.settings())) as database:
+    with started_service(postgresql) as service, connected(service.url) as connection:
+        with contextlib.closing(_open_to_fill(service.settings())) as database:
             ids = fill(database, service.client(), size)
         app = create_app(Settings(data_dir=service.folder / "unused"))
         for request in requests_of(app):
@@ -228,9 +259,9 @@ def measure_all(size: Size, rounds: int, budget_s: float, only: str) -> Iterator
                 yield measure(connection, server_of(service), request, ids, rounds, budget_s)
 
 
-def main(only: str = "", rounds: int = 100, budget: float = 2.0) -> None:
+def main(only: str = "", rounds: int = 100, budget: float = 2.0, postgresql: str | None = None) -> None:
     """Measure the requests that match ONLY, each ROUNDS times or, if that takes longer, BUDGET seconds."""
-    print_table(f"{Size()}", measure_all(Size(), rounds, budget, only))
+    print_table(f"{Size()}{on(postgresql)}", measure_all(Size(), rounds, budget, only, postgresql))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The service's throughput, its event streams, the time that it adds to a job, and its CPU time without work.
 
     python -m benchmarks.service throughput | followers | overhead | idle
+                                 [--postgresql postgresql+psycopg://user@host/postgres]
 
-Each starts a server and, where it needs one, a worker of this checkout.
+Each starts a server and, where it needs one, a worker of this checkout. With --postgresql the queue is in a database
+that it makes and drops.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from benchmarks._shared import (
     ask,
     connected,
     cpu_s,
+    on,
     percentiles,
     print_table,
     server_of,
@@ -45,14 +48,19 @@ commands = typer.Typer(help=__doc__, no_args_is_help=True, rich_markup_mode=None
 
 
 @commands.command()
-def throughput(clients: list[int] = [1, 4, 16], seconds: float = 3.0, rounds: int = 3) -> None:  # noqa: B006  (typer)
+def throughput(
+    clients: list[int] = [1, 4, 16],  # noqa: B006  (typer)
+    seconds: float = 3.0,
+    rounds: int = 3,
+    postgresql: str | None = None,
+) -> None:
     """Submissions per second by so many clients, each a process with one connection; median (least … greatest).
 
     Where the clients' CPU time per job is small and the processors are busy, the figure measures the server.
     """
-    with started_service() as service:
+    with started_service(postgresql) as service:
         _submit_together(service, 1, min(1.0, seconds))  # the first requests compile and fill caches
-        title = f"Submissions over HTTP, {rounds} rounds of {seconds:g} s"
+        title = f"Submissions over HTTP, {rounds} rounds of {seconds:g} s{on(postgresql)}"
         print_table(title, (_throughput(service, count, seconds, rounds) for count in clients))
 
 
@@ -90,9 +98,9 @@ def _submit_for(url: str, seconds: float) -> tuple[float, float, float, int]:
 
 
 @commands.command()
-def followers(streams: int = 500, rounds: int = 300) -> None:
+def followers(streams: int = 500, rounds: int = 300, postgresql: str | None = None) -> None:
     """Latency of `POST /jobs` beside open event streams, each of a queued job of its own, and all of one job."""
-    with started_service() as service:
+    with started_service(postgresql) as service:
         client = service.client()
         ids = [submit(client, BODY) for _ in range(streams)]
         situations = {
@@ -101,7 +109,7 @@ def followers(streams: int = 500, rounds: int = 300) -> None:
             f"{streams}, of one job": ids[:1] * streams,
         }
         print_table(
-            f"{rounds} jobs submitted one after the other",
+            f"{rounds} jobs submitted one after the other{on(postgresql)}",
             (_beside_streams(service, title, followed, rounds) for title, followed in situations.items()),
         )
 
@@ -157,14 +165,14 @@ LOGGED = re.compile(r"^(\S+ \S+) DEBUG job-(\d+): (started|outcome)$", re.MULTIL
 
 
 @commands.command()
-def overhead(jobs: int = 30, device: str = "auto") -> None:
+def overhead(jobs: int = 30, device: str = "auto", postgresql: str | None = None) -> None:
     """The time that the service adds to a job: small jobs, one after the other, on a worker with a warm parent.
 
     Times are the wall clock's: of the client; in the job's events; and in the worker's log, to the millisecond, of the
     runner's first and last message. Stop other workers of the host: CPU jobs run alone.
     """
     times: dict[int, dict[str, float]] = {}
-    with started_service() as service:
+    with started_service(postgresql) as service:
         client = service.client()
         worker = service.start_worker(FLOPWATCH_LOG_LEVEL="DEBUG")
         for _ in range(WARMUP + jobs):
@@ -176,7 +184,7 @@ def overhead(jobs: int = 30, device: str = "auto") -> None:
         for written, job, message in LOGGED.findall(service.logs()):
             at = datetime.strptime(written, "%Y-%m-%d %H:%M:%S,%f").astimezone()
             times[int(job)][message] = at.timestamp()
-    print_table(f"Overhead of a job, {jobs} jobs", _intervals(list(times.values())[WARMUP:]))
+    print_table(f"Overhead of a job, {jobs} jobs{on(postgresql)}", _intervals(list(times.values())[WARMUP:]))
 
 
 def _events(client: httpx.Client, job_id: int) -> dict[str, float]:
@@ -201,16 +209,19 @@ def _intervals(times: Sequence[dict[str, float]]) -> Iterator[Row]:
 
 
 @commands.command()
-def idle(seconds: float = 60.0, queued: int = 10_000) -> None:
+def idle(seconds: float = 60.0, queued: int = 10_000, postgresql: str | None = None) -> None:
     """CPU time of a server, and of a worker with its warm parent, that have nothing to do.
 
     The kernel counts CPU time in ticks of 10 ms, so measure for a minute.
     """
-    with started_service() as service:
+    with started_service(postgresql) as service:
         client = service.client()
         worker = service.start_worker(CUDA_VISIBLE_DEVICES="")
         wait_for_job(client, submit(client, BODY))  # a worker that has run a job has done all its late imports
-        print_table(f"Idle, {seconds:g} s each", _idle(service, client, psutil.Process(worker.pid), seconds, queued))
+        print_table(
+            f"Idle, {seconds:g} s each{on(postgresql)}",
+            _idle(service, client, psutil.Process(worker.pid), seconds, queued),
+        )
         service.stop_processes(worker)
 
 

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from sqlalchemy import URL, NullPool, create_engine, make_url
+from sqlalchemy import URL, make_url
 
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.database.engine import Database, open_database
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, NewJob, Offer
-from benchmarks._shared import TINY, Row, percentiles, print_table
+from benchmarks._shared import TINY, Row, new_database, percentiles, print_table
 from workers.agent.spool import Spool
 from workers.measure.measurement import Measurement
 from workers.messages import Measured
@@ -94,19 +94,14 @@ def _open(folder: Path, url: URL | None = None) -> Database:
 
 def _made(server: URL, folder: Path) -> Iterator[AbstractContextManager[Database]]:
     """Yield new databases on a server, which are dropped when they are left."""
-    engine = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
 
     @contextmanager
-    def made(name: str) -> Iterator[Database]:
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE template0")
-            try:
-                with closing(_open(folder, server.set(database=name))) as database:
-                    yield database
-            finally:
-                connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    def made() -> Iterator[Database]:
+        with new_database(server) as url, closing(_open(folder, url)) as database:
+            yield database
 
-    return (made(f"flopwatch_benchmark_{number}") for number in itertools.count())
+    while True:
+        yield made()
 
 
 def _rows(

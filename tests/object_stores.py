@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import httpx
 
 SERVE = """
+import sys
 from werkzeug.serving import make_server
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+server = make_server(sys.argv[1], 0, DomainDispatcherApplication(create_backend_app), threaded=True)
 print(server.port, flush=True)
 server.serve_forever()
 """
@@ -26,9 +27,9 @@ SECRET = "the-secret-of-a-test"
 
 
 @contextlib.contextmanager
-def serving_objects() -> Iterator[int]:
+def serving_objects(address: str = "127.0.0.1") -> Iterator[int]:
     """Run moto's server; its port."""
-    command = [sys.executable, "-c", SERVE]
+    command = [sys.executable, "-c", SERVE, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
             assert server.stdout is not None
@@ -113,22 +114,25 @@ def _end(connection: socket.socket) -> None:
 
 
 @dataclass
-class Bucket:
-    """A bucket of a test's own, reached through a network of its own."""
+class PlainBucket:
+    """A bucket of a test's own on the server at an address."""
 
     name: str
-    network: Network
-    port: int
-    """The server's own port, whatever the network does."""
+    server: str
 
     @property
     def url(self) -> str:
         return f"s3://{self.name}/prefix"
 
+    @property
+    def endpoint(self) -> str:
+        """Where obstore finds the server."""
+        return self.server
+
     def environment(self) -> dict[str, str]:
         """The variables with which obstore reaches it."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.network.port}",
+            "AWS_ENDPOINT_URL": f"http://{self.endpoint}",
             "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -136,7 +140,7 @@ class Bucket:
         }
 
     def request(self, method: str, path: str = "", content: bytes | None = None) -> str:
-        url = f"http://127.0.0.1:{self.port}/{self.name}/{path}"
+        url = f"http://{self.server}/{self.name}/{path}"
         answer = httpx.request(method, url, content=content, headers=SOMEBODY, trust_env=False)
         assert answer.status_code in (200, 204), answer.text
         return answer.text
@@ -147,11 +151,22 @@ class Bucket:
         return {key for key in keys if not key.endswith("/probe")}
 
 
+@dataclass
+class Bucket(PlainBucket):
+    """A bucket that is reached through a network of its own."""
+
+    network: Network
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.network.port}"
+
+
 @contextlib.contextmanager
 def new_bucket(port: int) -> Iterator[Bucket]:
     """Make a bucket on the server at this port."""
     network = Network(port)
-    bucket = Bucket(f"bucket-{secrets.token_hex(4)}", network, port)
+    bucket = Bucket(f"bucket-{secrets.token_hex(4)}", f"127.0.0.1:{port}", network)
     bucket.request("PUT")
     try:
         yield bucket

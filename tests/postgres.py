@@ -122,7 +122,10 @@ class Server:
 
 @contextmanager
 def running_server(*settings: str) -> Iterator[Server]:
-    """Start a server with further settings; skip the test where PostgreSQL is not installed."""
+    """Start a server with further settings; skip the test where PostgreSQL is not installed.
+
+    It listens to no address unless the settings say so, and believes its whole network.
+    """
     folder = programs()
     if folder is None:
         pytest.skip("PostgreSQL is not installed here (Debian's package postgresql)")
@@ -133,6 +136,8 @@ def running_server(*settings: str) -> Iterator[Server]:
             os.chown(root, user.pw_uid, user.pw_gid)
         made = [folder / "initdb", "-D", data, "-A", "trust", "-U", "flopwatch", "-N", "-E", "UTF8", "--locale=C"]
         subprocess.run(made, check=True, capture_output=True, cwd="/", **_as(user))
+        with (data / "pg_hba.conf").open("a") as access:
+            access.write("host all all samenet trust\n")
         listening = ("listen_addresses=", f"unix_socket_directories={root}")
         chosen = [word for setting in (*listening, *QUICK, *settings) for word in ("-c", setting)]
         with (Path(root) / "log").open("wb") as log:
@@ -181,12 +186,10 @@ class Proxy:
     """Passes connections on to a server, through a socket in `folder`.
 
     It cuts the connection that commits next, once `when` is set: "before" the COMMIT reaches the server, or "after".
-    While `is_cut`, it has no connection and takes none.
     """
 
     def __init__(self, server: Path, folder: Path) -> None:
         self.when: str | None = None
-        self.is_cut = False
         self._server = str(server / SOCKET)
         self._opened = contextlib.ExitStack()
         self._ends: list[socket.socket] = []
@@ -196,20 +199,10 @@ class Proxy:
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
-    def cut(self) -> None:
-        """Break all connections, and refuse new ones until `is_cut` is False again."""
-        self.is_cut = True
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client = self._opened.enter_context(self._listening.accept()[0])
-                if self.is_cut:
-                    client.close()
-                    continue
                 server = self._opened.enter_context(socket.socket(socket.AF_UNIX))
                 server.connect(self._server)
                 self._ends += (client, server)
@@ -232,8 +225,9 @@ class Proxy:
 
     def close(self) -> None:
         """End all connections."""
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self.cut()
+        for end in (self._listening, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
         self._opened.close()

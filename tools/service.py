@@ -54,7 +54,7 @@ class Service:
 
     def settings(self) -> Settings:
         """Return settings for reading and writing the database beside the server."""
-        return Settings(data_dir=self.data_dir, database_url=None)
+        return Settings(data_dir=self.data_dir, database_url=self.environment.get("FLOPWATCH_DATABASE_URL"))
 
     def start_process(
         self, name: str, arguments: list[str], **environment: str

@@ -1,34 +1,25 @@
-"""Workers on several hosts, as it were, share a queue in PostgreSQL: each has its own data folder and device locks,
-and reaches the database through a network that can fail."""
+"""The most important faults with a queue in PostgreSQL, and workers on several hosts, as it were: each has its own data
+folder and device locks, and maybe a clock of its own. test_networks.py gives each a network as well."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import URL
 
 from tests.acceptance.conftest import environment
-from tests.acceptance.sabotage import (
-    attempt_states,
-    get,
-    open_gate,
-    other_host,
-    plain_job,
-    plain_kind,
-    wait_for_start,
-    wait_for_state,
-    wait_until_gone,
-    worker_id,
-)
-from tests.acceptance.test_worker_faults import survives_a_killed_worker, worker_states
+from tests.acceptance.faults import half_written
+from tests.acceptance.sabotage import other_host, plain_job, plain_kind, wait_for_state
+from tests.acceptance.test_clock import Moved, stays_its_workers
+from tests.acceptance.test_competition import run_all_once
+from tests.acceptance.test_server_faults import kill_amid_submissions
+from tests.acceptance.test_worker_faults import survives_a_killed_worker
 from tests.forked import ForkedService
-from tests.postgres import Proxy, Server
+from tests.postgres import Server
 from tools.service import Service, submit
-from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -54,39 +45,41 @@ def host(folder: Path) -> dict[str, str]:
     return {**other_host(folder), "FLOPWATCH_DATA_DIR": str(folder / "data")}
 
 
-def test_jobs_of_a_killed_host_run_on_another(
-    service: Service, misbehave_folder: Path, tmp_path: Path, rng: random.Random
-) -> None:
+def test_jobs_of_a_killed_host_run_on_another(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
     service.start_server()
     survives_a_killed_worker(service, misbehave_folder, rng)
 
 
-def test_a_host_whose_network_was_cut_for_two_leases(
-    service: Service, url: URL, postgres: Server, misbehave_folder: Path, tmp_path: Path
+def test_two_hosts_run_every_job_once(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    service.start_server()
+    run_all_once(service, misbehave_folder, rng, jobs=12)
+
+
+def test_what_was_answered_survives_kill_9_of_the_server(
+    service: Service, postgres: Server, url: URL, rng: random.Random
 ) -> None:
-    (tmp_path / "network").mkdir()
-    client = service.start_server()
-    with closing(Proxy(postgres.folder, tmp_path / "network")) as network:
-        far = {"FLOPWATCH_DATABASE_URL": str(url.update_query_dict({"host": str(tmp_path / "network")}))}
-        first = service.start_worker(**host(tmp_path / "first"), **far)
-        answer = client.post("/jobs", json=plain_job("gated"))
-        assert answer.status_code == 201, answer.text
-        job_id = answer.json()["id"]
-        processes = wait_for_start(misbehave_folder)
-        network.cut()
-        second = service.start_worker(**host(tmp_path / "second"))
-        wait_for_start(misbehave_folder, 2, timeout_s=60)
-        wait_until(lambda: worker_states(client)[worker_id(client, first.pid)] == "lost", what="the first to be lost")
-        network.is_cut = False
-        wait_until_gone(*processes, timeout_s=60)  # it hears that it has lost the job
-        wait_until(lambda: worker_states(client)[worker_id(client, first.pid)] == "active", what="the first to be back")
-        # Each host measures on its own CPU, alone: the second is busy.
-        other = submit(client, plain_job("gated", number=1))
-        wait_for_state(client, other, "running")
-        open_gate(misbehave_folder)
-        ended = [wait_for_state(client, job, "succeeded") for job in (job_id, other)]
-        assert [job["worker_id"] for job in ended] == [worker_id(client, one.pid) for one in (second, first)]
-        assert [attempt_states(client, job) for job in (job_id, other)] == [["lost", "succeeded"], ["succeeded"]]
-        for job in (job_id, other):
-            assert [event["type"] for event in get(client, f"/jobs/{job}/events")].count("done") == 1
-        service.stop()
+    wrong = kill_amid_submissions(service, rng, kills=1)
+    assert wrong + half_written(lambda question: postgres.execute(question, str(url.database))) == []
+
+
+def one_hosts_clock_jumps(service: Service, folder: Path, hours: list[int], *mechanisms: str) -> None:
+    """Let a job run on one host while the clock of another one jumps, to which it goes when its own is killed."""
+    clock = service.folder / "clock"
+    client = service.start_server(**plain_kind(*mechanisms))
+    first = service.start_worker(**plain_kind(*mechanisms), **host(folder.parent / "first"))
+    job_id = submit(client, plain_job("gated"))
+    wait_for_state(client, job_id, "running")
+    moved = plain_kind(*mechanisms, MOVED_CLOCK=str(clock))
+    second = service.start_worker(**moved, **host(folder.parent / "second"))
+    stays_its_workers(Moved(service, client, [first, second], clock), job_id, folder, hours)
+
+
+def test_a_clock_that_jumps_on_one_host_expires_nothing(
+    service: Service, misbehave_folder: Path, rng: random.Random
+) -> None:
+    one_hosts_clock_jumps(service, misbehave_folder, rng.sample([-2, -1, 1, 2], 2))
+
+
+def test_control_of_the_clock_of_one_host(service: Service, misbehave_folder: Path) -> None:
+    with pytest.raises(AssertionError, match="a lease has expired"):
+        one_hosts_clock_jumps(service, misbehave_folder, [1, 2], "monotonic_clock")

@@ -126,12 +126,18 @@ def any_name(path: str) -> str:
 
 
 RELIABILITY = ROOT / "docs" / "reliability.md"
+STORE = ROOT / "tests" / "app" / "store"
+ON_BOTH_ENGINES = [
+    *(path for folder in ("files", "keeping", "queue", "reading") for path in (STORE / folder).glob("test_*.py")),
+    ROOT / "tests" / "acceptance" / "test_several_hosts.py",
+]
+"""Modules whose tests run on both engines, or are beside those of the same promise that run on SQLite."""
 
 
 def promises(text: str) -> list[list[str]]:
-    """The cells of the table's rows: promise, test, control."""
+    """The cells of the tables' rows: promise, test, control, and in some the engines on which the tests run."""
     rows = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
-    return [row for row in rows if row != ["promise", "test", "control"]]
+    return [row for row in rows if row[:3] != ["promise", "test", "control"]]
 
 
 def test_every_promise_has_a_test_that_exists() -> None:
@@ -143,11 +149,13 @@ def test_every_promise_has_a_test_that_exists() -> None:
     rows = promises(RELIABILITY.read_text())
     assert len(rows) > 50
     for row in rows:
-        promise, tests, control = row
+        promise, tests, control, *engines = row
         named = re.findall(r"`(test_[\w*]+)(?:\[[^`\]]*\])?`", f"{tests} {control}")
         assert named or "`test_" in tests, promise
         assert [name for name in named if not fnmatch.filter(defined, name)] == [], promise
         assert "`test_" in control or control.startswith(("none", "the same test, ")), promise
+        on_both = [path for path in ON_BOTH_ENGINES for name in named if f"def {name}(" in path.read_text()]
+        assert engines in ([], ["SQLite"], ["PostgreSQL"]) or (engines == ["both"] and on_both), promise
 
 
 def test_linked_tests_are_in_the_files_that_are_linked() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import latencies, run, service, store
+from benchmarks import _shared, crowd, latencies, run, service, store
 from benchmarks._shared import TINY
 from flopwatch.client import Flopwatch
 from tests.forked import ForkedService
@@ -53,8 +53,8 @@ def table(
     running: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Table]]:
     """Run a script on the shared server. At the end no job is queued, so that no script's worker runs another's."""
-    for module in (latencies, service):
-        monkeypatch.setattr(module, "started_service", lambda: contextlib.nullcontext(running))
+    for module in (crowd, latencies, service):
+        monkeypatch.setattr(module, "started_service", lambda _postgresql: contextlib.nullcontext(running))
 
     def run_script(script: Callable[..., None], **options: Any) -> Table:
         script(**options)
@@ -128,6 +128,31 @@ def test_followers(table: Callable[..., Table]) -> None:
     assert headings[:3] == ["streams", "`POST /jobs` p50, ms", "p99, ms"]
     assert [row[0] for row in rows] == ["none", "5, of as many jobs", "5, of one job"]
     assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+
+
+def test_crowd(table: Callable[..., Table]) -> None:
+    headings, rows = table(crowd.main, listeners=6, pollers=2, seconds=1.5, jobs=60)
+    assert headings[:2] == ["listeners, pollers", "`POST /jobs` p50 / p99 / most, ms"]
+    assert [row[0] for row in rows] == ["0, 0", "6, 2"]
+    alone, beside = (dict(zip(headings, row, strict=True)) for row in rows)
+    assert (alone["events"], beside["errors"]) == ("0", "0")
+    assert min(int(beside[name]) for name in ("polls", "events", "jobs of the sweep that ended")) > 0
+
+
+def test_latencies_on_postgresql(
+    postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The service has a database of its own there, which is dropped."""
+    monkeypatch.setattr(
+        _shared, "Service", lambda folder, settings: ForkedService(folder, {**environment(tmp_path), **settings})
+    )
+    monkeypatch.setattr(latencies, "Size", lambda: SIZE)
+    monkeypatch.setattr(latencies, "NUMBERS", (20,))
+    latencies.main("GET /jobs$|POST|team", rounds=2, postgresql=str(postgres.url("postgres")))
+    _headings, rows = parsed(capsys.readouterr().out)
+    assert {row[0] for row in rows} > {"`GET /jobs`", "`GET /jobs?label=team:some`", "`POST /sweeps/{sweep_id}/resume`"}
+    assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+    assert postgres.execute("SELECT datname FROM pg_database WHERE datname LIKE 'flopwatch_benchmark%'") == []
 
 
 def test_overhead(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
 """Takes protecting mechanisms out of a real server, worker or job process, for controls: a test must fail then.
 
 Python imports this module at start where its folder is on the path. $SABOTAGE names what to take out, separated by
-commas; $MOVED_CLOCK names a file with the seconds by which the wall clock is off. The product knows nothing of it.
+commas; $MOVED_CLOCK names a file with the seconds by which the wall clock is off; $OBJECT_REQUEST_S is how long a
+request to an object store may take. The product knows nothing of it.
 Every mechanism imports what it needs by itself: most processes of a worker are small.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -103,6 +105,41 @@ def fence() -> None:
     from app.store.queue import fence
 
     replace(fence, "renew", lambda _connection, _claim: True)
+
+
+def row_before_upload() -> None:
+    """An object gets its row, and the claim is checked, after the upload."""
+    from sqlalchemy import insert
+
+    from app.store import tables
+    from app.store.files import objects
+
+    def put(self: Any, file: Any, expected: int, check: Any, claim: Any) -> tuple[str, int]:
+        row = {"name": f"{time.time_ns()}", "attempt_id": claim.attempt_id, "created_at": tables.utc_now()}
+        sha256, size = self._upload(row["name"], file, expected, check)
+        with self._database.write() as connection:
+            objects._check_runs(connection, claim)
+            connection.execute(insert(tables.stored_object), {**row, "sha256": sha256, "size": size})
+        return sha256, size
+
+    replace(objects.ObjectFiles, "_put", put)
+
+
+def errors_of_uploads() -> None:
+    """An upload that breaks off counts as one that has ended."""
+    from app.errors import StoreUnreachable
+    from app.store.files import objects
+
+    original = objects.ObjectFiles._upload
+
+    def upload(self: Any, name: str, file: Any, expected: int, check: Any) -> tuple[str, int]:
+        try:
+            return original(self, name, file, expected, check)
+        except StoreUnreachable:
+            file.seek(0)
+            return hashlib.sha256(file.read()).hexdigest(), expected
+
+    replace(objects.ObjectFiles, "_upload", upload)
 
 
 def cancel_of_queued() -> None:
@@ -236,6 +273,13 @@ def move_clock(file: Path) -> None:
         replace(tables, "datetime", Moved)
 
 
+def limit_object_requests(seconds: int) -> None:
+    """Let requests to an object store fail after so many seconds."""
+    from app.store.files import objects
+
+    replace(objects, "REQUEST_S", seconds)
+
+
 MECHANISMS = {
     mechanism.__name__: mechanism
     for mechanism in (
@@ -244,6 +288,8 @@ MECHANISMS = {
         monotonic_clock,
         atomic_claim,
         fence,
+        row_before_upload,
+        errors_of_uploads,
         cancel_of_queued,
         cancel_wins,
         notice_of_cancels,
@@ -262,5 +308,7 @@ for name in filter(None, os.environ.get("SABOTAGE", "").split(",")):
     MECHANISMS[name]()
 if clock := os.environ.get("MOVED_CLOCK"):
     move_clock(Path(clock))
+if seconds := os.environ.get("OBJECT_REQUEST_S"):
+    limit_object_requests(int(seconds))
 
 import light_warm_parent  # noqa: E402, F401 - it imports what is sabotaged above

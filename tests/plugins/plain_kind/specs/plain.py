@@ -17,10 +17,12 @@ class PlainSpec(SpecBase):
     """What the job does."""
     number: int = Field(default=0, ge=0)
     """What a counted job writes down."""
+    file_mib: int = Field(default=0, ge=0)
+    """The size of its file, beyond its samples."""
     start: Literal["fork", "exec"] = "fork"
     """How its process starts: from the warm parent, or as a new interpreter."""
 
-    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"start"}
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"start", "file_mib"}
     table_rows: ClassVar[tuple[str, ...]] = ("behaviour", "number")
     table_columns: ClassVar[tuple[str, ...]] = ("step_ms",)
 
