@@ -52,7 +52,8 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.own_code import put_into
+from flopwatch.imports import complaint_about, is_packed, modules_of
+from flopwatch.own_code import OwnCode, put_into
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -370,9 +371,19 @@ class Flopwatch(Connection):
             files = put_into(changed, self.specs(), named, folder, version)
         except ValueError as error:
             raise ClientError(f"{error}.") from error
+        self._check_modules(files)
         for file in files:
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
         return changed
+
+    def _check_modules(self, files: Iterable[OwnCode]) -> None:
+        """Raise ClientError if no living worker has all the modules that the files import. While none lives, or none
+        has told what it has, the job's own process will say what is missing."""
+        for file in files:
+            modules = modules_of(file.content, file.name)
+            workers = self.get("/workers/lacking", module=modules)["data"] if modules else []
+            if complaint := complaint_about(workers, file.name, is_folder=is_packed(file.content)):
+                raise ClientError(complaint)
 
     def specs(self) -> list[Answer]:
         """Return every kind of job: its JSON Schema, presets, and an example that runs.
