@@ -932,8 +932,7 @@ class Flopwatch(Connection):
         """Measure in turns what a check could not tell, and return the check's answer with that; see `check`."""
         comparisons: list[Answer] = []
         for comparison in answer["comparisons"]:
-            sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
-            specs, are_all = alternating.comparisons(*sides)
+            specs, are_all = self._in_turns(comparison)
             if comparison["gate"]["outcome"] != "inconclusive" or not are_all:
                 comparisons.append(comparison)  # what is not measured in turns stays as it is
             if comparison["gate"]["outcome"] == "inconclusive":
@@ -944,6 +943,17 @@ class Flopwatch(Connection):
                     self.get("/compare", **comparison_query(job, None, metrics, fail_above_percent)) for job in jobs
                 ]
         return _answer_of(answer["jobs"], comparisons)
+
+    def can_alternate(self, checked: Answer) -> bool:
+        """Return True if `check(…, alternate=True)` would measure something in turns where this answer of `check` is
+        inconclusive: the jobs run another version of your own code than the baseline, and are otherwise the same."""
+        inconclusive = (each for each in checked["comparisons"] if each["gate"]["outcome"] == "inconclusive")
+        return any(self._in_turns(comparison)[0] for comparison in inconclusive if not comparison["alternated"])
+
+    def _in_turns(self, comparison: Answer) -> tuple[list[Answer], bool]:
+        """Return the specs that measure a comparison's jobs in turns; see `alternating.comparisons`."""
+        sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
+        return alternating.comparisons(*sides)
 
     def _checked(
         self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float

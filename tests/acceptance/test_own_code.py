@@ -225,7 +225,12 @@ def test_a_check_of_an_edited_file_goes_on_in_turns(
     edited, _ = run(flopwatch, f"{mine}:right")
     alone = flopwatch.check("kept", edited)
     assert alone["outcome"] == "inconclusive", "one process each; the edited file meets its baseline"
+    assert flopwatch.can_alternate(alone)
     turns = flopwatch.check("kept", edited, alternate=True, show=lambda *_: None)
     assert [comparison["alternated"] for comparison in turns["comparisons"]] == [True]
     assert turns["jobs"] == [edited["id"]]
     assert turns["outcome"] == "inconclusive", "one process of each version cannot tell, in turns either"
+    assert not flopwatch.can_alternate(turns)
+    same = flopwatch.check("kept", kept)
+    assert same["outcome"] == "inconclusive"
+    assert not flopwatch.can_alternate(same), "there is no other version"
