@@ -1,10 +1,13 @@
-"""Shows how often `flopwatch versus` finds code that is 5 % slower, and how often it finds a difference of equal code.
+"""Shows whether `flopwatch versus` finds code that is 5 % slower on a busy CPU host, and is silent about equal code.
 
-    python -m benchmarks.versus [--equal 20] [--slower 5] [--replicates 8] [--load 1]
+    python -m benchmarks.versus [--equal 20] [--slower 3] [--replicates 8] [--load 1]
 
-A real server and worker compare two files that repeat a matrix product: 40 and 42 times, or 40 and 40 times. A slower
-file that is not found with `--replicates` processes is compared once more with as many as the answer asks for, and is
-beyond this host if it asks for more than 100. `--load` processes that multiply matrices keep the host busy meanwhile.
+A real server and worker compare two files that repeat a matrix product: 200 and 210 times, or 200 and 200 times. A
+comparison has as many cases as `--slower` or `--equal` says, each a sequence length of its own: a process takes seconds
+to start and less than one for a case. It corrects for their number, so that it finds a difference in any of 20 equal
+cases once in 20 times. If a slower case is not found, the comparison is measured once more with as many processes as it
+asks for; if it asks for more than `--most`, the host is too noisy. `--load` processes that multiply matrices keep the
+host busy meanwhile.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+import time
 from pathlib import Path
 from typing import Any
+
+from tabulate import tabulate
 
 from flopwatch import Flopwatch, alternating
 from tools.service import Service
@@ -27,60 +32,86 @@ torch.set_num_threads(1)  # threads that wait for each other on a busy host woul
 
 
 def attention(q, k, v, is_causal):
+    # Small products into one place: they stay in the core's own cache, which another process hardly disturbs.
+    one, other = q[0, 0], k[0, 0].T
+    scores = one @ other
     for _ in range({number}):
-        scores = (q @ k.transpose(-2, -1)).softmax(-1)
+        torch.mm(one, other, out=scores)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 """
+NUMBERS = {"base": 200, "equal": 200, "slower": 210}
 SPEC = {
-    "kind": "attention", "implementations": [], "head_dims": [64], "sequence_lengths": [32], "dtypes": ["fp32"],
-    "causal": [False], "batch_size": 1, "num_heads": 4, "mode": "forward", "warmup_steps": 5, "measure_steps": 500,
-    "device": "cpu",
+    "kind": "attention", "implementations": [], "head_dims": [64], "dtypes": ["fp32"], "causal": [False],
+    "batch_size": 1, "num_heads": 1, "mode": "forward", "warmup_steps": 5, "measure_steps": 400, "device": "cpu",
 }  # fmt: skip
+SHORTEST = 40
+"""The first sequence length; each case has one more."""
 LIMIT_PERCENT = 5.0
-MOST = 100
-"""Most processes of each version that a comparison can have."""
 BUSY = "import torch\ntorch.set_num_threads(1)\nx = torch.rand(512, 512)\nwhile True: x @ x"
+HEADINGS = ("sides", "cases", "processes of a side", "found", "not found", "ratios", "gate", "asks for", "seconds")
 
 
 def main() -> None:
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, default in (("equal", 20), ("slower", 5), ("replicates", 8), ("load", 1)):
+    for option, default in (("equal", 20), ("slower", 3), ("replicates", 8), ("load", 1), ("most", 40)):
         parser.add_argument(f"--{option}", type=int, default=default)
     arguments = parser.parse_args()
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(arguments.load)]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _measure(Path(folder), arguments)
+            rows = _measure(Path(folder), arguments)
     finally:
         for process in busy:
             process.kill()
+    print(tabulate(rows, HEADINGS, tablefmt="pipe", disable_numparse=True))
 
 
-def _measure(folder: Path, arguments: argparse.Namespace) -> None:
-    for name, number in (("base", 40), ("equal", 40), ("slower", 42)):
+def _measure(folder: Path, arguments: argparse.Namespace) -> list[tuple[Any, ...]]:
+    for name, number in NUMBERS.items():
         (folder / f"{name}.py").write_text(f"{SOURCE.format(number=number)}\n# {name}\n")
+    rows = []
     with Service(folder / "service", {"FLOPWATCH_ALLOW_CODE": "true"}) as service:
         service.start_server()
         service.start_worker()
-        flopwatch = Flopwatch(service.url)
-        for name in ("slower", "equal"):
-            found: Counter[str] = Counter()
-            files = str(folder / "base.py"), str(folder / f"{name}.py")
-            for _ in range(getattr(arguments, name)):
-                comparison = _compare(flopwatch, files, arguments.replicates)
-                asked = alternating.replicates(comparison, LIMIT_PERCENT, MOST)
-                if name == "slower" and comparison["conclusion"] == "inconclusive" and asked < MOST:
-                    comparison = _compare(flopwatch, files, asked)
-                found[comparison["conclusion"]] += 1
-            print(f"{name}: {dict(found)}", flush=True)
+        with Flopwatch(service.url) as flopwatch:
+            row, asked = _compare(flopwatch, folder, "slower", arguments.slower, arguments.replicates)
+            rows.append(row)
+            if asked is not None and arguments.replicates < asked <= arguments.most:
+                rows.append(_compare(flopwatch, folder, "slower", arguments.slower, asked)[0])
+            rows.append(_compare(flopwatch, folder, "equal", arguments.equal, arguments.replicates)[0])
+    return rows
 
 
-def _compare(flopwatch: Flopwatch, files: tuple[str, str], replicates: int) -> dict[str, Any]:
-    job = flopwatch.versus(*files, SPEC, implementation="attention.py:attention", replicates=replicates)
+def _compare(
+    flopwatch: Flopwatch, folder: Path, name: str, cases: int, replicates: int
+) -> tuple[tuple[Any, ...], int | None]:
+    """Measure one comparison; return its row, and how many processes it asks for, if it is inconclusive."""
+    began = time.perf_counter()
+    spec = {**SPEC, "sequence_lengths": list(range(SHORTEST, SHORTEST + cases))}
+    files = str(folder / "base.py"), str(folder / f"{name}.py")
+    job = flopwatch.versus(*files, spec, implementation="attention.py:attention", replicates=replicates)
     flopwatch.wait(job, show=lambda *_: None)
-    comparison: dict[str, Any] = flopwatch.get("/compare", job=job["id"])
-    print(f"{Path(files[1]).stem}: {comparison['sentence']}", flush=True)
-    return comparison
+    comparison: dict[str, Any] = flopwatch.get("/compare", job=job["id"], fail_above_percent=LIMIT_PERCENT)
+    print(f"{name}: {comparison['sentence']}", flush=True)
+    tested = [row for row in comparison["rows"] if row["metric"] == comparison["headline"]]
+    found = sum(row["finding"] in ("better", "worse") for row in tested)
+    asked = None
+    if any(row["finding"] == "inconclusive" for row in tested):
+        asked = alternating.replicates({"rows": tested}, LIMIT_PERCENT, 10_000)
+    ratios = [row["ratio"] for row in tested]
+    row = (
+        "5 % slower" if name == "slower" else "equal",
+        len(tested),
+        replicates,
+        found,
+        len(tested) - found,
+        f"{min(ratios):.3f} … {max(ratios):.3f}",
+        comparison["gate"]["outcome"],
+        "–" if asked is None else asked,
+        f"{time.perf_counter() - began:.0f}",
+    )
+    return row, asked
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.own_code import put_into
+from flopwatch.imports import complaint_about, is_packed, modules_of
+from flopwatch.own_code import OwnCode, put_into
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -370,9 +371,19 @@ class Flopwatch(Connection):
             files = put_into(changed, self.specs(), named, folder, version)
         except ValueError as error:
             raise ClientError(f"{error}.") from error
+        self._check_modules(files)
         for file in files:
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
         return changed
+
+    def _check_modules(self, files: Iterable[OwnCode]) -> None:
+        """Raise ClientError if no living worker has all the modules that the files import. While none lives, or none
+        has told what it has, the job's own process will say what is missing."""
+        for file in files:
+            modules = modules_of(file.content, file.name)
+            workers = self.get("/workers/lacking", module=modules)["data"] if modules else []
+            if complaint := complaint_about(workers, file.name, is_folder=is_packed(file.content)):
+                raise ClientError(complaint)
 
     def specs(self) -> list[Answer]:
         """Return every kind of job: its JSON Schema, presets, and an example that runs.
@@ -921,8 +932,7 @@ class Flopwatch(Connection):
         """Measure in turns what a check could not tell, and return the check's answer with that; see `check`."""
         comparisons: list[Answer] = []
         for comparison in answer["comparisons"]:
-            sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
-            specs, are_all = alternating.comparisons(*sides)
+            specs, are_all = self._in_turns(comparison)
             if comparison["gate"]["outcome"] != "inconclusive" or not are_all:
                 comparisons.append(comparison)  # what is not measured in turns stays as it is
             if comparison["gate"]["outcome"] == "inconclusive":
@@ -933,6 +943,17 @@ class Flopwatch(Connection):
                     self.get("/compare", **comparison_query(job, None, metrics, fail_above_percent)) for job in jobs
                 ]
         return _answer_of(answer["jobs"], comparisons)
+
+    def can_alternate(self, checked: Answer) -> bool:
+        """Return True if `check(…, alternate=True)` would measure something in turns where this answer of `check` is
+        inconclusive: the jobs run another version of your own code than the baseline, and are otherwise the same."""
+        inconclusive = (each for each in checked["comparisons"] if each["gate"]["outcome"] == "inconclusive")
+        return any(self._in_turns(comparison)[0] for comparison in inconclusive if not comparison["alternated"])
+
+    def _in_turns(self, comparison: Answer) -> tuple[list[Answer], bool]:
+        """Return the specs that measure a comparison's jobs in turns; see `alternating.comparisons`."""
+        sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
+        return alternating.comparisons(*sides)
 
     def _checked(
         self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float

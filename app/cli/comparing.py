@@ -192,16 +192,16 @@ def check(
     if as_json:
         print_json(checked)
     else:
-        _print_checked(checked, baseline, can_alternate=not alternate)
+        _print_checked(checked, baseline)
+        if not alternate and server.can_alternate(checked):
+            echo("--alternate measures both versions of your code in turns, which finds more", err=True)
     raise typer.Exit(EXIT_CODES[checked["outcome"]])
 
 
-def _print_checked(checked: Mapping[str, Any], baseline: str, *, can_alternate: bool) -> None:
+def _print_checked(checked: Mapping[str, Any], baseline: str) -> None:
     for comparison in checked["comparisons"]:
         how = ", in turns" if comparison["alternated"] else ""
         echo(f"{_jobs(comparison['candidate']['jobs'])} against {baseline}{how}: {comparison['gate']['sentence']}")
-    if checked["outcome"] == "inconclusive" and can_alternate:
-        echo("with code of your own, --alternate measures both versions in turns, which finds more", err=True)
 
 
 baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later ones are checked against.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
+from app.results.former import joined, matching_keys
 from app.results.versions import VERSION
 from app.specs import Scalar, spec_adapter
 from app.states import VERDICTS, worst
@@ -24,9 +24,6 @@ from app.store.reading.measurements import FinishedJob, JobChoice
 
 SideName = Literal["baseline", "candidate"]
 SIDES: tuple[SideName, SideName] = ("baseline", "candidate")
-
-HASH = ".sha256"
-"""The end of a coordinate that cases had in release 0.1.0."""
 
 Place = tuple[str | None, Scalar]
 """The key of a case, and the device that measured it; None: nothing was measured, so no device is known."""
@@ -92,7 +89,7 @@ def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequen
     """Read two finished jobs of one kind, or two sets of them. Errors as those of `comparing.compare`."""
     ones, others = (_finished(snapshot, jobs) for jobs in (baseline, candidate))
     _check_kinds(ones, others)
-    return Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others))
+    return _joined(Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others)))
 
 
 def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
@@ -113,7 +110,7 @@ def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
         )
         for name in SIDES
     )
-    return Pair(baseline, candidate, alternated=True)
+    return _joined(Pair(baseline, candidate, alternated=True))
 
 
 def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -> Pair:
@@ -127,7 +124,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
     side = _side(snapshot, "candidate", others)
     side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
     kept = cases_of_baseline(snapshot, name)
-    current = _current_keys(snapshot, kept, side.cases)
+    current = _keys_of_candidate(snapshot, kept, side.cases)
     kept = [replace(case, case_key=current.get(case.case_key, case.case_key)) for case in kept]
     places = list(dict.fromkeys(_place_of(case) for case in side.cases))
     matched = _matched_devices({(kept_case.case_key, kept_case.device_key) for kept_case in kept}, places)
@@ -151,40 +148,34 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
             join = json.dumps([key, device, other])
             joins["candidate"].setdefault((key, device), []).append(join)
             joins["baseline"].setdefault((key, other), []).append(join)
-    return Pair(
-        replace(whole, cases=cases, baseline=name, joins=joins["baseline"]),
-        replace(side, joins=joins["candidate"]),
-        other_devices=[
-            (other, device) for (_, device), devices in matched.items() for other in devices if device != other
-        ],
-        notes=notes,
+    return _joined(
+        Pair(
+            replace(whole, cases=cases, baseline=name, joins=joins["baseline"]),
+            replace(side, joins=joins["candidate"]),
+            other_devices=[
+                (other, device) for (_, device), devices in matched.items() for other in devices if device != other
+            ],
+            notes=notes,
+        )
     )
 
 
-def _current_keys(snapshot: Snapshot, kept: Iterable[BaselineCase], cases: Iterable[CaseOfJob]) -> dict[str, str]:
-    """Return the keys of a candidate's cases by the keys that a baseline of release 0.1.0 has for them.
-
-    There the hash of uploaded code was part of a case, and the name of its file was not.
-    """
-    wanted = {
-        _without_version(case): case.key for case in cases if case.key is not None and case.show(VERSION) is not None
-    }
-    others = {case.job_id for case in kept if case.case_key not in wanted.values()} if wanted else ()
-    return {
-        case.key: wanted[identity]
-        for case in (_side(snapshot, "baseline", _finished(snapshot, sorted(others))).cases if others else ())
-        if case.key is not None
-        and any(name.endswith(HASH) for name in case.coordinates)
-        and (identity := _without_version(case)) in wanted
-    }
+def _keys_of_candidate(snapshot: Snapshot, kept: Iterable[BaselineCase], cases: Sequence[CaseOfJob]) -> dict[str, str]:
+    """Return the keys of a candidate's cases by the keys that a baseline has for the same work, where one of both is of
+    release 0.1.0."""
+    own = {case.key for case in cases if VERSION in case.coordinates}
+    others = sorted({case.job_id for case in kept if case.case_key not in own}) if own else []
+    return matching_keys(_side(snapshot, "baseline", _finished(snapshot, others)).cases, cases) if others else {}
 
 
-def _without_version(case: CaseOfJob) -> frozenset[tuple[str, Scalar]]:
-    """Return the coordinates of a case without hashes and names of files, which its labels have behind an @."""
-    return frozenset(
-        (name, re.sub(r"@\S+", "@", value) if isinstance(value, str) else value)
-        for name, value in case.coordinates.items()
-        if value is not None and not name.endswith((HASH, ".file")) and name not in ("device", VERSION)
+def _joined(pair: Pair) -> Pair:
+    """Return both sides, with cases of release 0.1.0 as later ones have them."""
+    cases = joined([*pair.baseline.cases, *pair.candidate.cases])
+    number = len(pair.baseline.cases)
+    return replace(
+        pair,
+        baseline=replace(pair.baseline, cases=cases[:number]),
+        candidate=replace(pair.candidate, cases=cases[number:]),
     )
 
 

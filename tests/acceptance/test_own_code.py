@@ -5,6 +5,7 @@ Where no worker allows it: tests/app/api/test_files.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flopwatch import Flopwatch, alternating
+from flopwatch import ClientError, Flopwatch, alternating
 from tools.service import wait_for_job
 
 SOURCE = """
@@ -133,12 +134,26 @@ def test_hanging_code_ends_with_the_jobs_time(flopwatch: Flopwatch, mine: str) -
 
 def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch, tmp_path: Any) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("import torch\nimport not_there_at_all\n\n\ndef attention(q, k, v, is_causal):\n    return v\n")
+    attention = "def attention(q, k, v, is_causal):\n    return v\n"
+    path.write_text(f"import torch\nif torch:\n    import not_there_at_all\n\n\n{attention}")
     job, found = run(flopwatch, f"{path}:attention")
     assert (job["state"], job["error"]["code"]) == ("failed", "invalid_environment")
-    assert "No module named 'not_there_at_all', line 2" in job["error"]["detail"]
+    assert "No module named 'not_there_at_all', line 3" in job["error"]["detail"]
     assert "install 'not_there_at_all' for the worker" in job["error"]["detail"]
     assert found == {}
+
+
+def test_a_module_that_the_worker_lacks_is_named_before_the_upload(
+    flopwatch: Flopwatch, site: Any, tmp_path: Any
+) -> None:
+    """The names that the worker has registered: an installed package, a built-in module, and not this one."""
+    path = tmp_path / "mine.py"
+    imports = "import not_there_at_all\nimport torch, time, numpy.linalg, flopwatch\n"
+    path.write_text(f"{imports}\n\ndef attention(q, k, v, is_causal):\n    return v\n")
+    with pytest.raises(ClientError, match=r"mine.py imports 'not_there_at_all', which the worker \S+ on \S+ lacks"):
+        run(flopwatch, f"{path}:attention")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert site.client.get(f"/files/{sha256}").status_code == 404
 
 
 def test_a_model_with_attention_of_ones_own_is_trained(flopwatch: Flopwatch, site: Any, mine: str) -> None:
@@ -210,7 +225,12 @@ def test_a_check_of_an_edited_file_goes_on_in_turns(
     edited, _ = run(flopwatch, f"{mine}:right")
     alone = flopwatch.check("kept", edited)
     assert alone["outcome"] == "inconclusive", "one process each; the edited file meets its baseline"
+    assert flopwatch.can_alternate(alone)
     turns = flopwatch.check("kept", edited, alternate=True, show=lambda *_: None)
     assert [comparison["alternated"] for comparison in turns["comparisons"]] == [True]
     assert turns["jobs"] == [edited["id"]]
     assert turns["outcome"] == "inconclusive", "one process of each version cannot tell, in turns either"
+    assert not flopwatch.can_alternate(turns)
+    same = flopwatch.check("kept", kept)
+    assert same["outcome"] == "inconclusive"
+    assert not flopwatch.can_alternate(same), "there is no other version"

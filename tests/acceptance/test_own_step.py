@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flopwatch import Flopwatch
+from flopwatch import ClientError, Flopwatch
 
 pytestmark = pytest.mark.acceptance
 
@@ -229,6 +229,5 @@ def test_a_folder_goes_along_so_that_imports_work(flopwatch: Flopwatch, tmp_path
     step = f"{project / 'train.py'}:make_step"
     done = flopwatch.wait(flopwatch.submit(spec, step=step, code=project), timeout_s=60, show=lambda *_: None)
     assert numbers(flopwatch, done)["parameters", None] == 7 * 3 + 3
-    alone = flopwatch.wait(flopwatch.submit(spec, step=step), timeout_s=60, show=lambda *_: None, check=False)
-    assert alone["error"]["code"] == "invalid_environment"
-    assert "send its folder along with --code" in alone["error"]["detail"]
+    with pytest.raises(ClientError, match=r"train.py imports 'models', which .* lacks: .* --code FOLDER"):
+        flopwatch.submit(spec, step=step)

@@ -29,7 +29,7 @@ from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Offer
 from kernels.registry import ATTENTION, KERNELS
-from workers import tools
+from workers import modules, tools
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.readings import Readings
 from workers.agent.scratch import Scratch
@@ -115,6 +115,7 @@ class Agent:
         self._readings = Readings(self._host, settings.lease_s / 3)
         self._launcher = Launcher() if launcher is None else launcher
         self._capabilities = capabilities(allow_code=settings.allow_code)
+        self._modules = modules.importable() if settings.allow_code else None
         self.runs: dict[int, JobRun] = {}
         """The running jobs, by the ids of their attempts: a job whose lease was lost, or that was retried, may be
         claimed again before the run of its earlier attempt has ended.
@@ -211,6 +212,7 @@ class Agent:
             capabilities=sorted(self._capabilities),
             devices=self._host.as_devices(),
             versions=versions(),
+            modules=self._modules,
         )
         gpus = ", ".join(gpu.name for gpu in self._host.gpus) or "no GPU"
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)

@@ -41,10 +41,12 @@ class Registration:
         capabilities: Iterable[str],
         devices: Sequence[dict[str, Any]],
         versions: dict[str, Any],
+        modules: Sequence[str] | None = None,
     ) -> None:
         """Add a worker as active, or update what it can run.
 
-        devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name".
+        devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name". modules:
+        the Python modules that uploaded code can import, if it runs such code.
         """
         now = utc_now()
         host = known_host(kinds, capabilities, devices)
@@ -54,6 +56,7 @@ class Registration:
             "state": "active",
             "kinds": host["kinds"],
             "capabilities": host["capabilities"],
+            "modules": None if modules is None else list(modules),
             "devices": list(devices),
             "versions": dict(versions),
             "registered_at": now,

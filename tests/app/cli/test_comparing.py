@@ -190,6 +190,8 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     assert "passed" in ended(flopwatch("check", "--baseline", "main", same))
     assert "slower" in ended(flopwatch("check", "--baseline", "main", slower), 3)
     assert "passed" in ended(flopwatch("check", "--baseline", "main", slower, "--fail-above", "25%"))
+    plain = ended(flopwatch("check", "--baseline", "main", slower, "--fail-above", "20.1%"), 4)
+    assert "--alternate" not in plain, "nothing of it is code of one's own"
     assert "missing" in ended(flopwatch("check", "--baseline", "main", run(seed=3)), 6)
     assert "1.20× slower" in ended(flopwatch("compare", "main", slower))
     assert "16 and 8 processes" in ended(flopwatch("compare", f"{one},{same}", slower))
