@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app import defaults
 from app.errors import CannotRunHere
+from app.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -70,7 +71,7 @@ Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
 PREFIX = "FLOPWATCH_"
-READ_ELSEWHERE = ("FLOPWATCH_URL", "FLOPWATCH_LOG_LEVEL")
+READ_ELSEWHERE = ("FLOPWATCH_URL",)
 """Variables with the prefix that are read, but are not fields of Settings."""
 
 
@@ -152,6 +153,8 @@ class Settings(BaseSettings):
         default="https://ui.perfetto.dev",
         description="Perfetto's address, which a job's page opens on a click, and hands the trace; empty: no button.",
     )
+    log_format: LogFormat = Field(default="console", description="How server and workers write their log.")
+    log_level: LogLevel = Field(default="INFO", description="What a worker logs; a server logs warnings and worse.")
     job_core_bytes: int = Field(default=0, ge=0, description="Largest core dump of a job's process, bytes.")
     job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")
 

@@ -23,6 +23,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.logs import about
 from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import FINISHED_STATES, LivingState
@@ -529,7 +530,8 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str) -> Claim
     _record_event(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
     problem = broken(job._mapping)
     if problem is not None:
-        logger.error("job %d fails: %s", job_id, problem["detail"])
+        with about(job_id, job.attempt):
+            logger.error("the job fails: %s", problem["detail"])
         _end_attempt(connection, attempt_id, "failed", error=problem)
         _finish_job(connection, job_id, job.attempt, "failed", problem, metrics=None)
         return None
