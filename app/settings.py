@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -41,6 +43,17 @@ def _is_a_site(address: str) -> str:
     if address and not (address.startswith(("http://", "https://")) and urlsplit(address).hostname):
         raise PydanticCustomError("site", "must be an address such as https://ui.perfetto.dev, or empty")
     return address
+
+
+def _is_a_secret(secret: SecretStr) -> SecretStr:
+    prefix, _, key = secret.get_secret_value().partition("_")
+    try:
+        size = len(base64.b64decode(key, validate=True)) if prefix == "whsec" else 0
+    except ValueError:
+        size = 0
+    if not 24 <= size <= 64:
+        raise PydanticCustomError("secret", 'must be "whsec_" and 24 to 64 bytes in base64: openssl rand -base64 32')
+    return secret
 
 
 OBJECT_STORES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
@@ -152,6 +165,12 @@ class Settings(BaseSettings):
     perfetto_url: Annotated[str, AfterValidator(_is_a_site)] = Field(
         default="https://ui.perfetto.dev",
         description="Perfetto's address, which a job's page opens on a click, and hands the trace; empty: no button.",
+    )
+    notify_secret: Annotated[SecretStr, AfterValidator(_is_a_secret)] | None = Field(
+        default=None, description="Key that signs notifications, whsec_…; unset: a notify_url is refused."
+    )
+    notify_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)] = Field(
+        default=(), description="Networks that are not public and may be notified all the same."
     )
     log_format: LogFormat = Field(default="console", description="How server and workers write their log.")
     log_level: LogLevel = Field(default="INFO", description="What a worker logs; a server logs warnings and worse.")
