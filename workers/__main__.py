@@ -1,4 +1,4 @@
-"""`python -m workers agent | run SPEC`; only launch.py uses keeper, warm, child and wrapped."""
+"""`python -m workers agent | run SPEC | doctor`; only launch.py uses keeper, warm, child and wrapped."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ def main(arguments: list[str]) -> int:
             settings = Settings.from_environment()
             logs.set_up(settings.log_level, settings.log_format)
             serve(settings)
+            return 0
+        case ["doctor"]:
+            from workers import doctor
+
+            doctor.main()
             return 0
         case ["run", *rest]:
             check_dependencies()

@@ -64,7 +64,7 @@ def _inner(address: Address) -> Address:
 async def checked_address(host: str, port: int, allowed: Networks) -> str:
     """Resolve a host to one address. Raises Refused if any of its addresses may not be contacted, or OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [ip_address(place[0].partition("%")[0]) for *_, place in found]
+    addresses = [ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
     for address in addresses:
         if why := why_refused(address, allowed):
             raise Refused(why)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from app.store import tables
 
@@ -43,5 +43,5 @@ def outcome_of(state: str, error: Mapping[str, Any] | None) -> str:
 
 def all_of(connection: Connection) -> list[tuple[str, str, str, int]]:
     """Return every number, as name, kind, outcome, number."""
-    order: Table = tables.tally
-    return [tuple(row) for row in connection.execute(select(order).order_by(*order.primary_key.columns))]  # type: ignore[misc]
+    query = select(_tally.name, _tally.kind, _tally.outcome, _tally.number)
+    return [tuple(row) for row in connection.execute(query.order_by(_tally.name, _tally.kind, _tally.outcome))]
