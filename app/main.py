@@ -23,6 +23,7 @@ from app.api import (
     health,
     history,
     jobs,
+    notifications,
     problems,
     queue,
     results,
@@ -37,6 +38,7 @@ from app.api.bodies import JobBody, JobChanges
 from app.api.compression import Compression
 from app.api.gate import PROBES, Gate
 from app.api.hosts import AllowedHosts
+from app.api.metrics import Counted, Requests
 from app.api.parameters import no_repeats
 from app.api.queue import PausedBody
 from app.api.services import running
@@ -48,7 +50,7 @@ from app.web import docs, export, pages
 
 ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, export, specs),
-    *(workers, tokens, health),
+    *(notifications, workers, tokens, health),
     *(pages, docs),
 )
 
@@ -81,6 +83,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     problems.install(app, pages.error_page)
     app.add_middleware(Compression)
     app.add_middleware(Gate, hosts=AllowedHosts(settings.host, settings.allowed_hosts), error_page=pages.error_page)
+    app.state.requests = Requests()
+    app.add_middleware(Counted, requests=app.state.requests)
     for module in ROUTERS:
         app.include_router(module.router)
     app.mount("/static", docs.static_files(), name="static")

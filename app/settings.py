@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -14,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app import defaults
 from app.errors import CannotRunHere
+from app.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -40,6 +43,17 @@ def _is_a_site(address: str) -> str:
     if address and not (address.startswith(("http://", "https://")) and urlsplit(address).hostname):
         raise PydanticCustomError("site", "must be an address such as https://ui.perfetto.dev, or empty")
     return address
+
+
+def _is_a_secret(secret: SecretStr) -> SecretStr:
+    prefix, _, key = secret.get_secret_value().partition("_")
+    try:
+        size = len(base64.b64decode(key, validate=True)) if prefix == "whsec" else 0
+    except ValueError:
+        size = 0
+    if not 24 <= size <= 64:
+        raise PydanticCustomError("secret", 'must be "whsec_" and 24 to 64 bytes in base64: openssl rand -base64 32')
+    return secret
 
 
 OBJECT_STORES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
@@ -70,7 +84,7 @@ Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
 PREFIX = "FLOPWATCH_"
-READ_ELSEWHERE = ("FLOPWATCH_URL", "FLOPWATCH_LOG_LEVEL")
+READ_ELSEWHERE = ("FLOPWATCH_URL",)
 """Variables with the prefix that are read, but are not fields of Settings."""
 
 
@@ -152,6 +166,14 @@ class Settings(BaseSettings):
         default="https://ui.perfetto.dev",
         description="Perfetto's address, which a job's page opens on a click, and hands the trace; empty: no button.",
     )
+    notify_secret: Annotated[SecretStr, AfterValidator(_is_a_secret)] | None = Field(
+        default=None, description="Key that signs notifications, whsec_…; unset: a notify_url is refused."
+    )
+    notify_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)] = Field(
+        default=(), description="Networks that are not public and may be notified all the same."
+    )
+    log_format: LogFormat = Field(default="console", description="How server and workers write their log.")
+    log_level: LogLevel = Field(default="INFO", description="What a worker logs; a server logs warnings and worse.")
     job_core_bytes: int = Field(default=0, ge=0, description="Largest core dump of a job's process, bytes.")
     job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")
 

@@ -161,7 +161,7 @@ INTERVALS = {
     "runner's first line → its end": ("started", "outcome"),
     "**runner's end → `succeeded`**": ("outcome", "succeeded"),
 }
-LOGGED = re.compile(r"^(\S+ \S+) DEBUG job-(\d+): (started|outcome)$", re.MULTILINE)
+LOGGED = re.compile(r"^(\S+ \S+) DEBUG job=(\d+) attempt=\d+ message: (started|outcome)$", re.MULTILINE)
 
 
 @commands.command()

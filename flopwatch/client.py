@@ -157,6 +157,7 @@ class Flopwatch(Connection):
         priority: int = 0,
         timeout_s: float | str | None = None,
         max_attempts: int = 2,
+        notify_url: str | None = None,
         unique_key: str | None = None,
         idempotency_key: str | None = None,
         wait_s: int = 0,
@@ -177,6 +178,7 @@ class Flopwatch(Connection):
             step: likewise, a training step of your own ("my_train.py:make_step"), for training kinds.
             code: the folder of your project, which goes along, so that imports work.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
+            notify_url: the address that the server tells the job's end, signed as a webhook.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
             wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
@@ -203,7 +205,7 @@ class Flopwatch(Connection):
             self._with_preset(spec, preset), implementation=implementation, model=model, step=step, code=code
         )
         options = _options(name, labels, priority, timeout_s, max_attempts)
-        body = {"spec": chosen, **options, "unique_key": unique_key}
+        body = {"spec": chosen, **options, "unique_key": unique_key, **_notified(notify_url)}
         return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
 
     def versus(
@@ -265,6 +267,7 @@ class Flopwatch(Connection):
         priority: int = 0,
         timeout_s: float | str | None = None,
         max_attempts: int = 2,
+        notify_url: str | None = None,
         idempotency_key: str | None = None,
         implementation: str | None = None,
         model: str | None = None,
@@ -303,6 +306,7 @@ class Flopwatch(Connection):
             "fit": None if fit is None else dict(fit),
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
+            **_notified(notify_url),
         }
         return self.post_once("/sweeps", body, idempotency_key, dry_run=dry_run)
 
@@ -1130,6 +1134,11 @@ def _options(
         "timeout_s": timeout_s,
         "max_attempts": max_attempts,
     }
+
+
+def _notified(url: str | None) -> Answer:
+    """Return the field of a body; a server of before notifications would refuse a null."""
+    return {} if url is None else {"notify_url": url}
 
 
 def _job_table_path(job: Thing, name: str) -> str:

@@ -57,6 +57,8 @@ def _options(body: Mapping[str, Any]) -> Iterator[str]:
         yield from ("--timeout", str(body["timeout_s"]))
     if body.get("max_attempts") not in (None, 2):
         yield from ("--max-attempts", str(body["max_attempts"]))
+    if body.get("notify_url"):
+        yield from ("--notify-url", body["notify_url"])
 
 
 def argument(value: Any) -> str:

@@ -1,14 +1,14 @@
-"""`python -m workers agent | run SPEC`; only launch.py uses keeper, warm, child and wrapped."""
+"""`python -m workers agent | run SPEC | doctor`; only launch.py uses keeper, warm, child and wrapped."""
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import sys
 from importlib import metadata
 from pathlib import Path
 
+from app import logs
 from app.errors import FlopwatchError
 from app.importing import without_collector
 from workers.outcome import InvalidEnvironment
@@ -64,10 +64,14 @@ def main(arguments: list[str]) -> int:
                 from workers.agent.agent import serve
 
             os.umask(UMASK)
-            logging.basicConfig(
-                level=os.environ.get("FLOPWATCH_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
-            )
-            serve(Settings.from_environment())
+            settings = Settings.from_environment()
+            logs.set_up(settings.log_level, settings.log_format)
+            serve(settings)
+            return 0
+        case ["doctor"]:
+            from workers import doctor
+
+            doctor.main()
             return 0
         case ["run", *rest]:
             check_dependencies()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Generic, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, StringConstraints, Tag, ValidationError
@@ -59,6 +60,23 @@ Timeout = Annotated[
 ]
 
 
+HTTP_URL = r"^https?://[!-.0->A-~]+(/[!-~]*)?$"
+
+
+def _is_an_address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        valid = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.username is not None or parts.fragment:
+        raise PydanticCustomError("address", "must be an address, such as https://example.org/hook, without user")
+    return url
+
+
+NotifyUrl = Annotated[str, StringConstraints(max_length=2000, pattern=HTTP_URL), AfterValidator(_is_an_address)]
+
+
 class JobOptions(StrictModel):
     """The options that a client may give with a job, beside its spec."""
 
@@ -73,6 +91,8 @@ class JobOptions(StrictModel):
     default, FLOPWATCH_DEFAULT_TIMEOUT_S. "none": no limit."""
     max_attempts: int = Field(default=2, ge=1, le=100)
     """Largest number of times that the job is started; it starts again only if its worker was lost."""
+    notify_url: NotifyUrl | None = None
+    """Address that the end of the job, or of all jobs of the sweep, is sent to, signed."""
 
     def new_job(self, spec: SpecBase, default_timeout_s: float | None, point: dict[str, int] | None = None) -> NewJob:
         """Return a job with these options; `point` is its place in a sweep's grid."""
@@ -96,7 +116,8 @@ class JobBody(JobOptions):
     """While a job with this key is queued or running, the server refuses other jobs with it."""
 
     def new_job(self, spec: SpecBase, default_timeout_s: float | None, point: dict[str, int] | None = None) -> NewJob:
-        return replace(super().new_job(spec, default_timeout_s, point), unique_key=self.unique_key)
+        new = super().new_job(spec, default_timeout_s, point)
+        return replace(new, unique_key=self.unique_key, notify_url=self.notify_url)
 
 
 class JobChanges(StrictModel):

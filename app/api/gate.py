@@ -7,6 +7,7 @@ Reading asks for the scope `read` and everything else for `submit`; routes that 
 from __future__ import annotations
 
 import contextlib
+import re
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,9 +19,11 @@ from app.api.guard import COOKIE, SIGN_IN, SIGN_OUT, Access, Guard
 from app.api.hosts import AllowedHosts
 from app.api.problems import ErrorPage, problem, problem_response
 from app.errors import CrossSiteRequest, FlopwatchError, MisdirectedRequest, Unauthorized
+from app.logs import note_job
 
 PROBES = frozenset({"/healthz"})
 """Paths that ask for no token, whatever the Host: probes of clusters send an address."""
+OF_A_JOB = re.compile(r"(?:/ui)?/jobs/(\d{1,18})(?:/|$)", re.ASCII)
 OPEN = frozenset({SIGN_IN, SIGN_OUT})
 STATIC = "/static/"
 """The files of the page for signing in ask for no token either: they are the same on every server."""
@@ -44,6 +47,8 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if job := OF_A_JOB.match(scope["path"]):
+            note_job(int(job[1]))  # of this request's task alone
         send = _with_security_headers(send)
         if scope["path"] not in PROBES:
             try:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
+from app.api.metrics import FromDatabase
 from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
 from app.errors import DatabaseBusy
-from app.states import JOB_STATES
+from app.store.reading import monitoring
 
 router = APIRouter(tags=["health"])
 
@@ -51,21 +53,16 @@ def readyz(services: CurrentServices) -> Response:
     operation_id="get_metrics",
     dependencies=[NO_QUERY],
     response_class=PlainTextResponse,
+    responses={200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
     summary="Prometheus metrics",
 )
-def metrics(services: CurrentServices) -> Response:
-    """Returns the metrics in Prometheus's text format 0.0.4."""
-    counts = services.reading.counts()
-    workers = services.reading.worker_counts()
-    lines = [
-        *_gauge("flopwatch_jobs", "Jobs by state.", {state: counts.get(state, 0) for state in JOB_STATES}),
-        *_gauge("flopwatch_workers", "Workers by state.", workers),
-    ]
-    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
+def metrics(request: Request, services: CurrentServices) -> Response:
+    """Returns the metrics in Prometheus's text format or, if `Accept` asks for it, as OpenMetrics.
 
-
-def _gauge(name: str, text: str, by_state: Mapping[str, int]) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} gauge"
-    for state, count in by_state.items():
-        yield f'{name}{{state="{state}"}} {count}'
+    Every server of a database returns the same, except those named `flopwatch_http_…`, which are its own.
+    """
+    encode, media_type = choose_encoder(request.headers.get("accept", ""))
+    registry = CollectorRegistry()
+    registry.register(FromDatabase(monitoring.read(services.database), VERSION))
+    registry.register(request.app.state.requests.registry)
+    return Response(encode(registry), media_type=media_type)

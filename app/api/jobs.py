@@ -17,6 +17,7 @@ from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body
 from app.api.guard import Access
 from app.api.links import linked_job, linked_jobs
 from app.api.names import check_names, known_names
+from app.api.notifications import check_notify_url
 from app.api.parameters import (
     NO_QUERY,
     Cursor,
@@ -125,6 +126,7 @@ def new_job(services: Services, body: JobBody, sender: Access) -> NewJob:
     """Return the job that this sender submits; raises InvalidRequest with pointers into the body, or
     InsufficientScope."""
     check_names(body.spec, known_names(services), "/spec")
+    check_notify_url(services, body.notify_url)
     new = replace(body.new_job(body.spec, services.settings.default_timeout_s), submitted_by=sender.name)
     check_code(sender, [new])
     return new

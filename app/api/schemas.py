@@ -53,6 +53,15 @@ class DryRun(TypedDict):
     """Jobs that the same request without `dry_run` submits at once; with `fit`, one for each search."""
 
 
+class Notification(TypedDict):
+    state: Literal["waiting", "pending", "delivered", "failed"]
+    """waiting: for the end; pending: to be delivered, maybe again; failed: given up."""
+    tries: int
+    next_try_at: str | None
+    error: str | None
+    """Why the last try failed."""
+
+
 class BulkCancelled(TypedDict):
     cancelled: int
     requested: int

@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 
 from app.api.changes import Changes
 from app.api.guard import Guard
+from app.api.notifying import Notifier
 from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
@@ -30,6 +31,7 @@ from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.pausing import Pausing
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
+from app.store.queue.webhooks import Webhooks
 from app.store.reading.queries import Reading
 from app.store.tokens import Tokens
 
@@ -64,6 +66,7 @@ class Services:
     bulk: Bulk
     baselines: Baselines
     access_tokens: Tokens
+    webhooks: Webhooks
     guard: Guard
     tables: CapacityLimiter
     """Limits the threads for tables, since a table may take seconds and hundreds of megabytes; other requests have
@@ -99,12 +102,14 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         bulk=Bulk(slices, queue, files),
         baselines=Baselines(database),
         access_tokens=access_tokens,
+        webhooks=Webhooks(database),
         guard=guard,
         tables=CapacityLimiter(TABLES_AT_ONCE),
     )
     pruning = Pruning(slices, files, Retention.of(settings))
     watcher = Watcher(services.queue, services.registration, settings.lease_s)
     upkeep = [
+        asyncio.create_task(Notifier(services.webhooks, settings).run()),
         asyncio.create_task(_every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
         asyncio.create_task(_every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
         asyncio.create_task(_every(lambda: NOTE_USES_S, services.guard.note_uses, first_after_s=NOTE_USES_S)),

@@ -18,6 +18,7 @@ from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.guard import Access
 from app.api.links import linked_sweep
 from app.api.names import known_names, unknown_names
+from app.api.notifications import check_notify_url
 from app.api.parameters import (
     NO_QUERY,
     Cursor,
@@ -120,7 +121,9 @@ async def submit_sweep(
             return first
         jobs, fit = planned(services, body, sender)
         check_room(services, sender, len(jobs))
-        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key, fit)
+        return services.queue.submit_sweep(
+            body.name, body.labels, body.base, body.grid, body.exclude, jobs, key, fit, body.notify_url
+        )
 
     count = math.prod(map(len, body.grid.values()))
     run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
@@ -130,6 +133,7 @@ async def submit_sweep(
 def planned(services: Services, body: SweepBody, sender: Access) -> tuple[list[NewJob], Fit | None]:
     """Return the jobs with which a sweep of this sender begins, and its search; raises InvalidRequest with pointers
     into the body, or InsufficientScope."""
+    check_notify_url(services, body.notify_url)
     fit = None
     if body.fit is not None:
         jobs, fit = first_of_searches(services, body, body.fit)

@@ -68,6 +68,7 @@ TimeoutS = Annotated[
     typer.Option(metavar="SECONDS|none", help="End the job after this time; else after the server's default."),
 ]
 MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
+NotifyUrl = Annotated[str | None, typer.Option(help="Address that the server tells the end, signed.", metavar="URL")]
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
 SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; this is the answer of then)"
 State = Annotated[str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)]
@@ -92,6 +93,7 @@ def submit(
     priority: Priority = 0,
     timeout_s: TimeoutS = None,
     max_attempts: MaxAttempts = 2,
+    notify_url: NotifyUrl = None,
     unique_key: Annotated[str | None, typer.Option(help="Refused while another job with it is queued or runs.")] = None,
     idempotency_key: Key = None,
     dry_run: DryRun = False,
@@ -106,6 +108,7 @@ def submit(
     job = server.submit(
         spec,
         **options,
+        notify_url=notify_url,
         implementation=implementation,
         model=model,
         step=step,
@@ -257,6 +260,7 @@ def sweep(
     priority: Priority = 0,
     timeout_s: TimeoutS = None,
     max_attempts: MaxAttempts = 2,
+    notify_url: NotifyUrl = None,
     idempotency_key: Key = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -273,6 +277,7 @@ def sweep(
         fit=search,
         exclude=[arguments.parse_point(point, lists) for point in exclude or []],
         **_options(name, label, priority, timeout_s, max_attempts),
+        notify_url=notify_url,
         implementation=implementation,
         model=model,
         step=step,

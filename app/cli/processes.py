@@ -122,8 +122,8 @@ def up(
         signal.signal(number, lambda received, _frame: stop_signals.append(received))
     children = {
         "server": _start("app.cli", "serve"),
-        # A worker needs no access token, and runs code that others wrote.
-        "worker": _start("workers", "agent", without="FLOPWATCH_API_TOKEN"),
+        # A worker needs no secret of the server, and runs code that others wrote.
+        "worker": _start("workers", "agent", without=("FLOPWATCH_API_TOKEN", "FLOPWATCH_NOTIFY_SECRET")),
     }
     try:
         while not stop_signals and all(child.poll() is None for child in children.values()):
@@ -402,14 +402,14 @@ def _become_workers(*arguments: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "workers", *arguments])  # noqa: S606
 
 
-def _start(module: str, *arguments: str, without: str = "") -> subprocess.Popen[bytes]:
-    """Start a child with the environment of this process, except the variable named `without`."""
+def _start(module: str, *arguments: str, without: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start a child with the environment of this process, except the variables named `without`."""
     from app.settings import unknown_variables
 
     # In a group of its own: an interrupt from the terminal reaches `up` alone, which stops them in order.
     command = [sys.executable, "-m", module, *arguments]
     # This process has already warned of unknown settings.
-    left_out = {without, *unknown_variables(os.environ)}
+    left_out = {*without, *unknown_variables(os.environ)}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=_end_with_parent)
 

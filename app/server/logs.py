@@ -6,9 +6,8 @@ import logging
 import time
 from collections.abc import Hashable
 
-from app.text.characters import one_line, shown
+from app import logs
 
-FORMAT = "%(asctime)s %(levelname)s %(message)s"
 BURST = 10
 WINDOW_S = 60.0
 MAX_KINDS = 1000
@@ -48,19 +47,6 @@ def _kind(record: logging.LogRecord) -> Hashable:
     return record.name, record.pathname, record.lineno, error, place
 
 
-class _Formatter(logging.Formatter):
-    """Shows control characters, and keeps each message in one line: clients and jobs wrote parts of it."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        return one_line(super().formatMessage(record))
-
-    def format(self, record: logging.LogRecord) -> str:
-        return shown(super().format(record))
-
-
-def set_up() -> None:
+def set_up(form: logs.LogFormat) -> None:
     """Log warnings and worse of everything in this process, uvicorn and asyncio included."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter(FORMAT))
-    handler.addFilter(RateLimit())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logs.set_up("WARNING", form, RateLimit())

@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
 
 def listen(settings: Settings) -> int:
     """Serve until told to stop; returns the process's exit code."""
-    logs.set_up()
+    logs.set_up(settings.log_format)
     limit = connections.connections_within_files(settings.max_connections)
     incoming = connections.Incoming(limit, settings.request_timeout_s)
     config = uvicorn.Config(

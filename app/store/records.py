@@ -15,8 +15,8 @@ MAX_LABELS = 64
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to submit; `timeout_s` is in seconds, None means no limit. The fields beside `spec` are columns of the
-    table `job`.
+    """A job to submit; `timeout_s` is in seconds, None means no limit. The fields beside `spec` and
+    `notify_url` are columns of the table `job`.
     """
 
     spec: SpecBase
@@ -31,6 +31,8 @@ class NewJob:
     """Of the jobs with this key, at most one is queued or running."""
     submitted_by: str | None = None
     """The user who submits it."""
+    notify_url: str | None = None
+    """The address that is told its end; a row of the table `webhook`."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -61,6 +61,8 @@ _STAGED = text("staged")
 IS_BEING_DELETED = text("deleting")
 """The condition for jobs whose deletion has begun. Queries must use the same word, or SQLite does not use the index."""
 _IN_SWEEP = text("sweep_id IS NOT NULL")
+IS_OPEN = text("state IN ('waiting', 'pending')")
+"""The condition for webhooks that are not done; queries must use the same words."""
 
 
 class Sweep(SQLModel, table=True):
@@ -481,6 +483,46 @@ class ApiToken(SQLModel, table=True):
     last_used_at: datetime | None = Field(default=None, sa_column=_time())
 
 
+class Tally(SQLModel, table=True):
+    """A number that only grows, for /metrics: it counts jobs that were deleted since, too."""
+
+    name: str = Field(primary_key=True)
+    """claims | outcomes | lease_losses"""
+    kind: str = Field(primary_key=True)
+    outcome: str = Field(primary_key=True)
+    """Of outcomes: succeeded, or the error's code; else empty."""
+    number: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class Webhook(SQLModel, table=True):
+    """The address that is told the end of a job, or of all jobs of a sweep, and how far that is."""
+
+    __table_args__: ClassVar[Any] = (
+        Index("ix_webhook_job_id", "job_id", unique=True),
+        Index("ix_webhook_sweep_id", "sweep_id", unique=True),
+        Index("ix_webhook_open", "id", sqlite_where=IS_OPEN, postgresql_where=IS_OPEN),
+        _NO_REUSE,
+    )
+
+    id: int | None = Field(default=None, sa_column=_id())
+    job_id: int | None = Field(
+        default=None, sa_column=Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), nullable=True)
+    )
+    sweep_id: int | None = Field(
+        default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=True)
+    )
+    url: str
+    state: str
+    """waiting (for the end) | pending (to be delivered) | delivered | failed"""
+    message_id: str
+    """The same for every delivery of one end, so that a receiver recognises one that comes twice."""
+    tries: int
+    due_at: datetime | None = Field(default=None, sa_column=_time())
+    """When the next try may begin. A server that begins one moves it on first, so that no other begins it, too."""
+    error: str | None = None
+    """Why the last try failed."""
+
+
 _tables = SQLModel.metadata.tables
 
 sweep: Final[Table] = _tables["sweep"]
@@ -502,6 +544,8 @@ idempotency_key: Final[Table] = _tables["idempotency_key"]
 baseline: Final[Table] = _tables["baseline"]
 baseline_case: Final[Table] = _tables["baseline_case"]
 api_token: Final[Table] = _tables["api_token"]
+tally: Final[Table] = _tables["tally"]
+webhook: Final[Table] = _tables["webhook"]
 
 # Indexes for claims.py. They are declared here because the columns do not exist yet where a class declares its other
 # indexes. The columns after the order let a claim pass over jobs without reading their rows.

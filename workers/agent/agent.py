@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Container
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
+from app.logs import about
 from app.settings import Settings
 from app.specs._code import RUNS_CODE
 from app.states import LivingState, WorkerState
@@ -192,8 +193,7 @@ class Agent:
             self._beat()
             self._next_beat = now + self._watcher.lease_s / 3
         if now >= self._next_poll:
-            for job_id in self._watcher.poll():
-                logger.warning("job %s: its worker was lost", job_id)
+            self._watcher.poll()
             self._next_poll = now + self._watcher.lease_s / 4
         self.join_ended()
         if self._watch.changed():
@@ -250,8 +250,8 @@ class Agent:
                 if self._locks.has_company:
                     self._claim_after = max(self._claim_after, self._clock() + TURN_S)
                 if run.host_unfit:
-                    job_id = run.claim.job_id
-                    logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
+                    with about(run.claim.job_id, run.claim.attempt):
+                        logger.warning("the job cannot run here now; the next claim waits %g s", self._backoff_s)
                     self._pause_claims()
                 else:
                     self._backoff_s = MIN_BACKOFF_S
@@ -281,7 +281,8 @@ class Agent:
                     free.release()
             if claim is None:
                 return
-            self._start(claim, free)
+            with about(claim.job_id, claim.attempt):
+                self._start(claim, free)
             if self._clock() < self._claim_after:
                 return
 
@@ -336,7 +337,7 @@ class Agent:
             )
             run.start()
         except Exception as error:
-            logger.exception("job %s cannot be started; the next claim waits %g s", claim.job_id, self._backoff_s)
+            logger.exception("the job cannot be started; the next claim waits %g s", self._backoff_s)
             self._pause_claims()
             (free if kept is None else kept).release()
             if isinstance(error, BlockingIOError):  # another process took the host first; that is not an error
@@ -344,7 +345,7 @@ class Agent:
             else:
                 self._queue.give_up(claim, describe_error(error))
         else:
-            logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
+            logger.info("starting a job of kind %s", claim.kind)
             self.runs[claim.attempt_id] = run
 
     def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, StoreUnreachable, job_problem
+from app.logs import note_job
 from app.settings import Settings
 from app.specs import SpecBase
 from app.specs._base import MAX_CELLS
@@ -208,6 +209,7 @@ class JobRun:
         self.stop.close()
 
     def _run(self) -> None:
+        note_job(self.claim.job_id, self.claim.attempt)
         with ExitStack() as at_end:  # each of these runs, whatever the others raise
             at_end.callback(self._on_end)
             at_end.callback(self.devices.release)
@@ -219,9 +221,9 @@ class JobRun:
                 self._spool.log.end()
                 self._record(outcome)
             except LeaseLost:
-                logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+                logger.warning("the lease was lost; nothing more was recorded")
             except BaseException as error:  # a SystemExit of somebody's code, too
-                logger.exception("job %s: the worker cannot go on with it", self.claim.job_id)
+                logger.exception("the worker cannot go on with it")
                 self._record_error(error)
 
     def _run_units(self) -> Outcome:
@@ -236,7 +238,7 @@ class JobRun:
         except BaseException as error:  # a SystemExit of somebody's code, too
             if is_exhausted(error):
                 raise
-            logger.exception("job %s could not be planned", self.claim.job_id)
+            logger.exception("the job could not be planned")
             return Failed("failed", describe_error(error))
         if (not_clear := self._clear_devices()) is not None:
             return not_clear
@@ -296,9 +298,8 @@ class JobRun:
                 return self.stop.reason
             if self._clock() >= give_up_at:
                 logger.warning(
-                    "job %s goes back to the queue: processes that a killed worker's job has left behind may use the"
+                    "the job goes back to the queue: processes that a killed worker's job has left behind may use the"
                     " devices, and cannot be ended: %s (pids)",
-                    self.claim.job_id,
                     ", ".join(map(str, pids)),
                 )
                 self.host_unfit = True
@@ -329,10 +330,10 @@ class JobRun:
         try:
             rest = runner.resume(spec, process.unit, process.cursor, outcome)
         except Exception:
-            logger.exception("job %s: its runner cannot go on after a crash", self.claim.job_id)
+            logger.exception("its runner cannot go on after a crash")
             return None
         if rest is not None:
-            logger.info("job %s: going on after a crash in step %s", self.claim.job_id, process.cursor)
+            logger.info("going on after a crash in step %s", process.cursor)
             self._spool.continue_after_crash(
                 f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}"
             )
@@ -400,7 +401,7 @@ class JobRun:
         try:
             error = ask(wrapper.output, succeeded=isinstance(outcome, Succeeded))
         except Exception as raised:
-            logger.exception("job %s: the words of its wrapper cannot be read", self.claim.job_id)
+            logger.exception("the words of its wrapper cannot be read")
             return Failed("failed", describe_error(raised))
         if error is None:
             return outcome
@@ -512,7 +513,7 @@ class JobRun:
                 return error.outcome
             if isinstance(outcome, Succeeded):
                 return _not_stored(error)
-            logger.warning("job %s: an artifact could not be stored: %s", self.claim.job_id, error)
+            logger.warning("an artifact could not be stored: %s", error)
         return outcome
 
     def _patiently(self, action: Callable[[], Stored], check: Callable[[int], None]) -> Stored:
@@ -531,7 +532,7 @@ class JobRun:
                 give_up_at = self._clock() + self._lease_s if give_up_at is None else give_up_at
                 if isinstance(error, StoreUnreachable) and self._clock() >= give_up_at:
                     raise
-                logger.warning("job %s: its files wait: %s", self.claim.job_id, error)
+                logger.warning("its files wait: %s", error)
             check(0)
             self._sleep(RETRY_S)
 
@@ -580,7 +581,7 @@ class JobRun:
             with patience(RETRY_S):
                 self._report()
         except STORE_UNAVAILABLE as error:
-            logger.warning("job %s: events wait: %s", self.claim.job_id, error)
+            logger.warning("events wait: %s", error)
         except LeaseLost:
             self.stop.set(Abandoned())
 
@@ -604,7 +605,7 @@ class JobRun:
                 if self._clock() >= self.stop.record_until:
                     self._end_unrecorded(outcome, error)
                     return
-                logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
+                logger.warning("its result waits: %s", error)
                 self._sleep(RETRY_S)
             else:
                 return
@@ -623,12 +624,12 @@ class JobRun:
         job need not wait for the end of its lease, and its attempt says why it ended.
         """
         reason = f"the worker had to end, and could not store how the job had ended: {describe_error(error)}"
-        logger.error("job %s: %s", self.claim.job_id, reason)
+        logger.error("%s", reason)
         if not isinstance(outcome, GivenBack):
             with suppress(*STORE_UNAVAILABLE), patience(RETRY_S):
                 self._queue.give_up(self.claim, reason)
                 return
-        logger.error("job %s: it runs again, if it has attempts left, when its lease is over", self.claim.job_id)
+        logger.error("it runs again, if it has attempts left, when its lease is over")
 
     def _record_error(self, error: BaseException) -> None:
         """End the attempt after an error of our own, without results, since the store may have refused these.
@@ -650,9 +651,9 @@ class JobRun:
         try:
             self._record(outcome)
         except LeaseLost:
-            logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+            logger.warning("the lease was lost; nothing more was recorded")
         except Exception:
-            logger.exception("job %s: its failure cannot be recorded either", self.claim.job_id)
+            logger.exception("its failure cannot be recorded either")
 
     def _finish(self, outcome: Outcome) -> Finish:
         spool = self._spool

@@ -197,7 +197,7 @@ class UnitRun:
     def _take_message(self, line: bytes) -> None:
         try:
             message = parse(line)
-            logger.debug("%s: %s", threading.current_thread().name, message.type)
+            logger.debug("message: %s", message.type)
             if self._wrapper is not None:
                 self._wrapper.started = True
             if isinstance(message, Ended):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
 from app.errors import STORE_UNAVAILABLE, CannotRunHere, Conflict
+from app.logs import about
 from app.settings import Settings
 from app.store.database.engine import Database
 from app.store.queue import service_settings
@@ -98,7 +99,8 @@ class Watcher:
             attempt = running[attempt_id]
             state = self._queue.recover(attempt)
             if state is not None:
-                logger.warning("attempt %d of job %d is lost: now %s", attempt.attempt, attempt.job_id, state)
+                with about(attempt.job_id, attempt.attempt):
+                    logger.warning("the attempt is lost: its job is %s now", state)
                 recovered.append(attempt.job_id)
         self._queue.delete_abandoned_results()
         return recovered

@@ -42,7 +42,7 @@ SPEC_COLUMNS = ("kind", "spec", "summary", "device_type", "devices", "exclusive_
 def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
     """Make the row of a new job for the table `job`, without its id."""
     resources = new.spec.resources()
-    options = {name: value for name, value in vars(new).items() if name != "spec"}
+    options = {name: value for name, value in vars(new).items() if name not in ("spec", "notify_url")}
     return {
         **options,
         "kind": new.spec.kind,

@@ -23,6 +23,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.logs import about
 from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import FINISHED_STATES, LivingState
@@ -30,7 +31,7 @@ from app.store import tables
 from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
-from app.store.queue import fence, fitting, service_settings, staging, submission, sweeps
+from app.store.queue import fence, fitting, service_settings, staging, submission, sweeps, tallies, webhooks
 from app.store.queue.claims import QUEUED, next_job
 from app.store.queue.registration import beat
 from app.store.queue.waiting import waiting_reasons
@@ -121,6 +122,7 @@ class Queue:
             def answer() -> dict[str, Any]:
                 submission.check_key(connection, new.unique_key)
                 (row,) = submission.insert_jobs(connection, [submission.job_row(new, None, utc_now())])
+                webhooks.register(connection, new.notify_url, job_id=row["id"])
                 return job_dict(row, waiting_reasons(connection, [row]).get(row["id"]))
 
             return submission.answer_once(connection, idempotency, answer)
@@ -135,6 +137,7 @@ class Queue:
         jobs: Sequence[NewJob],
         idempotency: Idempotency | None = None,
         fit: Fit | None = None,
+        notify_url: str | None = None,
     ) -> Submitted:
         """Queue a sweep and all of its jobs, or nothing. The jobs have the same options. With `fit`, they are the first
         of each search. Each job's name is the sweep's, followed by the coordinates that distinguish the job.
@@ -164,6 +167,7 @@ class Queue:
                 last = sweeps.last_job(connection)
                 bound.insert(connection, sweep_id)
                 sweeps.complete(connection, sweep_id, jobs[0].labels, last, now)
+                webhooks.register(connection, notify_url, sweep_id=sweep_id)
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
 
             return submission.answer_once(connection, idempotency, answer)
@@ -219,6 +223,7 @@ class Queue:
                 raise Conflict(
                     f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."
                 )
+            webhooks.expect_again(connection, sweep_id=sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
 
     def _bound(self, rows: Sequence[dict[str, Any]]) -> submission.BoundJobs:
@@ -481,6 +486,7 @@ class Queue:
             allowed = max(job.max_attempts, job.attempt + 1)
             _change_job(connection, job_id, max_attempts=allowed, **submission.INITIAL_COLUMNS)
             _record_event(connection, job_id, job.attempt, "state", {"state": "queued", "reason": "retried"})
+            webhooks.expect_again(connection, job_id=job_id)
             queued = _job_row(connection, job_id)._mapping
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 
@@ -509,6 +515,7 @@ class Queue:
             lost = {"error": error, "finished_at": utc_now()}
             if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
                 return None
+            tallies.add(connection, "lease_losses", _job_row(connection, running.job_id).kind)
             return _requeue_or_fail(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
 
 
@@ -527,9 +534,11 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str) -> Claim
     }
     attempt_id = connection.execute(_BEGIN_ATTEMPT, attempt).scalar_one()
     _record_event(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
+    tallies.add(connection, "claims", job.kind)
     problem = broken(job._mapping)
     if problem is not None:
-        logger.error("job %d fails: %s", job_id, problem["detail"])
+        with about(job_id, job.attempt):
+            logger.error("the job fails: %s", problem["detail"])
         _end_attempt(connection, attempt_id, "failed", error=problem)
         _finish_job(connection, job_id, job.attempt, "failed", problem, metrics=None)
         return None
@@ -571,6 +580,7 @@ def _cancel_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
     ended = {"state": "cancelled", "error": job_problem("cancelled", CANCELLED_BEFORE)}
     sweeps.record_events(connection, queued, "state", {"state": "cancelled"}, now)
     sweeps.record_events(connection, queued, "done", ended, now)
+    tallies.add_outcomes(connection, queued, "cancelled")
     connection.execute(update(tables.job).where(queued).values(**ended, finished_at=now, **changed))
     running = which & (_job.state == "running") & _job.cancel_requested_at.is_(None)
     sweeps.record_events(connection, running, "state", {"state": "running", "cancel_requested": True}, now)
@@ -605,6 +615,7 @@ def _finish_job(
     _change_job(connection, job_id, state=state, error=error, finished_at=utc_now(), **values)
     _record_event(connection, job_id, attempt, "state", {"state": state})
     _record_event(connection, job_id, attempt, "done", {"state": state, "error": error})
+    tallies.add_outcomes(connection, _job.id == job_id, tallies.outcome_of(state, error))
 
 
 def _requeue_or_fail(

@@ -54,19 +54,6 @@ def test_unreferenced_files_are_removed_again_and_again(
             wait_until(lambda stored=stored: not stored.exists(), timeout_s=20, what=f"the sweep of the {content}")
 
 
-def test_metrics(fresh_site: Any) -> None:
-    fresh_site.worker.register()
-    fresh_site.submit()
-    response = fresh_site.http.get("/metrics")
-    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    lines = response.text.splitlines()
-    assert 'flopwatch_jobs{state="queued"} 1' in lines
-    assert 'flopwatch_jobs{state="failed"} 0' in lines
-    assert 'flopwatch_workers{state="active"} 1' in lines
-    assert "# TYPE flopwatch_jobs gauge" in lines
-    assert all(re.fullmatch(r'# (HELP|TYPE) .+|\w+\{state="\w+"\} \d+', line) for line in lines)
-
-
 def test_workers(fresh_site: Any) -> None:
     assert fresh_site.http.get("/workers").json() == {"data": [], "next": None}
     fresh_site.worker.register()

@@ -1,0 +1,130 @@
+"""`flopwatch doctor`: examines this host, and says what works, what does not, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.common import DataDir, use_data_dir
+from app.cli.terminal import cell, echo, echo_json
+
+if TYPE_CHECKING:
+    from app.checkup import Finding
+    from app.settings import Settings
+
+WORKER_S = 600
+"""Seconds for what a worker needs: the first time, kernels are compiled."""
+SERVER_S = 5.0
+SIGNS = {"works": "ok", "absent": "-", "broken": "FAULT"}
+
+
+def doctor(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Examine this host: what works, what does not, and what to do. Exit code 1 if something is broken."""
+    use_data_dir(data_dir)
+    findings = []
+    for finding in _findings():
+        findings.append(finding)
+        if not as_json:
+            echo(f"{SIGNS[finding.state]:<6}{finding.name:<13}{cell(finding.found)}")
+            if finding.cure:
+                echo(f"{'':<19}cure: {cell(finding.cure)}")
+    faults = sum(finding.state == "broken" for finding in findings)
+    if as_json:
+        body = {"ok": not faults, "findings": [finding.as_json() for finding in findings]}
+        echo_json(json.dumps(body, indent=2, ensure_ascii=False))
+    else:
+        echo(f"\n{faults or 'no'} fault{'' if faults == 1 else 's'} found")
+    raise typer.Exit(1 if faults else 0)
+
+
+COMMANDS = (doctor,)
+
+
+def _findings() -> Iterator[Finding]:
+    from app.checkup import absent, broken
+    from app.errors import CannotRunHere
+    from app.settings import Settings, unknown_variables
+    from app.store.checking import examine
+
+    for warning in unknown_variables(os.environ).values():
+        yield absent("settings", warning)
+    try:
+        settings = Settings.from_environment()
+    except CannotRunHere as error:
+        yield broken("settings", error.detail, "set it to a value that docs/settings.md allows, or unset it")
+    else:
+        yield from examine(settings)
+        yield from _server(settings)
+    yield from _worker()
+
+
+def _server(settings: Settings) -> Iterator[Finding]:
+    """Ask the server that commands on this host would talk to."""
+    import httpx
+
+    from app.checkup import absent, broken, works
+    from app.store.checking import of_clock
+    from flopwatch import address
+
+    url = os.environ.get("FLOPWATCH_URL") or address.read(settings.data_dir)
+    if url is None:
+        yield absent("server", "none runs on this host, and FLOPWATCH_URL names none")
+        return
+    before, own = datetime.now(UTC), metadata.version("flopwatch")
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/healthz", timeout=SERVER_S)
+        version, date = answer.raise_for_status().json()["version"], answer.headers.get("date")
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+        cure = "start it (`flopwatch serve`), or set FLOPWATCH_URL to where it runs"
+        yield broken("server", f"{url} does not answer: {error or type(error).__name__}", cure)
+        return
+    if version != own:
+        cure = "update so that server, workers and clients have one version"
+        yield absent("server", f"{url} is version {version}, and this is {own}", cure)
+    else:
+        yield works("server", f"{url} answers, version {version}")
+    if date:
+        yield of_clock("the server's", parsedate_to_datetime(date), before, datetime.now(UTC), resolution_s=1.0)
+
+
+def _worker() -> Iterator[Finding]:
+    """Ask a process of the worker's, since this one imports neither torch nor kernels. A crash there is a finding."""
+    from app.checkup import Finding, broken
+
+    # No colour, no settings: what it prints is one finding a line.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers", "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    last = "its start"
+    try:
+        output, errors = process.communicate(timeout=WORKER_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+    for line in output.splitlines():
+        try:
+            finding = Finding(**json.loads(line))
+        except (ValueError, TypeError):
+            continue  # somebody else's output
+        last = finding.name
+        yield finding
+    if process.returncode != 0:
+        code = process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        said = errors.strip().splitlines()[-1:] or ["no message"]
+        cure = "run `python -m workers doctor` to see all that it prints"
+        yield broken("worker", f"the check after {last!r} {how}: {said[0]}", cure)

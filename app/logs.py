@@ -1,0 +1,75 @@
+"""How every process of the service writes its log: one line a record, for people or as JSON, with the ids of the job
+and the attempt that it is about. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from app.text.characters import in_json, one_line, shown
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+_about: ContextVar[dict[str, int]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
+
+
+def note_job(job: int, attempt: int | None = None) -> None:
+    """Let what this thread or task logs from now on carry these ids."""
+    _about.set({"job": job} if attempt is None else {"job": job, "attempt": attempt})
+
+
+@contextmanager
+def about(job: int, attempt: int | None = None) -> Iterator[None]:
+    """Let what is logged inside carry these ids."""
+    before = _about.set(_about.get())
+    try:
+        note_job(job, attempt)
+        yield
+    finally:
+        _about.reset(before)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """For people: time, level, `job=1 attempt=1` and the message, in one line.
+
+    Shows control characters, since clients and jobs wrote parts of it; only a traceback has further lines.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        ids = "".join(f"{name}={value} " for name, value in _about.get().items())
+        return one_line(f"{self.formatTime(record)} {record.levelname} {ids}{record.message}")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """For programs: one JSON object a line. Times are UTC, RFC 3339."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            **_about.get(),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return in_json(json.dumps(line, ensure_ascii=False))
+
+
+def set_up(level: LogLevel, form: LogFormat, *filters: logging.Filter) -> None:
+    """Send the records of everything in this process to standard error, from `level` on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form == "json" else ConsoleFormatter())
+    for one in filters:
+        handler.addFilter(one)
+    logging.basicConfig(level=level, handlers=[handler], force=True)

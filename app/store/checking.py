@@ -1,0 +1,130 @@
+"""Examines what server and workers keep their data in: the folder, the database, the store of files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from app.checkup import Finding, absent, broken, works
+from app.errors import DiskFull, FlopwatchError, StoreUnreachable, is_no_space
+from app.settings import Settings
+from app.store.database.engine import Database, open_existing
+from app.store.database.file_systems import refuse_network_file_system
+from app.store.database.private import DATABASE
+from app.store.files.opening import open_files
+
+MIN_FREE_BYTES = 256 << 20
+PROBE_BYTES = 1 << 20
+MAX_CLOCK_S = 2.0
+MAKE_ROOM = "make room on that disk: `flopwatch prune`, `flopwatch delete`, or another FLOPWATCH_DATA_DIR"
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Yield what is found. Nothing is made or changed, but probes that are removed at once."""
+    folders = [settings.data_dir]
+    if settings.artifacts_url is not None and settings.object_store_url is None:
+        folders.append(settings.artifacts_dir)
+    for folder in folders:
+        yield from _folder(folder)
+    if settings.database_url is None and not (settings.data_dir / DATABASE).exists():
+        yield absent("database", f"none yet in {settings.data_dir}: the first server or worker makes it")
+        return
+    try:
+        with closing(open_existing(settings)) as database:
+            yield _database(database)
+            yield from _clock(database)
+            yield from _files(settings, database)
+    except FlopwatchError as error:
+        yield broken("database", f"{error.title}: {error.detail}", _database_cure(error, settings))
+
+
+def _folder(folder: Path) -> Iterator[Finding]:
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    what = str(folder) if existing == folder else f"{folder}, not made yet, in {existing}"
+    status = existing.stat()
+    if existing == folder and status.st_uid != os.geteuid():
+        cure = "run server and workers as the user who owns it, or set FLOPWATCH_DATA_DIR to a folder of your own"
+        yield broken("permissions", f"{folder} belongs to the user {status.st_uid}, not {os.geteuid()}", cure)
+        return
+    if not stat.S_ISDIR(status.st_mode) or not os.access(existing, os.W_OK | os.X_OK):
+        yield broken("permissions", f"{what}: nothing can be written there", "set FLOPWATCH_DATA_DIR to another folder")
+        return
+    yield works("permissions", f"{what}: writable")
+    try:
+        refuse_network_file_system(existing)
+        with tempfile.TemporaryFile(dir=existing) as file:
+            os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
+    except FlopwatchError as error:
+        yield broken("disk", error.detail, "set FLOPWATCH_DATA_DIR to a folder on a local disk")
+        return
+    except OSError as error:
+        cure = MAKE_ROOM if is_no_space(error) else "see the system's log (dmesg), or set another FLOPWATCH_DATA_DIR"
+        yield broken("disk", f"{what}: a file of 1 MiB cannot be written: {error.strerror}", cure)
+        return
+    free = shutil.disk_usage(existing).free
+    text = f"{what}: {free >> 20} MiB free"
+    yield works("disk", text) if free >= MIN_FREE_BYTES else broken("disk", text, MAKE_ROOM)
+
+
+def _database(database: Database) -> Finding:
+    with database.read() as connection:
+        dialect = database.backend.engine.dialect.name
+        version = connection.execute(
+            select(func.sqlite_version() if dialect == "sqlite" else func.version())
+        ).scalar_one()
+    database.probe()
+    name = f"SQLite {version}" if dialect == "sqlite" else str(version).partition(" on ")[0]
+    return works("database", f"{name}, {database.backend.place}: read and written")
+
+
+def _clock(database: Database) -> Iterator[Finding]:
+    """Compare this host's clock with that of the database's host, if it is another."""
+    if database.backend.engine.dialect.name == "sqlite":
+        return
+    before = datetime.now(UTC)
+    with database.read() as connection:
+        theirs: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+    yield of_clock("the database's", theirs, before, datetime.now(UTC))
+
+
+def of_clock(whose: str, theirs: datetime, before: datetime, after: datetime, resolution_s: float = 0.0) -> Finding:
+    """Judge another clock, which was read between two readings of this host's."""
+    off_s = max((before - theirs).total_seconds() - resolution_s, (theirs - after).total_seconds(), 0.0)
+    if off_s <= MAX_CLOCK_S:
+        return works("clock", f"agrees with {whose}")
+    cure = (
+        "let NTP set the clocks of both hosts (timedatectl set-ntp true); ages and retention follow them, leases do not"
+    )
+    return broken("clock", f"{off_s:.0f} s away from {whose}", cure)
+
+
+def _files(settings: Settings, database: Database) -> Iterator[Finding]:
+    where = settings.object_store_url or str(settings.artifacts_dir)
+    try:
+        open_files(settings, database).probe()
+        yield works("files", f"{where}: a file was stored")
+    except FlopwatchError as error:
+        if isinstance(error, StoreUnreachable):
+            cure = "check FLOPWATCH_ARTIFACTS_URL, the store's variables (AWS_…, GOOGLE_…, AZURE_…) and its server"
+        else:
+            cure = MAKE_ROOM if isinstance(error, DiskFull) else "see the error"
+        yield broken("files", f"{where}: {error.title}: {error.detail}", cure)
+
+
+def _database_cure(error: FlopwatchError, settings: Settings) -> str:
+    if isinstance(error, DiskFull):
+        return MAKE_ROOM
+    if not str(settings.resolved_database_url).startswith("sqlite"):
+        return (
+            "start PostgreSQL, and check FLOPWATCH_DATABASE_URL: host, port, user, database; "
+            "the password in ~/.pgpass or PGPASSWORD; pg_hba.conf"
+        )
+    return "see the error; docs/operations.md has more"

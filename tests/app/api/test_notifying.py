@@ -1,0 +1,383 @@
+"""Webhooks, at a real receiver that verifies signatures with the library of Standard Webhooks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.server
+import ipaddress
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from standardwebhooks import Webhook
+
+from app.api import notifying
+from app.store.queue import webhooks
+from app.store.queue.webhooks import Delivery, Webhooks
+from app.store.tables import utc_now
+from tools.waiting import wait_until
+
+SECRET = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
+LOOPBACK = {"notify_secret": SECRET, "notify_networks": ["127.0.0.0/8"]}
+
+
+@dataclass
+class Receiver:
+    """What arrived, and with what status each delivery is answered; 200 once they are used up."""
+
+    url: str = ""
+    statuses: list[int] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    answers: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    got = Receiver()
+    got.answers.set()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.paths.append(self.path)
+            got.hosts.append(self.headers["Host"])
+            got.ids.append(self.headers["webhook-id"])
+            got.messages.append(Webhook(SECRET).verify(body, dict(self.headers.items())))
+            got.answers.wait(20)
+            self.send_response(got.statuses.pop(0) if got.statuses else 200)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        got.url = f"http://127.0.0.1:{server.server_port}/hook?key=1"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield got
+        got.answers.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifying, "POLL_S", 0.02)
+    monkeypatch.setattr(webhooks, "RETRY_AFTER_S", (0.02, 0.02, 0.02))
+
+
+def told(site: Any, path: str) -> dict[str, Any]:
+    """The state of a notification, once it is not waited for any more."""
+
+    def ended() -> dict[str, Any] | None:
+        now: dict[str, Any] = site.http.get(f"{path}/notification").raise_for_status().json()
+        return now if now["state"] in ("delivered", "failed") else None
+
+    return wait_until(ended, f"the end of {path} to be told", 20)
+
+
+def test_the_end_of_a_job_is_told_once(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    with serve(tmp_path, **LOOPBACK) as site:
+        job = site.submit(name="nightly", labels={"a": "b"}, notify_url=receiver.url)
+        quiet = site.submit()
+        waiting = site.http.get(f"/jobs/{job['id']}/notification").json()
+        assert waiting == {"state": "waiting", "tries": 0, "next_try_at": None, "error": None}
+        site.worker.finish(site.worker.claim(), "failed")
+        site.worker.finish(site.worker.claim())
+        assert told(site, f"/jobs/{job['id']}")["tries"] == 1
+        assert site.http.get(f"/jobs/{quiet['id']}/notification").status_code == 404
+        (message,) = receiver.messages
+        assert message["type"] == "job.finished"
+        assert message["timestamp"] == site.job(job["id"])["finished_at"]
+        assert message["data"] == {
+            "id": job["id"],
+            "kind": "benchmark",
+            "name": "nightly",
+            "labels": {"a": "b"},
+            "state": "failed",
+            "attempt": 1,
+            "error": {"code": "failed", "detail": "It broke."},
+        }
+        assert receiver.paths == ["/hook?key=1"]
+        retried = site.http.post(f"/jobs/{job['id']}/retry")
+        assert retried.status_code < 300, retried.text
+        site.worker.finish(site.worker.claim())
+        assert told(site, f"/jobs/{job['id']}")["state"] == "delivered"
+        assert [one["data"]["state"] for one in receiver.messages] == ["failed", "succeeded"]
+        assert len(set(receiver.ids)) == 2, "another end is another message"
+
+
+def test_the_end_of_a_sweep_is_told_when_its_last_job_has_ended(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    with serve(tmp_path, **LOOPBACK) as site:
+        body = {"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}, "notify_url": receiver.url, "name": "s"}
+        sweep = site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
+        site.worker.finish(site.worker.claim())
+        assert site.services.webhooks.begin() == [], "one of its jobs is queued"
+        site.worker.finish(site.worker.claim(), "failed")
+        assert told(site, f"/sweeps/{sweep}")["state"] == "delivered"
+        (message,) = receiver.messages
+        assert message["type"] == "sweep.finished"
+        assert {name: count for name, count in message["data"]["counts"].items() if count} == {
+            "succeeded": 1,
+            "failed": 1,
+        }
+        site.http.post(f"/sweeps/{sweep}/resume").raise_for_status()
+        site.worker.finish(site.worker.claim())
+        assert told(site, f"/sweeps/{sweep}")["state"] == "delivered"
+        assert receiver.messages[-1]["data"]["counts"]["succeeded"] == 2
+
+
+def test_a_receiver_that_answers_500_twice(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    receiver.statuses = [500, 500]
+    with serve(tmp_path, **LOOPBACK) as site:
+        job = site.submit(notify_url=receiver.url)["id"]
+        site.worker.finish(site.worker.claim())
+        assert told(site, f"/jobs/{job}") == {"state": "delivered", "tries": 3, "next_try_at": None, "error": None}
+    assert len(receiver.messages) == 3
+    assert len(set(receiver.ids)) == 1, "by its id a receiver knows a message that comes again"
+
+
+def test_a_receiver_that_never_takes_it(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    receiver.statuses = [500] * 10
+    with serve(tmp_path, **LOOPBACK) as site:
+        job = site.submit(notify_url=receiver.url)["id"]
+        site.worker.finish(site.worker.claim())
+        end = told(site, f"/jobs/{job}")
+    assert (end["state"], end["tries"], end["error"]) == ("failed", 4, "The receiver answered 500.")
+
+
+@pytest.mark.parametrize(
+    ("status", "tries", "error"), [(302, 4, "Redirects are not followed"), (410, 1, "The receiver answered 410.")]
+)
+def test_redirects_and_gone(
+    serve: Any, tmp_path: Path, receiver: Receiver, status: int, tries: int, error: str
+) -> None:
+    receiver.statuses = [status] * 10
+    with serve(tmp_path, **LOOPBACK) as site:
+        job = site.submit(notify_url=receiver.url)["id"]
+        site.worker.finish(site.worker.claim())
+        end = told(site, f"/jobs/{job}")
+    assert (end["state"], end["tries"]) == ("failed", tries)
+    assert error in end["error"]
+    assert set(receiver.paths) == {"/hook?key=1"}
+
+
+def test_a_receiver_that_does_not_answer(
+    serve: Any, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifying, "LIMIT_S", 0.3)
+    receiver.answers.clear()
+    with serve(tmp_path, **LOOPBACK) as site:
+        job = site.submit(notify_url=receiver.url)["id"]
+        site.worker.finish(site.worker.claim())
+        end = told(site, f"/jobs/{job}")
+    assert end["error"] == "The receiver did not answer within 0.3 s."
+
+
+def test_private_addresses_are_refused(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    """Written out, at the submission; behind a name, before anything is sent. In the other tests they are allowed."""
+    with serve(tmp_path, notify_secret=SECRET) as site:
+        answer = site.http.post("/jobs", json={"spec": {"kind": "benchmark"}, "notify_url": receiver.url})
+        assert answer.status_code == 422
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == "/notify_url"
+        assert "127.0.0.1 is no public address, and in none of FLOPWATCH_NOTIFY_NETWORKS" in error["detail"]
+        job = site.submit(notify_url=receiver.url.replace("127.0.0.1", "localhost"))["id"]
+        site.worker.finish(site.worker.claim())
+        end = told(site, f"/jobs/{job}")
+    assert (end["state"], end["tries"]) == ("failed", 1)
+    assert "is no public address" in end["error"]
+    assert receiver.paths == []
+
+
+def test_a_server_without_a_secret(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    with serve(tmp_path, notify_networks=["127.0.0.0/8"]) as site:
+        for route, body in (
+            ("/jobs", {"spec": {"kind": "benchmark"}}),
+            ("/sweeps", {"base": {"kind": "benchmark"}, "grid": {"seed": [1]}}),
+        ):
+            answer = site.http.post(route, json={**body, "notify_url": receiver.url})
+            assert answer.status_code == 422
+            assert "FLOPWATCH_NOTIFY_SECRET" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://example.org/", "https://", "https://user@example.org/", "https://example.org:0/", "http://[::1", "x", "",
+     "https://example.org/ä", "https://example.org/#part", "http://example.org:99999/"],
+)  # fmt: skip
+def test_addresses_that_are_none(serve: Any, site: Any, url: str) -> None:
+    answer = site.http.post("/jobs", json={"spec": {"kind": "benchmark"}, "notify_url": url})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/notify_url")
+    assert "FLOPWATCH_NOTIFY_SECRET" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("address", "is_refused"),
+    [
+        ("8.8.8.8", False),
+        ("2001:4860:4860::8888", False),
+        ("127.0.0.1", True),
+        ("10.1.2.3", True),
+        ("169.254.169.254", True),
+        ("100.64.0.1", True),
+        ("0.0.0.0", True),
+        ("224.0.0.1", True),
+        ("::1", True),
+        ("fe80::1", True),
+        ("fd00::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("64:ff9b::7f00:1", True),
+        ("2002:7f00:1::", True),
+        ("::ffff:8.8.8.8", False),
+    ],
+)
+def test_which_addresses_are_public(address: str, is_refused: bool) -> None:
+    place = ipaddress.ip_address(address)
+    assert (notifying.why_refused(place, ()) is not None) == is_refused
+    everything = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]
+    assert notifying.why_refused(place, everything) is None
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, answers: list[list[str]]) -> list[str]:
+    """Let names have these addresses, one list for each question; returns the names that were asked for."""
+    asked: list[str] = []
+
+    async def getaddrinfo(_: Any, host: str, port: int, **__: Any) -> list[Any]:
+        asked.append(host)
+        found = answers[min(len(asked), len(answers)) - 1]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    return asked
+
+
+def sent(url: str, allowed: str = "127.0.0.1/32") -> int:
+    message = Delivery(1, url, "msg_1", 0, {"type": "job.finished"})
+    return asyncio.run(notifying.send(message, SECRET, [ipaddress.ip_network(allowed)]))
+
+
+def test_a_name_that_changes_its_address_is_asked_for_once(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding: the address that was checked is the one that is connected to."""
+    asked = resolve_to(monkeypatch, [["127.0.0.1"], ["127.0.0.2"]])
+    url = receiver.url.replace("127.0.0.1", "hook.example")
+    assert sent(url) == 200
+    assert asked == ["hook.example"]
+    assert receiver.hosts == [url.split("/")[2]]
+
+
+def test_one_private_address_among_several_is_enough(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve_to(monkeypatch, [["127.0.0.1", "10.0.0.1"]])
+    with pytest.raises(notifying.Refused, match=r"10\.0\.0\.1"):
+        sent(receiver.url.replace("127.0.0.1", "hook.example"))
+    assert receiver.paths == []
+
+
+@pytest.mark.parametrize("name", ["hook.example", "other.example"])
+def test_the_certificate_is_that_of_the_name(
+    name: str, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the name is asked for although the connection is to an address."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-keyout", key, "-out", certificate, "-subj", "/CN=test", "-addext", "subjectAltName=DNS:hook.example"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    names: list[str | None] = []
+    context.sni_callback = lambda _socket, asked, _context: names.append(asked)
+    monkeypatch.setattr(
+        httpx, "AsyncClient", partial(httpx.AsyncClient, verify=ssl.create_default_context(cafile=str(certificate)))
+    )
+    resolve_to(monkeypatch, [["127.0.0.1"]])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            try:
+                with context.wrap_socket(connection, server_side=True) as secure:
+                    secure.recv(65_536)
+                    secure.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+            except OSError:
+                connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"https://{name}:{listener.getsockname()[1]}/"
+        try:
+            if name == "hook.example":
+                assert sent(url) == 204
+            else:
+                with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                    sent(url)
+        finally:
+            thread.join()
+    assert names == [name]
+
+
+def test_what_was_not_told_is_told_by_the_next_server(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    """The job ends while no server runs, or one dies amid the delivery."""
+    with serve(tmp_path, **LOOPBACK) as site:
+        first, second = (site.submit(notify_url=receiver.url)["id"] for _ in range(2))
+        claim = site.worker.claim()
+    with serve(tmp_path) as site:  # without a secret it delivers nothing
+        site.worker.finish(claim)
+        assert [one.message["data"]["id"] for one in site.services.webhooks.begin()] == [first]
+        assert site.services.webhooks.begin() == [], "a server has begun it"
+        site.worker.finish(site.worker.claim())
+    later = utc_now() + timedelta(seconds=webhooks.TRY_S + 1)
+    with pytest.MonkeyPatch.context() as patch, serve(tmp_path, **LOOPBACK) as site:
+        assert told(site, f"/jobs/{second}")["state"] == "delivered"
+        assert receiver.messages[0]["data"]["id"] == second, "the other is not due yet"
+        patch.setattr(webhooks, "utc_now", lambda: later)
+        assert told(site, f"/jobs/{first}")["state"] == "delivered"
+
+
+def test_two_servers_of_one_database_tell_it_once(serve: Any, tmp_path: Path, receiver: Receiver) -> None:
+    with serve(tmp_path, **LOOPBACK) as one, serve(tmp_path, **LOOPBACK):
+        jobs = [one.submit(notify_url=receiver.url)["id"] for _ in range(10)]
+        for _ in jobs:
+            one.worker.finish(one.worker.claim())
+        for job in jobs:
+            assert told(one, f"/jobs/{job}")["tries"] == 1
+    assert sorted(message["data"]["id"] for message in receiver.messages) == jobs
+
+
+def test_control_of_the_turns(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the row's new time, a second server begins what the first has begun."""
+    monkeypatch.setattr(webhooks, "TRY_S", -1.0)
+    with serve(tmp_path) as site:
+        hooks: Webhooks = site.services.webhooks
+        created = site.submit()
+        with site.services.database.write() as connection:
+            webhooks.register(connection, "http://127.0.0.1:1/", job_id=created["id"])
+        site.worker.finish(site.worker.claim())
+        assert len(hooks.begin()) == len(hooks.begin()) == 1
+
+
+def test_a_late_end_of_a_try_changes_nothing_of_the_next_message(serve: Any, tmp_path: Path) -> None:
+    with serve(tmp_path) as site:
+        job = site.submit()["id"]
+        with site.services.database.write() as connection:
+            webhooks.register(connection, "http://127.0.0.1:1/", job_id=job)
+        site.worker.finish(site.worker.claim(), "failed")
+        (begun,) = site.services.webhooks.begin()
+        site.http.post(f"/jobs/{job}/retry").raise_for_status()
+        site.services.webhooks.end(begun, None)
+        assert site.services.webhooks.public(job_id=job)["state"] == "waiting"

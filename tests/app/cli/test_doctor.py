@@ -1,0 +1,164 @@
+"""`flopwatch doctor` on this host as it is, and with planted faults: it names each, and its cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.store.checking import of_clock
+from tests.app.cli.conftest import PROJECT
+from tests.databases import put_database
+from tests.disks import mounted
+from workers import doctor
+
+Findings = dict[str, dict[str, str]]
+NO_WORKER = "raise SystemExit('not asked')"
+"""A package `workers` that does not start, for tests of what the service needs: to import torch takes seconds."""
+
+
+@pytest.fixture
+def examine(tmp_path: Path) -> Callable[..., tuple[int, Findings]]:
+    """Run the real command; returns its exit code and its findings by name, of several the broken one."""
+
+    def run(*first_on_path: Path, **environment: str) -> tuple[int, Findings]:
+        path = os.pathsep.join(map(str, (*first_on_path, PROJECT)))
+        settings = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, "-m", "app.cli", "doctor", "--json"],
+            env={**os.environ, **settings, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in (0, 1), done.stderr
+        told = json.loads(done.stdout)
+        assert told["ok"] == (done.returncode == 0)
+        findings: Findings = {}
+        for one in told["findings"]:
+            if one["name"] not in findings or findings[one["name"]]["state"] != "broken":
+                findings[one["name"]] = one
+        return done.returncode, findings
+
+    return run
+
+
+@pytest.fixture
+def without_worker(tmp_path: Path) -> Path:
+    (tmp_path / "without" / "workers").mkdir(parents=True)
+    (tmp_path / "without" / "workers" / "__init__.py").write_text(NO_WORKER)
+    return tmp_path / "without"
+
+
+def broken(findings: Findings) -> set[str]:
+    return {name for name, one in findings.items() if one["state"] == "broken"}
+
+
+def test_a_host_as_it_is(examine: Any, tmp_path: Path) -> None:
+    """Also the control of the faults: without them nothing is found, and nothing is made in the data folder."""
+    code, findings = examine()
+    assert (code, broken(findings)) == (0, set())
+    expected = {"permissions", "disk", "database", "server", "kernels", "worker", "compiler", "cuda", "nccl", "triton"}
+    assert expected | {"attention", "driver", "profilers"} <= set(findings)
+    assert "cpu_flash" in findings["attention"]["found"]
+    assert not (tmp_path / "data").exists()
+
+
+def test_no_compiler(examine: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    code, findings = examine(PATH=str(tmp_path / "empty"), CXX="", CC="", TORCH_EXTENSIONS_DIR=str(tmp_path))
+    assert (code, "compiler" in broken(findings)) == (1, True)
+    assert "no C++ and no C compiler: cpu_* attention" in findings["compiler"]["found"]
+    assert "apt-get install g++" in findings["compiler"]["cure"]
+    assert "apt-get install g++" in findings["cpu_blocked"]["cure"], "what does not run for want of it says so, too"
+
+
+def test_a_wrong_triton(examine: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "other" / "triton-2.1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 2.1.0\n")
+    code, findings = examine(tmp_path / "other")
+    assert (code, broken(findings)) == (1, {"triton"})
+    assert "triton 2.1.0 is installed, and flopwatch needs" in findings["triton"]["found"]
+    assert findings["triton"]["cure"].startswith("pip install 'triton")
+
+
+def test_a_foreign_kernels(examine: Any, tmp_path: Path) -> None:
+    (tmp_path / "other" / "kernels").mkdir(parents=True)
+    (tmp_path / "other" / "kernels" / "__init__.py").write_text("raise SystemExit('it was imported')")
+    code, findings = examine(tmp_path / "other")
+    assert (code, broken(findings)) == (1, {"kernels"})
+    assert str(tmp_path / "other" / "kernels") in findings["kernels"]["found"]
+    assert "an environment of its own" in findings["kernels"]["cure"]
+
+
+def test_a_full_disk(examine: Any, tmp_path: Path, without_worker: Path) -> None:
+    with mounted(tmp_path / "data", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs") as full:
+        put_database(full)
+        with pytest.raises(OSError, match="No space left"):
+            (full / "big").write_bytes(bytes(4 << 20))
+        code, findings = examine(without_worker)
+    assert (code, "disk" in broken(findings)) == (1, True)
+    assert "cannot be written: No space left on device" in findings["disk"]["found"]
+    assert "make room on that disk" in findings["disk"]["cure"]
+    assert "make room on that disk" in findings["database"]["cure"]
+
+
+def test_an_unreachable_database(examine: Any, without_worker: Path) -> None:
+    code, findings = examine(without_worker, FLOPWATCH_DATABASE_URL="postgresql+psycopg://me:secret@127.0.0.1:1/jobs")
+    assert (code, broken(findings)) == (1, {"database", "worker"})
+    assert "refused" in findings["database"]["found"]
+    assert "start PostgreSQL, and check FLOPWATCH_DATABASE_URL" in findings["database"]["cure"]
+    assert "secret" not in str(findings)
+    assert "the check after 'its start' ended with exit code 1: not asked" in findings["worker"]["found"]
+
+
+def test_a_postgresql_that_answers(examine: Any, postgres: Any, tmp_path: Path, without_worker: Path) -> None:
+    with postgres.database() as url:
+        _, findings = examine(without_worker, FLOPWATCH_DATABASE_URL=url.render_as_string(hide_password=False))
+    assert findings["database"]["state"] == "works"
+    assert "PostgreSQL " in findings["database"]["found"]
+    assert findings["clock"] | {"cure": ""} == {
+        "name": "clock",
+        "state": "works",
+        "found": "agrees with the database's",
+        "cure": "",
+    }
+    assert findings["files"]["state"] == "works"
+
+
+def test_settings_and_server(examine: Any, site: Any, tmp_path: Path, without_worker: Path) -> None:
+    _, findings = examine(without_worker, FLOPWATCH_PORT="none")
+    assert "FLOPWATCH_PORT" in findings["settings"]["found"]
+    put_database(tmp_path / "data")
+    _, findings = examine(without_worker, FLOPWATCH_URL=site.url)
+    assert (findings["server"]["state"], findings["clock"]["state"]) == ("works", "works")
+    assert findings["database"]["found"].startswith("SQLite 3.")
+    _, findings = examine(without_worker, FLOPWATCH_URL="http://127.0.0.1:1")
+    assert "flopwatch serve" in findings["server"]["cure"]
+
+
+def test_a_clock_that_is_wrong() -> None:
+    now = datetime.now(UTC)
+    assert of_clock("theirs", now + timedelta(seconds=1), now, now).state == "works"
+    for seconds in (-90, 90):
+        finding = of_clock("theirs", now + timedelta(seconds=seconds), now, now)
+        assert (finding.state, finding.found) == ("broken", "90 s away from theirs")
+        assert "NTP" in finding.cure
+
+
+def test_a_kernel_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = [torch.ones(1, 2, 8, 8) for _ in range(3)]
+    assert doctor._tried("eager", tensors, torch.ones(1, 2, 8, 8)) is None
+    wrong = doctor._tried("eager", tensors, torch.zeros(1, 2, 8, 8))
+    assert wrong is not None
+    assert "eager is wrong: its largest error is 1" in wrong.found

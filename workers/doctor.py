@@ -1,0 +1,252 @@
+"""Examines what a worker needs on this host, for `flopwatch doctor`. Prints each finding at once, as a line of JSON.
+
+Nothing here may be assumed to be installed, and each check stands alone: what one finds broken, the next may not need.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from app.checkup import Finding, absent, broken, works
+from workers import tools
+from workers.outcome import InvalidEnvironment, Unsupported
+from workers.torch_host import as_runner_error
+
+COMPILED = ("compiled", "flex")
+"""Attention implementations that torch.compile makes, which takes long."""
+TOLERANCE = 3e-2
+COMPILER_S = 30.0
+NEW_ENVIRONMENT = "install Flopwatch into an environment of its own: python -m venv .venv; .venv/bin/pip install …"
+INSTALL_COMPILER = "install one (Debian: apt-get install g++), or name it in CXX and CC"
+
+
+def main() -> None:
+    for check in (_packages, _requirements, _compiler, _driver, _tools, _torch):
+        try:
+            for finding in check():
+                print(json.dumps(finding.as_json()), flush=True)
+                if finding.name == "kernels" and finding.state == "broken":
+                    return  # nothing of another's package may be imported
+        except Exception as error:  # noqa: BLE001 - a broken installation can raise anything
+            name = check.__name__.strip("_")
+            finding = broken(name, f"{type(error).__name__}: {error}", NEW_ENVIRONMENT)
+            print(json.dumps(finding.as_json()), flush=True)
+
+
+def _packages() -> Iterator[Finding]:
+    from workers.__main__ import check_packages
+
+    try:
+        check_packages()
+    except InvalidEnvironment as error:
+        yield broken("kernels", str(error), NEW_ENVIRONMENT)
+    else:
+        spec = importlib.util.find_spec("kernels")
+        yield works("kernels", f"the import name is Flopwatch's: {spec.origin if spec else None}")
+
+
+def _requirements() -> Iterator[Finding]:
+    """Compare the installed versions with those that Flopwatch and torch ask for."""
+    from packaging.requirements import Requirement
+
+    wrong = False
+    owners = [("flopwatch", {"", "worker", "triton"}), ("torch", {""})]
+    for owner, extras in owners:
+        try:
+            asked = importlib.metadata.requires(owner) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for requirement in map(Requirement, asked):
+            marker = requirement.marker
+            if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
+                continue
+            try:
+                version = importlib.metadata.version(requirement.name)
+            except importlib.metadata.PackageNotFoundError:
+                continue  # below, where it matters
+            if not requirement.specifier.contains(version, prereleases=True):
+                wrong = True
+                found = f"{requirement.name} {version} is installed, and {owner} needs {requirement.specifier}"
+                yield broken(requirement.name, found, f"pip install '{requirement.name}{requirement.specifier}'")
+    lacking = [name for name in ("torch", "psutil", "pynvml") if importlib.util.find_spec(name) is None]
+    if lacking:
+        found = f"no {', '.join(lacking)}: this host can run a server, and no worker"
+        yield absent("worker", found, "pip install 'flopwatch[worker]'")
+    elif not wrong:
+        yield works("worker", f"Python {platform.python_version()}, and what a worker needs, in fitting versions")
+
+
+def _compiler() -> Iterator[Finding]:
+    """C++ kernels, Triton and torch.compile need one."""
+    cxx, cc = os.environ.get("CXX") or "c++", os.environ.get("CC")
+    found = {"C++": _first_line(cxx), "C": _first_line(*([cc] if cc else ["gcc", "clang", "cc"]))}
+    missing = [language for language, line in found.items() if line is None]
+    if missing:
+        without = "cpu_* attention, Triton kernels and torch.compile do not run"
+        yield broken("compiler", f"no {' and no '.join(missing)} compiler: {without}", INSTALL_COMPILER)
+    else:
+        yield works("compiler", str(found["C++"]))
+
+
+def _first_line(*commands: str) -> str | None:
+    for command in commands:
+        path = shutil.which(command.split()[0])
+        if path is not None:
+            try:
+                done = subprocess.run(
+                    [path, "--version"], capture_output=True, text=True, timeout=COMPILER_S, check=True
+                )
+            except (OSError, subprocess.SubprocessError):
+                continue
+            return next(iter(done.stdout.splitlines()), command)
+    return None
+
+
+def _driver() -> Iterator[Finding]:
+    if importlib.util.find_spec("pynvml") is None:
+        return
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield absent("driver", f"no NVIDIA GPU can be seen ({error}): jobs run on the CPU")
+        return
+    version, cuda = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    names = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+        names.append(name.decode() if isinstance(name, bytes) else str(name))
+    version = version.decode() if isinstance(version, bytes) else version
+    gpus = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "no GPU"
+    yield works("driver", f"{version}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}: {gpus}")
+
+
+def _tools() -> Iterator[Finding]:
+    found = tools.installed()
+    text = ", ".join(f"{tool.name} {tool.version or ''}".strip() for tool in found.values())
+    if text:
+        yield works("profilers", text)
+    else:
+        cure = "for jobs that ask for nsys or ncu, install Nsight Systems and Nsight Compute"
+        yield absent("profilers", "neither nsys nor ncu", cure)
+
+
+def _torch() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    built_for = torch.version.cuda
+    if torch.cuda.is_available():
+        capability = "{}.{}".format(*torch.cuda.get_device_capability())
+        yield works("cuda", f"torch {torch.__version__} for CUDA {built_for}; compute capability {capability}")
+    elif _has_gpu():
+        if built_for is None:
+            found, cure = f"torch {torch.__version__} is a CPU build, and here is a GPU", "install torch for CUDA"
+        else:
+            found = f"torch {torch.__version__} for CUDA {built_for} sees no GPU"
+            cure = "update the driver, or install torch for an older CUDA; is CUDA_VISIBLE_DEVICES empty?"
+        yield broken("cuda", found, cure)
+    else:
+        yield absent("cuda", f"torch {torch.__version__}: no GPU")
+    distributed: Any = torch.distributed
+    if distributed.is_available() and distributed.is_nccl_available() and torch.cuda.is_available():
+        yield works("nccl", ".".join(map(str, torch.cuda.nccl.version())))
+    elif torch.cuda.is_available():
+        yield broken("nccl", "torch has none: ddp and collective need it on GPUs", "install torch from its own wheels")
+    else:
+        yield absent("nccl", "no GPU: ddp and collective run over gloo")
+    yield from _triton(torch)
+    yield from _attention(torch)
+
+
+def _has_gpu() -> bool:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return bool(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return False
+
+
+def _triton(torch: Any) -> Iterator[Finding]:
+    from kernels.versions import attention_kernels, why_not_hopper
+
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        yield absent("triton", "not installed: kernels in Triton do not run", "pip install 'flopwatch[triton]'")
+        return
+    if not torch.cuda.is_available():
+        yield absent("triton", f"{version}: without a GPU its kernels do not run")
+        return
+    device = torch.device("cuda", torch.cuda.current_device())
+    why = why_not_hopper(device)
+    if why is not None:
+        yield broken("triton", why, "install the torch that brings a verified Triton")
+    else:
+        yield works("triton", f"{version}: attention `triton` runs the kernels `{attention_kernels(device)}`")
+
+
+def _attention(torch: Any) -> Iterator[Finding]:
+    """Run each implementation once, and compare it with plain attention."""
+    from kernels.registry import ATTENTION
+
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 128, 64, device=device, generator=generator).to(dtype) for _ in range(3))
+    expected = torch.softmax(q.float() @ k.float().mT / 64**0.5, -1) @ v.float()
+    run, elsewhere, told = [], [], set()
+    for name in ATTENTION.names():
+        if name in COMPILED and device.type == "cpu":
+            continue  # minutes of compiling, which tell no more than the compiler's own finding
+        finding = _tried(name, (q, k, v), expected)
+        if finding is None:
+            run.append(name)
+        elif finding.state == "absent":
+            elsewhere.append(finding.found)
+        elif finding.found not in told:  # without a compiler, several say the same
+            told.add(finding.found)
+            yield finding
+    if elsewhere:
+        yield absent("attention", "do not run here: " + "; ".join(elsewhere))
+    if run:
+        yield works("attention", f"on {device.type} these run, and are right: {', '.join(run)}")
+    else:
+        yield broken("attention", f"no implementation runs on {device.type}", NEW_ENVIRONMENT)
+
+
+def _tried(name: str, inputs: Sequence[Any], expected: Any) -> Finding | None:
+    """Return why an implementation does not run, or is wrong; None if it runs and is right."""
+    from kernels.building import BuildError
+    from kernels.registry import ATTENTION, RegistryError
+
+    device, dtype = inputs[0].device.type, str(inputs[0].dtype).removeprefix("torch.")
+    try:
+        implementation = ATTENTION.load(name)
+        if implementation.why_not(device, dtype, backward=False) is not None:
+            return absent(name, name)
+        error = (implementation.function(*inputs, False).float() - expected).abs().max().item()
+    except BuildError as missing:
+        return broken(name, str(missing), INSTALL_COMPILER)
+    except (RegistryError, ImportError, NotImplementedError, ValueError) as missing:
+        return absent(name, f"{name} ({missing})")
+    except Exception as failed:  # noqa: BLE001 - a kernel can raise anything
+        runner_error = as_runner_error(failed)
+        if isinstance(runner_error, Unsupported):
+            return absent(name, f"{name} ({runner_error})")
+        return broken(name, f"attention {name} fails: {type(failed).__name__}: {failed}", NEW_ENVIRONMENT)
+    if not error <= TOLERANCE:
+        return broken(name, f"attention {name} is wrong: its largest error is {error:.3g}", NEW_ENVIRONMENT)
+    return None
