@@ -35,8 +35,8 @@ parameters by the same kernels, and sums in another order. Without one of n rank
 NARROW_TOLERANCE = 1.4e-2
 """The same where gradients travel in bf16, so that every sum of two is rounded to 8 bits."""
 ONE_GRADIENT_TOLERANCE = 5e-2
-"""Largest allowed relative error of any one gradient in 16 bits. Compiled under another wrapper, a block rounds elsewhere,
-and tiny gradients of a deep model (queries' projections) differ by 2 % between equally right steps."""
+"""Largest allowed relative error of any one gradient in 16 bits. Compiled under another wrapper, a block rounds
+elsewhere, and tiny gradients of a deep model (queries' projections) differ by 2 % between equally right steps."""
 PARAMETER_TOLERANCES = {"fp32": 1e-2, "tf32": 1e-2, "bf16": 0.2, "fp16": 0.2}
 """Largest allowed relative error of a parameter's change: Adam divides a gradient by its magnitude, so where that is
 near zero a small error may change the sign of the update."""
