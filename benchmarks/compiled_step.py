@@ -36,6 +36,8 @@ BACKENDS = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
 WARMUP_STEPS = 10
 CONFIDENCE = 0.95
 END_TIMEOUT_S = 10.0
+CONTEXT = multiprocessing.get_context("forkserver")  # torch is imported once; nothing of it survives in a fork of ours
+CONTEXT.set_forkserver_preload(["benchmarks.compiled_step"])
 
 Round = tuple[float, float]
 """The time of a step of the first spec, and of the second, in ms."""
@@ -45,29 +47,37 @@ def by_turns(one: Mapping[str, Any], other: Mapping[str, Any], rounds: int, step
     """Return the times of the two specs' processes in each round.
 
     Raises:
-        RuntimeError: a process ended; it has written why to standard error.
+        RuntimeError: a process failed or ended.
     """
     found: list[Round] = []
     try:
         with _started(one) as first, _started(other) as second:
             for process in (first, second):
-                process.recv()  # it is warm
+                _answer_of(process)  # it is warm
             for round_ in range(rounds):
                 taken: dict[Connection, float] = {}
                 for process in (first, second) if round_ % 2 else (second, first):
                     process.send(steps)
-                    taken[process] = process.recv()
+                    taken[process] = _answer_of(process)
                 found.append((taken[first], taken[second]))
     except (EOFError, OSError) as error:
-        raise RuntimeError("a process ended, and has written why to standard error") from error
+        raise RuntimeError("a process ended") from error
     return found
+
+
+def _answer_of(process: Connection) -> float:
+    """Return the time that a process has measured next. Raises RuntimeError if it failed."""
+    answer: float | str = process.recv()
+    if isinstance(answer, str):
+        raise RuntimeError(f"a process failed: {answer}")
+    return answer
 
 
 @contextmanager
 def _started(spec: Mapping[str, Any]) -> Iterator[Connection]:
     """Start a process that measures steps of a spec; yields the connection to it, and ends it with the block."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(spec, there), daemon=True)
+    process = CONTEXT.Process(target=_serve, args=(spec, there), daemon=True)
     process.start()
     there.close()  # so that the connection ends if the process dies
     try:
@@ -79,6 +89,15 @@ def _started(spec: Mapping[str, Any]) -> Iterator[Connection]:
 
 
 def _serve(spec: Mapping[str, Any], connection: Connection) -> None:
+    """Take turns with a spec's step, or send why that failed."""
+    try:
+        _take_turns(spec, connection)
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _take_turns(spec: Mapping[str, Any], connection: Connection) -> None:
     """Build a spec's step and warm it up, then measure as many steps as each message asks for, in ms per step."""
     checked = BenchmarkSpec.model_validate(spec)
     device, build_model = _training.prepare(checked)

@@ -34,14 +34,15 @@ SOCKET = ".s.PGSQL.5432"
 END_OTHERS = """
     SET lock_timeout = '5s';
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-    WHERE datname = current_database() AND pid != pg_backend_pid();
+    WHERE datname = current_database() AND pid != pg_backend_pid()
 """
 SCHEMA = """
-    SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
-    UNION ALL SELECT table_name || column_name || data_type
-    FROM information_schema.columns WHERE table_schema = 'public'
-    UNION ALL SELECT version_num FROM alembic_version ORDER BY 1
+    SELECT 'tables and indexes', count(*), max(xmin::text::bigint)::text FROM pg_class
+    UNION ALL SELECT 'columns', count(*), max(xmin::text::bigint)::text FROM pg_attribute
+    UNION ALL SELECT 'version', 1, version_num FROM alembic_version
 """
+"""Differs after any change of the schema: how many there are of each, and the last transaction that made or changed one.
+Their definitions would say the same, and take longer than all else between two tests."""
 QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "shared_buffers=32MB")
 """Nobody pulls this host's plug in a test."""
 
@@ -67,10 +68,14 @@ class Server:
     def url(self, database: str) -> URL:
         return URL.create("postgresql+psycopg", "flopwatch", database=database, query={"host": str(self.folder)})
 
-    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
+    def connected(self, database: str) -> Any:
+        """A connection that commits each statement; it takes longer than most statements."""
         import psycopg
 
-        with psycopg.connect(host=str(self.folder), user="flopwatch", dbname=database, autocommit=True) as connection:
+        return psycopg.connect(host=str(self.folder), user="flopwatch", dbname=database, autocommit=True)
+
+    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
+        with self.connected(database) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
@@ -99,9 +104,10 @@ class Server:
         from app.store import tables
 
         names = [table.name for table in reversed(tables.job.metadata.sorted_tables)]
-        self.execute(END_OTHERS + "; ".join(f"DELETE FROM {table}" for table in names), name)
-        self.execute("SELECT setval(seqrelid, 1, false) FROM pg_sequence", name)
-        return self.execute(SCHEMA, name) == self._schema
+        restart = "SELECT setval(seqrelid, 1, false) FROM pg_sequence"
+        with self.connected(name) as connection:
+            connection.execute("; ".join([END_OTHERS, *(f"DELETE FROM {table}" for table in names), restart]).encode())
+            return bool(connection.execute(SCHEMA.encode()).fetchall() == self._schema)
 
     @functools.cached_property
     def _schema(self) -> list[Any]:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import comparison_time
+from tests.forked import ForkedService
 
 SPEC = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 8, "device": "cpu", "replicates": 2}
 
 
-def test_each_process_has_its_parts(tmp_path: Path) -> None:
-
+def test_each_process_has_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison_time, "Service", ForkedService)  # the units are new interpreters all the same
     seconds, processes = comparison_time.measure(SPEC, tmp_path)
     assert len(processes) == 2
     assert all(process["import torch"] > 0 and process["steps"] > 0 for process in processes)

@@ -22,10 +22,9 @@ def test_each_round_has_the_time_of_either_process() -> None:
     assert statistics.median(ours / other for ours, other in rounds) < 1, "a sixteenth of the positions"
 
 
-def test_a_failing_process_ends_the_comparison(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match="a process ended"):
+def test_a_failing_process_ends_the_comparison() -> None:
+    with pytest.raises(RuntimeError, match="a process failed: .*unknown attention implementation"):
         compiled_step.by_turns({**OURS, "attention": "nobodys"}, OTHER, rounds=1, steps=1)
-    assert "unknown attention implementation" in capfd.readouterr().err
 
 
 def test_drift_and_order_do_not_change_the_ratio() -> None:
