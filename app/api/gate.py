@@ -15,7 +15,7 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.guard import COOKIE, SIGN_IN, SIGN_OUT, Access, Guard
+from app.api.guard import SIGN_IN, SIGN_OUT, Access, Guard, cookie_name
 from app.api.hosts import AllowedHosts
 from app.api.problems import ErrorPage, problem, problem_response
 from app.errors import CrossSiteRequest, FlopwatchError, MisdirectedRequest, Unauthorized
@@ -119,7 +119,7 @@ def identify(headers: Headers, guard: Guard) -> Access:
 
 def cookie_of(headers: Headers) -> str:
     """Return the session's cookie, an empty text if there is none."""
-    return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+    return cookie_parser(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")), "")
 
 
 def _closing(scope: Scope) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ MAX_BUCKETS = 10_000
 MINUTE_S = 60.0
 SIGN_IN, SIGN_OUT = "/ui/sign-in", "/ui/sign-out"
 COOKIE = "flopwatch_session"
+"""The session's cookie; the port follows, if the address has one: all ports of a host get each other's cookies."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Guard:
         self._bootstrap = settings.api_token.get_secret_value().encode() if settings.api_token else None
         self._stored = stored
         self._known: dict[str, KnownToken] = {}
+        self._closed = self._bootstrap is not None
         self._read_at = -math.inf
         self._thread = CapacityLimiter(1)
         self._sessions: dict[str, Session] = {}
@@ -85,6 +88,7 @@ class Guard:
         """Read the tokens; raises the errors of reading."""
         self._read_at = self._clock()
         self._known = await run_sync(self._stored.known, limiter=self._thread)
+        self._closed = self._closed or bool(self._known)
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Read the tokens if they were not read within FRESH_S, or `at_once`. While the database cannot be read, or
@@ -98,8 +102,9 @@ class Guard:
 
     @property
     def is_open(self) -> bool:
-        """True if there is no token: then whoever reaches the server may do everything."""
-        return self._bootstrap is None and not self._known
+        """True if there never was a token since the start: then whoever reaches the server may do everything. It stays
+        closed when another server of its database revokes the last one: it may listen to other hosts."""
+        return not self._closed
 
     def by_token(self, sent: bytes) -> Access:
         """Return the access that this token gives. Raises Unauthorized."""
@@ -158,6 +163,12 @@ class Guard:
             raise Unauthorized(f"The token {known.id} expired on {known.expires_at:%Y-%m-%d}: ask for a new one.")
         self._used[known.id] = now
         return Access(known.scope, known.name, known.id, by_session)
+
+
+def cookie_name(host: str) -> str:
+    """Return the name of the session's cookie of the server with this Host."""
+    port = re.search(r":(\d+)$", host)
+    return f"{COOKIE}_{port[1]}" if port else COOKIE
 
 
 def _key(cookie: str) -> str:

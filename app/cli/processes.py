@@ -334,7 +334,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
 
     from app.errors import FlopwatchError
     from app.server.access import refuse_open_access
-    from app.store.database.engine import open_database
+    from app.store.database.engine import is_missing, open_database
     from app.store.database.private import UMASK
     from app.store.files.opening import open_files
     from app.store.queue.lease import with_agreed_lease
@@ -342,9 +342,11 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     os.umask(UMASK)
     settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)
     try:
-        refuse_open_access(settings)
+        if is_missing(settings):  # then nothing is made
+            refuse_open_access(settings, None)
         _check_address(settings.host, settings.port)
         with closing(open_database(settings)) as database:
+            refuse_open_access(settings, database)
             with_agreed_lease(database, settings)
             open_files(settings, database)
     except FlopwatchError as error:

@@ -69,7 +69,8 @@ def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
     sign_in(page, made(guarded, "ada", "submit"))
     expect(page).to_have_url(re.compile(r"/ui/new\?kind=benchmark$"))
     [cookie] = page.context.cookies()
-    assert (cookie["name"], cookie["httpOnly"], cookie["sameSite"]) == (COOKIE, True, "Strict")
+    name = f"{COOKIE}_{guarded.url.rpartition(':')[2]}"
+    assert (cookie["name"], cookie["httpOnly"], cookie["sameSite"]) == (name, True, "Strict")
     assert cookie["expires"] == -1, "it ends with the browser"
     assert page.evaluate("document.cookie + JSON.stringify({...localStorage, ...sessionStorage})") == "{}"
     page.get_by_role("button", name="Submit").click()

@@ -529,9 +529,10 @@ class JobRun:
             except DiskFull:
                 raise
             except STORE_UNAVAILABLE as error:
-                give_up_at = self._clock() + self._lease_s if give_up_at is None else give_up_at
-                if isinstance(error, StoreUnreachable) and self._clock() >= give_up_at:
-                    raise
+                if isinstance(error, StoreUnreachable):
+                    give_up_at = self._clock() + self._lease_s if give_up_at is None else give_up_at
+                    if self._clock() >= give_up_at:
+                        raise
                 logger.warning("its files wait: %s", error)
             check(0)
             self._sleep(RETRY_S)

@@ -226,6 +226,18 @@ def open_existing(settings: Settings) -> Database:
     return database
 
 
+def is_missing(settings: Settings) -> bool:
+    """Return True if there is no database of `settings` yet, without making one; a server's may be empty."""
+    database = Database(settings.resolved_database_url)
+    try:
+        database.backend.refuse_missing()
+    except CannotRunHere:
+        return True
+    finally:
+        database.close()
+    return False
+
+
 def _refuse_older(database: Database) -> None:
     with database.read() as connection:
         if not migrating.is_current(connection):

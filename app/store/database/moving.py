@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Table, Text, bindparam, func, insert, select, type_coerce
@@ -29,20 +29,26 @@ def copy_everything(source: Database, target: Database) -> dict[str, int]:
     """
     if target.backend.engine.dialect.name != "postgresql" or source.backend.engine.dialect.name != "sqlite":
         raise CannotRunHere("A data folder with SQLite moves to PostgreSQL: give --to a postgresql+psycopg:// URL.")
-    every = METADATA.sorted_tables  # a table comes after those that it refers to
-    with source.write() as old, target.migration() as new:
-        taken = [table.name for table in every if _count(new, table)]
-        if taken:
-            raise Conflict(f"{target.backend.place} has rows ({', '.join(taken)}): give a database of its own.")
-        for table in every:
-            for rows in _batches(old, table):
-                new.execute(_insertion(table), rows)
-        counts = {table.name: _count(old, table) for table in every}
-        missing = [name for table in every if _count(new, table) != counts[name := table.name]]
-        if missing:
-            raise CannotRunHere(f"The copy lacks rows of {', '.join(missing)}; nothing was kept of it.")
-        _continue_ids(old, new)
+    with source.write() as old:
+        # PostgreSQL's server ends a transaction that waits for long, as for SQLite to count millions of rows.
+        counts = {table.name: _count(old, table) for table in METADATA.sorted_tables}
+        with target.migration() as new:
+            _copy(old, new, counts, target.backend.place)
     return counts
+
+
+def _copy(old: Connection, new: Connection, counts: Mapping[str, int], place: str) -> None:
+    every = METADATA.sorted_tables  # a table comes after those that it refers to
+    taken = [table.name for table in every if _count(new, table)]
+    if taken:
+        raise Conflict(f"{place} has rows ({', '.join(taken)}): give a database of its own.")
+    for table in every:
+        for rows in _batches(old, table):
+            new.execute(_insertion(table), rows)
+    missing = [table.name for table in every if _count(new, table) != counts[table.name]]
+    if missing:
+        raise CannotRunHere(f"The copy lacks rows of {', '.join(missing)}; nothing was kept of it.")
+    _continue_ids(old, new)
 
 
 def _batches(old: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:

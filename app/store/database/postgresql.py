@@ -88,6 +88,7 @@ class PostgreSQL:
         dialect.type_compiler_instance = dialect.type_compiler = _Types(dialect)
         events.listen(engine, "connect", _set_up)
         events.listen(engine, "begin", self._begin)
+        events.listen(engine, "after_cursor_execute", _end_pipeline)
         return engine
 
     def _begin(self, connection: Connection) -> None:
@@ -212,6 +213,13 @@ class PostgreSQL:
     def forget(self) -> None:
         self.engine.dispose(close=False)
         self._turns = _Turns()
+
+
+def _end_pipeline(_connection: Any, cursor: Any, _sql: Any, _values: Any, _context: Any, executemany: bool) -> None:
+    """After a statement with many rows psycopg sends a Flush, at which the server stops its clock of idle
+    transactions; an empty statement starts it again."""
+    if executemany:
+        cursor.connection.execute(";")
 
 
 def _idle(seconds: int) -> str:

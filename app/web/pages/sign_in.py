@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from app.api.bodies import read_limited
 from app.api.gate import cookie_of, is_cross_site
-from app.api.guard import COOKIE
+from app.api.guard import cookie_name
 from app.api.parameters import NO_QUERY, StrictQuery
 from app.api.services import CurrentServices
 from app.errors import Unauthorized
@@ -51,7 +51,7 @@ async def sign_in(request: Request, services: CurrentServices) -> Response:
         return render(request, "sign_in.html", status_code=wrong.status, next=wanted, wrong=wrong.detail)
     answer = RedirectResponse(wanted, status_code=303)
     answer.set_cookie(
-        COOKIE,
+        cookie_name(request.headers.get("host", "")),
         services.guard.begin_session(access),
         httponly=True,
         samesite="strict",
@@ -64,7 +64,8 @@ async def sign_in(request: Request, services: CurrentServices) -> Response:
 async def sign_out(request: Request, services: CurrentServices) -> Response:
     services.guard.end_session(cookie_of(request.headers))
     answer = RedirectResponse("/ui/sign-in", status_code=303)
-    answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+    name = cookie_name(request.headers.get("host", ""))
+    answer.delete_cookie(name, httponly=True, samesite="strict", secure=request.url.scheme == "https")
     return answer
 
 

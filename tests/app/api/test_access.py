@@ -222,6 +222,16 @@ def test_the_last_token_stays_unless_another_closes_the_server(serve: Any, tmp_p
         refused(site.http.get("/jobs"), 401, "unauthorized")
 
 
+def test_a_server_stays_closed_whose_last_token_another_server_revokes(serve: Any, tmp_path: Path) -> None:
+    with serve(tmp_path) as site:
+        body = {"name": "ada", "scope": "admin", "expires_days": None}
+        token = site.http.post("/tokens", json=body).json()["token"]
+        site.services.access_tokens.revoke(token.split("_")[1])  # as a server with FLOPWATCH_API_TOKEN may
+        site.services.guard._read_at = -math.inf
+        for headers in ({}, bearer(token)):
+            refused(site.http.get("/jobs", headers=headers), 401, "unauthorized")
+
+
 def test_requests_do_not_queue_for_a_database_that_hangs() -> None:
     now, began, answers = 0.0, threading.Event(), threading.Event()
 
@@ -451,17 +461,25 @@ class TestSessions:
         assert self.sign_in(guarded, "x" * MAX_FORM_BYTES).status_code == 413
 
     def cookie(self, site: Any, token: str) -> dict[str, str]:
-        return {"Cookie": f"{COOKIE}={self.sign_in(site, token).cookies[COOKIE]}"}
+        return {"Cookie": self.sign_in(site, token).headers["set-cookie"].partition(";")[0]}
 
     def test_the_cookie(self, guarded: Any, tokens: dict[Scope, str]) -> None:
         answer = self.sign_in(guarded, tokens["read"])
         assert (answer.status_code, answer.headers["location"]) == (303, "/ui/workers")
         assert tokens["read"] not in answer.text + str(answer.headers)
         name_and_value, *flags = answer.headers["set-cookie"].split("; ")
-        assert name_and_value.startswith(f"{COOKIE}=")
+        assert name_and_value.startswith(f"{COOKIE}_{guarded.url.rpartition(':')[2]}=")
         assert sorted(flags) == ["HttpOnly", "Path=/", "SameSite=strict"]
         behind_https = self.sign_in(guarded, tokens["read"], **{"X-Forwarded-Proto": "https"})
         assert "Secure" in behind_https.headers["set-cookie"].split("; ")
+
+    def test_servers_of_one_host_have_a_session_each(
+        self, guarded: Any, tokens: dict[Scope, str], serve: Any, tmp_path: Path
+    ) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP) as other, httpx.Client(trust_env=False) as browser:
+            for site, token in ((guarded, tokens["read"]), (other, BOOTSTRAP)):
+                browser.post(f"{site.url}/ui/sign-in", data={"token": token})
+            assert [browser.get(f"{site.url}/jobs").status_code for site in (guarded, other)] == [200, 200]
 
     def test_the_session_has_the_tokens_scope(self, guarded: Any, tokens: dict[Scope, str]) -> None:
         cookie = self.cookie(guarded, tokens["read"])
@@ -585,7 +603,8 @@ def test_no_token_reaches_the_log_or_the_database(
             for method, path in (("GET", "/jobs"), ("GET", "/nothing"), ("POST", "/jobs"), ("PUT", "/queue/paused")):
                 texts.append(site.http.request(method, path, content=b"{", headers=headers).text)
         answer = site.http.post("/ui/sign-in", data={"token": token})
-        cookie = {"Cookie": f"{COOKIE}={answer.cookies[COOKIE]}"}
+        [session] = answer.cookies.values()
+        cookie = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
         site.http.cookies.clear()
         texts += [answer.text, site.http.get("/ui", headers=cookie).text]
         job = site.http.post("/jobs", json={"spec": TINY}, headers=bearer(token)).json()
@@ -601,7 +620,7 @@ def test_no_token_reaches_the_log_or_the_database(
     assert "nobody foresaw it" in caplog.text, "the log is caught"
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"ada" in stored
-    for secret in (token, token[-72:-8], BOOTSTRAP, answer.cookies[COOKIE]):
+    for secret in (token, token[-72:-8], BOOTSTRAP, session):
         assert secret not in caplog.text
         assert secret not in "".join(texts)
         assert secret.encode() not in stored

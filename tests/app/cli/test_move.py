@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, Table, select
 from sqlmodel import SQLModel
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ from app.results.pivoting import table
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
-from app.store.database import moving
+from app.store.database import moving, postgresql
 from app.store.database.engine import Database, open_database
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.objects import ObjectFiles
@@ -110,6 +111,21 @@ def test_long_logs_are_not_all_in_memory(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(moving, "BYTES_AT_ONCE", 1)
     with closing(open_database(Settings(data_dir=folder))) as source, source.read() as connection:
         assert [len(rows) for rows in moving._batches(connection, tables.attempt)] == [1, 1, 1]
+
+
+def test_counting_many_rows_takes_as_long_as_it_likes(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's server ends a transaction that does nothing while SQLite counts."""
+    count = moving._count
+
+    def count_slowly(connection: Connection, table: Table) -> int:
+        if connection.dialect.name == "sqlite" and table is tables.measurement:
+            time.sleep(1.5)
+        return count(connection, table)
+
+    monkeypatch.setattr(postgresql, "WRITER_IDLE_S", 1)
+    monkeypatch.setattr(moving, "_count", count_slowly)
+    moved = move(folder, url)
+    assert moved.exit_code == 0, moved.output
 
 
 def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> None:

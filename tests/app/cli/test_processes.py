@@ -28,10 +28,12 @@ from app.settings import Settings
 from app.store.database.engine import open_database
 from app.store.queue.registration import Registration
 from app.store.reading.queries import Reading
+from app.store.tokens import Tokens
 from tests.forked import PLUGINS, PROJECT, ForkedService
 from tools.waiting import wait_until
 
 INSECURE = {"FLOPWATCH_INSECURE": "true"}
+EVERYWHERE = {"FLOPWATCH_HOST": "0.0.0.0", "FLOPWATCH_PORT": "0"}
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
@@ -276,6 +278,15 @@ def test_an_open_server_needs_a_token_or_insecure(tmp_path: Path, command: str, 
     assert "--insecure" in said
 
 
+def test_tokens_in_the_database_close_a_server(tmp_path: Path, service: Any) -> None:
+    with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
+        refused = CliRunner().invoke(cli, ["serve"], env={**EVERYWHERE, "FLOPWATCH_DATA_DIR": str(tmp_path / "data")})
+        assert (refused.exit_code, "Without a token" in refused.stderr) == (1, True)
+        Tokens(database).create("ada", "admin", None)
+    port = service(**EVERYWHERE).url.rpartition(":")[2]
+    assert httpx.get(f"http://127.0.0.1:{port}/jobs", trust_env=False).status_code == 401
+
+
 def test_open_access_when_that_is_meant(service: Any) -> None:
     port = service(FLOPWATCH_HOST="0.0.0.0", **INSECURE).url.rpartition(":")[2]
     assert httpx.get(f"http://127.0.0.1:{port}/jobs", trust_env=False).status_code == 200
@@ -284,7 +295,7 @@ def test_open_access_when_that_is_meant(service: Any) -> None:
 @pytest.mark.parametrize(("name", "value"), [("insecure", True), ("api_token", "secret")])
 def test_a_setting_opens_the_access(serve: Any, tmp_path: Path, name: str, value: Any) -> None:
     settings = {"host": "0.0.0.0", name: value}
-    refuse_open_access(Settings(data_dir=tmp_path, **settings))
+    refuse_open_access(Settings(data_dir=tmp_path, **settings), None)
     with serve(tmp_path, **settings) as site:
         assert httpx.get(f"{site.url}/jobs", trust_env=False).status_code == (200 if name == "insecure" else 401)
 

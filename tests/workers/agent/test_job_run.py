@@ -22,7 +22,7 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
-from app.errors import STORE_UNAVAILABLE, DiskFull, FlopwatchError
+from app.errors import STORE_UNAVAILABLE, DatabaseBusy, DiskFull, FlopwatchError
 from app.main import create_app
 from app.results import result_table
 from app.settings import Settings
@@ -1288,6 +1288,22 @@ class TestObjectStore:
         with remote.database.read() as connection:
             names = connection.exec_driver_sql("SELECT name FROM stored_object").scalars().all()
         assert {name.rpartition("/")[2] for name in bucket.names()} == set(names)
+
+    def test_a_busy_database_takes_none_of_its_patience(
+        self, remote: Site, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The database is busy for longer than a lease, before the first upload."""
+        put, busy = ObjectFiles._put, iter(range(3))
+
+        def put_late(self: ObjectFiles, *arguments: Any) -> Any:
+            for _ in busy:
+                assert remote.clock is not None
+                remote.clock.sleep(remote.settings.lease_s)
+                raise DatabaseBusy("Others write.")
+            return put(self, *arguments)
+
+        monkeypatch.setattr(ObjectFiles, "_put", put_late)
+        assert self.run(remote, bucket, mended_after=7)["state"] == "succeeded"
 
     def test_control_after_a_lease_the_job_fails(
         self, remote: Site, bucket: Bucket, monkeypatch: pytest.MonkeyPatch

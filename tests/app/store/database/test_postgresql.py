@@ -132,18 +132,20 @@ class TestTransactions:
         put(other, "one")
         assert other.busy_s() == 0
 
-    @pytest.mark.parametrize("is_ended", [True, False], ids=["as it is", "without the limit"])
+    @pytest.mark.parametrize(
+        ("rows", "is_ended"), [(1, True), (3, True), (1, False)], ids=["one row", "many rows", "without the limit"]
+    )
     def test_a_stopped_writer_does_not_keep_the_others(
-        self, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, is_ended: bool
+        self, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, rows: int, is_ended: bool
     ) -> None:
         monkeypatch.setattr(postgresql, "WRITER_IDLE_S", 1 if is_ended else 60)
         with contextlib.closing(Database(settings.resolved_database_url, busy_timeout_s=3)) as patient:
             ends = pytest.raises(DatabaseBusy) if is_ended else contextlib.nullcontext()
             with ends, database.write() as connection:
-                connection.execute(insert(tables.setting), {"name": "never", "value": 1})
+                connection.execute(insert(tables.setting), [{"name": f"never{n}", "value": 1} for n in range(rows)])
                 with contextlib.nullcontext() if is_ended else pytest.raises(DatabaseBusy):
                     put(patient, "one")
-        assert names(database) == (["one"] if is_ended else ["never"])
+        assert names(database) == (["one"] if is_ended else ["never0"])
 
     def test_a_process_opens_no_more_connections_than_it_may(self, settings: Settings, postgres: Server) -> None:
         with contextlib.closing(open_database(settings, connections=2)) as database:
