@@ -185,13 +185,13 @@ def _with_former(
     its coordinates. If it is one of those itself, the later case of the same work stands in for it, if there is one."""
     work = former.work_of(stored.kind(snapshot, key), coordinates)
 
-    def alike(*, named: bool) -> dict[str, Mapping[str, Scalar]]:
-        cases = stored.cases_of_code(snapshot, named=named)
+    def alike(*, of_former: bool) -> dict[str, Mapping[str, Scalar]]:
+        cases = stored.cases_of_code(snapshot, former=of_former)
         return {its: case for its, (kind, case) in cases.items() if former.work_of(kind, case) == work}
 
-    others = {its: case for its, case in alike(named=False).items() if former.is_former(case)}
+    others = {its: case for its, case in alike(of_former=True).items() if former.is_former(case)}
     if former.is_former(coordinates):
-        later = alike(named=True)
+        later = alike(of_former=False)
         if len(later) == 1:
             ((key, coordinates),) = later.items()
     return list(dict.fromkeys([key, *others])), coordinates

@@ -37,8 +37,7 @@ def test_a_file_that_is_no_python_needs_nothing() -> None:
 
 
 FILES = {
-    "run/train.py": "import torch\nimport beside\nfrom models import net\n"
-    "import spaces.inner\nimport models.sub.deep\n",
+    "run/train.py": "import torch, beside\nfrom models import net\nimport spaces.inner\nimport models.sub.deep\n",
     "run/beside.py": "import numpy\n",
     "models/__init__.py": "import einops\n",
     "models/net.py": "from .sub import deep\nfrom ..models import net\nimport triton\n",

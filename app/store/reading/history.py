@@ -72,13 +72,13 @@ def cases_of_job(snapshot: Snapshot, job_id: int) -> dict[str, Mapping[str, Any]
     return dict(map(tuple, snapshot.execute(cases.where(_measurement.id.in_(first.group_by(_measurement.case_key))))))
 
 
-def cases_of_code(snapshot: Snapshot, *, named: bool) -> dict[str, tuple[str, Mapping[str, Any]]]:
+def cases_of_code(snapshot: Snapshot, *, former: bool) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Return kind and coordinates of the cases, by key, that jobs with uploaded code measured: of the MAX_CODE_JOBS
-    newest whose specs name the code's file or, not `named`, of those that do not, as in release 0.1.0."""
+    newest of release 0.1.0, whose specs have no field for the file's name, or else of later releases."""
     job = tables.job.c
-    names_file = cast(job.spec, Text).like('%"file"%')
+    has_field = cast(job.spec, Text).like('%"file"%')
     of_code = select(tables.job_code.c.job_id).distinct()
-    chosen = select(job.id).where(job.id.in_(of_code), names_file if named else not_(names_file))
+    chosen = select(job.id).where(job.id.in_(of_code), not_(has_field) if former else has_field)
     newest = chosen.order_by(job.id.desc()).limit(MAX_CODE_JOBS).subquery()
     first = select(func.min(_measurement.id)).join(newest, newest.c.id == _measurement.job_id)
     cases = select(_measurement.case_key, _measurement.case, job.kind, job.spec)
