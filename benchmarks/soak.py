@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,10 @@ def _job(client: httpx.Client, job: int) -> dict[str, Any]:
     return answer
 
 
+def _has_ended(client: httpx.Client, job: int) -> bool:
+    return _job(client, job)["state"] in FINAL_STATES
+
+
 def _rss_mib(pid: int) -> float:
     with suppress(psutil.NoSuchProcess):
         return float(psutil.Process(pid).memory_info().rss / MIB)
@@ -172,7 +177,7 @@ def _judge(service: Service, plan: Plan, seen: Soak) -> None:
         for job in seen.accepted:
             with suppress(TimeoutError):
                 left_s = max(0.1, deadline - time.monotonic())
-                wait_until(lambda job=job: _job(client, job)["state"] in FINAL_STATES, f"job {job}", left_s)
+                wait_until(partial(_has_ended, client, job), f"job {job}", left_s)
             state = _job(client, job)["state"]
             seen.ends[state] += 1
             events = client.get(f"/jobs/{job}/events", params={"limit": 500}).raise_for_status().json()["data"]

@@ -17,6 +17,7 @@ from typing import Any
 
 from app.checkup import Finding, absent, broken, works
 from workers import tools
+from workers.installed import NEEDED, check_packages
 from workers.outcome import InvalidEnvironment, Unsupported
 from workers.torch_host import as_runner_error
 
@@ -42,8 +43,6 @@ def main() -> None:
 
 
 def _packages() -> Iterator[Finding]:
-    from workers.__main__ import check_packages
-
     try:
         check_packages()
     except InvalidEnvironment as error:
@@ -76,7 +75,7 @@ def _requirements() -> Iterator[Finding]:
                 wrong = True
                 found = f"{requirement.name} {version} is installed, and {owner} needs {requirement.specifier}"
                 yield broken(requirement.name, found, f"pip install '{requirement.name}{requirement.specifier}'")
-    lacking = [name for name in ("torch", "psutil", "pynvml") if importlib.util.find_spec(name) is None]
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         found = f"no {', '.join(lacking)}: this host can run a server, and no worker"
         yield absent("worker", found, "pip install 'flopwatch[worker]'")

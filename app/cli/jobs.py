@@ -102,13 +102,12 @@ def submit(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
-    options = _options(name, label, priority, timeout_s, max_attempts)
+    options = _options(name, label, priority, timeout_s, max_attempts, notify_url)
     kind, under, lists = chosen(server, source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
     job = server.submit(
         spec,
         **options,
-        notify_url=notify_url,
         implementation=implementation,
         model=model,
         step=step,
@@ -276,8 +275,7 @@ def sweep(
         grid,
         fit=search,
         exclude=[arguments.parse_point(point, lists) for point in exclude or []],
-        **_options(name, label, priority, timeout_s, max_attempts),
-        notify_url=notify_url,
+        **_options(name, label, priority, timeout_s, max_attempts, notify_url),
         implementation=implementation,
         model=model,
         step=step,
@@ -592,7 +590,12 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
 
 
 def _options(
-    name: str | None, label: list[str] | None, priority: int, timeout_s: str | None, max_attempts: int
+    name: str | None,
+    label: list[str] | None,
+    priority: int,
+    timeout_s: str | None,
+    max_attempts: int,
+    notify_url: str | None,
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -600,6 +603,7 @@ def _options(
         "priority": priority,
         "timeout_s": None if timeout_s is None else arguments.parse_timeout(timeout_s),
         "max_attempts": max_attempts,
+        "notify_url": notify_url,
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import check_packages
+from workers.installed import check_packages
 from workers.outcome import InvalidEnvironment
 
 ROOT = Path(__file__).parents[2]

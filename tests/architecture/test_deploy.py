@@ -1,0 +1,93 @@
+"""Files below deploy/: systemd and Kubernetes take them, and what they name exists."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+
+
+def objects(path: Path) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(path.read_text()) if one is not None]
+
+
+def pod_of(manifest: dict[str, Any]) -> dict[str, Any] | None:
+    pod: dict[str, Any] | None = manifest["spec"].get("template", {}).get("spec")
+    return pod
+
+
+def verified(unit: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What systemd says of a unit whose program exists."""
+    program = folder / "flopwatch"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    copy = folder / unit.name
+    copy.write_text(unit.read_text().replace("/opt/flopwatch/bin/flopwatch", str(program)))
+    command = ["systemd-analyze", "verify", "--man=no", str(copy)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_takes_it(unit: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    done = verified(unit, tmp_path)
+    assert [line for line in done.stderr.splitlines() if unit.name in line] == []
+    assert done.returncode == 0, done.stderr
+    wrong = tmp_path / unit.name
+    wrong.write_text(unit.read_text().replace("KillMode", "KilMode").replace("PrivateTmp=yes", "PrivateTmp=often"))
+    assert unit.name in verified(wrong, tmp_path).stderr, "the control"
+
+
+def test_kubernetes_takes_them() -> None:
+    """By the schemas that Kubernetes publishes; a field of another name is refused."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    version = kubernetes_validate.latest_version()
+    found = [one for path in MANIFESTS for one in objects(path)]
+    assert {one["kind"] for one in found} == {"Service", "Deployment", "Job"}
+    for one in found:
+        kubernetes_validate.validate(one, version, strict=True)
+    job = next(one for one in found if one["kind"] == "Job")
+    job["spec"]["completionmode"] = job["spec"].pop("completionMode")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, version, strict=True)
+
+
+@pytest.mark.parametrize("path", [*UNITS, *MANIFESTS], ids=lambda path: path.name)
+def test_commands_and_settings_exist(path: Path, commands: frozenset[str], settings: frozenset[str]) -> None:
+    text = path.read_text()
+    assert set(re.findall(r"FLOPWATCH_[A-Z_]*[A-Z]", text)) <= settings
+    started = set(re.findall(r"bin/flopwatch (\w+)", text)) | set(re.findall(r"args: \[(\w+)\]", text))
+    assert started
+    assert started <= commands
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_pods_fit_the_images(path: Path) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for manifest in objects(path):
+        if (pod := pod_of(manifest)) is None:
+            continue
+        (container,) = pod["containers"]
+        assert f" AS {container['image'].removeprefix('flopwatch-')}\n" in dockerfile
+        assert f"--uid {pod['securityContext']['runAsUser']} " in dockerfile
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        secrets = [source["secretRef"]["name"] for source in container["envFrom"]]
+        assert ("flopwatch-server" in secrets) == (container["args"] == ["serve"]), "jobs must not read the token"
+
+
+def test_the_service_leads_to_the_server() -> None:
+    service, server = objects(ROOT / "deploy/kubernetes/server.yaml")
+    assert service["spec"]["selector"].items() <= server["spec"]["template"]["metadata"]["labels"].items()
+    names = {port["name"] for port in pod_of(server)["containers"][0]["ports"]}  # type: ignore[index]
+    assert service["spec"]["ports"][0]["targetPort"] in names

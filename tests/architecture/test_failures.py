@@ -1,0 +1,37 @@
+"""docs/failures.md has every code of an error, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from app import errors
+from app.api.problems import HTTP_CODES
+from app.errors import JOB_PROBLEM_TITLES, FlopwatchError
+
+PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+
+
+def codes(part: str) -> list[str]:
+    """Codes in the first column of a part's table, each with a meaning or a cure."""
+    found: list[str] = []
+    for line in part.splitlines():
+        if re.match(r"\| `", line):
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            assert all(cells), line
+            found += re.findall(r"`(\w+)`", cells[0])
+    return found
+
+
+def families(kind: type[FlopwatchError]) -> set[str]:
+    return {kind.code}.union(*(families(one) for one in kind.__subclasses__() if one.__module__ == errors.__name__))
+
+
+def test_every_code_has_a_row() -> None:
+    of_jobs, of_requests = PAGE.split("## Of requests")
+    assert sorted(codes(of_jobs)) == sorted(JOB_PROBLEM_TITLES)
+    assert sorted(codes(of_requests)) == sorted(families(FlopwatchError) | {*HTTP_CODES.values(), "http_error"})
+
+
+def test_control_a_code_without_a_row() -> None:
+    assert "timeout" not in codes(PAGE.replace("| `timeout`", "| timeout"))
