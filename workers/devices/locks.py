@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -137,7 +136,7 @@ class DeviceLocks:
         """Return the other processes that lock the host, with their users: "process 4772 of alice". The kernel's table
         has the process that took a lock, an agent. Empty where the table is not to be seen, as in some containers."""
         try:
-            file = os.stat(self._folder / f"{HOST}.lock")
+            file = (self._folder / f"{HOST}.lock").stat()
             table = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         except OSError:
             return []
@@ -208,7 +207,7 @@ class DeviceLocks:
 
 def _of_user(pid: int) -> str:
     try:
-        return f" of {pwd.getpwuid(os.stat(f'/proc/{pid}').st_uid).pw_name}"
+        return f" of {Path(f'/proc/{pid}').owner()}"
     except (OSError, KeyError):
         return ""
 

@@ -86,7 +86,7 @@ def test_a_comparison(site: Any, measured_jobs: list[int]) -> None:
     one, other, _ = measured_jobs
     text, found = check(get(site, f"/compare/export?baseline={one}&candidate={other}"))
     assert f"Comparison of job {one}, job {other}" in text
-    distributions, *ratios = figures(get(site, f"/ui/compare?job={one}&job={other}").text)
+    *ratios, distributions = figures(get(site, f"/ui/compare?job={one}&job={other}").text)
     assert found[:-1] == ratios
     assert [box["y"] for box in found[-1]["data"]] == [box["y"] for box in distributions["data"]]
     assert [box["y"] for box in found[-1]["data"]] == [[2.0, 2.25, 2.5], [1.0, 1.25, 1.5]], "few processes: samples"
