@@ -15,16 +15,19 @@ ARGS ?= tests
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.developing
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # A test that hangs is a failure with a traceback, not a lost afternoon.
 TEST_TIMEOUT_S := 300
 
-.PHONY: help install demo test serve lint format typecheck gpu-test wheel clean
+.PHONY: help install dev demo test serve lint format typecheck gpu-test wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP)  ## make .venv with the project and its development tools
+install: $(STAMP)  ## make .venv with the project
+
+dev: $(DEV_STAMP)  ## make .venv with the project and its development tools; test, lint and typecheck do
 
 # Torch first: it is settled before anything that depends on it, so no later step can replace it. A CPU build of torch
 # brings no Triton; then ours does (Triton kernels are tested on the CPU by its interpreter).
@@ -35,38 +38,43 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing $(TORCH); the first time this downloads several hundred megabytes."
 	@$(PIP) "$(TORCH)"
-	@extras=worker,dev; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
-	  || extras=worker,dev,triton; \
+	@extras=worker; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
+	  || extras=worker,triton; \
 	echo "Installing flopwatch[$$extras]."; \
 	$(PIP) "$(TORCH)" --editable ".[$$extras]"
+	@touch $@
+
+$(DEV_STAMP): $(STAMP)
+	@echo "Installing flopwatch[dev]."
+	@$(PIP) "$(TORCH)" --editable ".[dev]"
 	@touch $@
 
 demo: install  ## run the main job end to end on a small sweep and print its table
 	@$(BIN)/python -m tools.demo
 
-test: install  ## run the whole suite, on all cores
+test: dev  ## run the whole suite, on all cores
 	@$(BIN)/python -m tools.suite --timeout=$(TEST_TIMEOUT_S) $(ARGS)
 
 serve: install  ## run server and worker on this host
 	$(BIN)/flopwatch up
 
-lint: install  ## ruff and the import contracts
+lint: dev  ## ruff and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-format: install  ## let ruff rewrite what it can
+format: dev  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-typecheck: install  ## mypy --strict
+typecheck: dev  ## mypy --strict
 	$(BIN)/mypy
 
 # On GPU hosts that lack the service's dependencies its tests are skipped.
 gpu-test:  ## the tests that need a GPU; installs nothing: any python3 with torch and pytest will do
 	@python3 -m tools.suite gpu $(ARGS)
 
-wheel: install  ## build dist/*.whl
+wheel: dev  ## build dist/*.whl
 	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:  ## remove everything that is not source

@@ -41,8 +41,9 @@ router = APIRouter(tags=["results"])
 
 STYLES = ("colours.css", "export.css")
 """The files of `static` that an export's style is made of."""
-PLOTLY, DRAWING = "vendor/plotly/plotly-cartesian.min.js", "plots.js"
-"""The scripts of an export: files of `static`."""
+PLOTLY = {name: f"vendor/plotly/plotly-{name}.min.js" for name in ("basic", "cartesian")}
+"""Plotly's bundles, files of `static`. `basic` starts in half the time, and has no boxes and heat maps."""
+DRAWING = "plots.js"
 MAX_ROWS = 10_000
 SHOWN_ROWS = 1000
 """Rows of the table of results, unless the client asks for others."""
@@ -128,10 +129,10 @@ class Assets:
 
 
 @functools.cache
-def assets() -> Assets:
-    """Read the styles and scripts of `static`, which are our own or vendored."""
+def assets(bundle: str) -> Assets:
+    """Read the styles and scripts of `static`, with this bundle of Plotly."""
     style = "".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
-    scripts = [(STATIC / name).read_text(encoding="utf-8") for name in (PLOTLY, DRAWING)]
+    scripts = [(STATIC / name).read_text(encoding="utf-8") for name in (PLOTLY[bundle], DRAWING)]
     if any("</script" in script or "<!--" in script for script in scripts):
         raise RuntimeError("a script that contains </script or <!-- would end its element in the file")
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
@@ -148,9 +149,11 @@ def _digest(script: str) -> str:
 
 def _file(request: Request, name: str, path: str, **values: Any) -> Response:
     """Return the file, under the name by which it is saved. `path` is the page that shows the same."""
+    needs_all = "ratios" in values or bool((values.get("view") or {}).get("maps"))
+    own = assets("cartesian" if needs_all else "basic")
     text = page_text(
         "export.html",
-        assets=assets(),
+        assets=own,
         source=str(request.base_url).rstrip("/") + path,
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
         version=package_version("flopwatch"),
@@ -158,7 +161,7 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
     )
     headers = {
         "Content-Disposition": f'inline; filename="{name}"',
-        "Content-Security-Policy": assets().policy,
+        "Content-Security-Policy": own.policy,
     }
     return HTMLResponse(text, headers=headers)
 

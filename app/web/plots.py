@@ -461,10 +461,10 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
     ticks = next((each for each in RATIO_TICKS if each[0] <= low and high <= each[-1]), RATIO_TICKS[-1])
     directions = frozenset(ratio.better for ratio in compared)
     sides: dict[frozenset[Direction | None], str] = {
-        frozenset({"less"}): "; left of 1 is better",
-        frozenset({"more"}): "; right of 1 is better",
+        frozenset({"less"}): "<br>left of 1 is better",
+        frozenset({"more"}): "<br>right of 1 is better",
     }
-    title = f"Candidate / baseline, 95 % interval{sides.get(directions, '')}"
+    title = f"Candidate / baseline{sides.get(directions, '')}"
     return {
         "title": {"text": title},
         "type": "log",

@@ -221,7 +221,9 @@ class Agent:
         claims = [run.claim for run in self.runs.values()]
         try:
             state: LivingState = "active" if self._drain_until is None else "draining"
-            readings = {**(self._readings.latest() or {}), "held_by_others": sorted(self._reported_others)}
+            holders = self._locks.holders() if HOST in self._reported_others else []
+            others = {"held_by_others": sorted(self._reported_others), "holders": holders}
+            readings = {**(self._readings.latest() or {}), **others}
             renewal = self._queue.renew(claims, (self.id, state), readings)
         except STORE_UNAVAILABLE:
             self._watcher.skip()  # others could not renew their claims either

@@ -47,6 +47,8 @@ class Host:
     """What others than this worker hold, as it reported: UUIDs of GPUs, and "host" if no job could run alone."""
     held_gpus: int = 0
     """How many of `gpus` are among them."""
+    holders: tuple[str, ...] = ()
+    """The processes that hold them, in words."""
 
     def has_devices_for(self, job: Needs) -> bool:
         """Return True if the host has the devices. Every host has a CPU; `auto` needs the requested number of GPUs if
@@ -78,7 +80,8 @@ def hosts(connection: Connection, states: Collection[WorkerState]) -> list[Host]
 
 def _host(row: RowMapping) -> Host:
     uuids = _uuids(row["devices"])
-    held = frozenset[str]((row["readings"] or {}).get("held_by_others") or ())
+    readings = row["readings"] or {}
+    held = frozenset[str](readings.get("held_by_others") or ())
     gpus = gpus_of_one_job(uuids)
     return Host(
         state=row["state"],
@@ -88,6 +91,7 @@ def _host(row: RowMapping) -> Host:
         hostname=row["hostname"],
         held_by_others=held,
         held_gpus=gpus - gpus_of_one_job([uuid for uuid in uuids if uuid not in held]),
+        holders=tuple(map(str, readings.get("holders") or ())),
     )
 
 

@@ -12,6 +12,9 @@ from app.web.panels._results import JobResults
 from app.web.plots import Figure
 
 PHASES = ("accumulation", "forward", "backward", "optimizer", "prefill")
+"""Phases in the order of a step; those that the user's own code names follow them."""
+WHOLES = frozenset({"step", "isolated_step", "first_step", "decode", "rest"})
+"""Phases that are no parts of a step, or what its parts leave."""
 REST, DECODING = "rest of the step", "decoding"
 MAX_PROCESSES = 64
 """Largest number of processes that are drawn; the table has all of them."""
@@ -63,7 +66,7 @@ def medians(rows: Sequence[Measurement]) -> dict[str, float]:
         for row in rows
         if row["outcome"] == "ok" and row["metric"] == f"{row['phase']}_ms" and row["median"] is not None
     }
-    parts = {phase: times[phase] for phase in PHASES if phase in times}
+    parts = {phase: times[phase] for phase in (*PHASES, *times) if phase in times and phase not in WHOLES}
     step = times.get("isolated_step", times.get("step"))
     if step is not None and parts and (rest := step - sum(parts.values())) > 0:
         parts[DECODING if "prefill" in parts else REST] = rest
@@ -73,8 +76,13 @@ def medians(rows: Sequence[Measurement]) -> dict[str, float]:
 def draw_phases(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
     """Draw a stacked bar for each process: ms of each phase."""
     times = {name: medians(rows) for name, rows in processes.items()}
-    phases = [phase for phase in (*PHASES, DECODING, REST) if any(phase in parts for parts in times.values())]
-    return bars_of(phases, times, "Median time (ms)", "ms")
+    named = {phase: None for parts in times.values() for phase in parts if phase not in (DECODING, REST)}
+    rest = [name for name in (DECODING, REST) if any(name in parts for parts in times.values())]
+    return bars_of([*sorted(named, key=_rank), *rest], times, "Median time (ms)", "ms")
+
+
+def _rank(phase: str) -> int:
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
 def draw_memory(processes: Mapping[str, Sequence[Measurement]]) -> Figure:

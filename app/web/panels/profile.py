@@ -20,7 +20,7 @@ CLASSES = {
     "copy": "var(--plot-7)",
     "reduction": "var(--plot-4)",
     "communication": "var(--bad)",
-    "optimizer": "var(--busy)",
+    "optimizer": "var(--plot-11)",
     "other": "var(--plot-8)",
 }
 SCOPES: Mapping[str, tuple[str, str | None]] = {

@@ -85,6 +85,7 @@ async function load(source) {
 
 async function draw(figure) {
   const [content, Plotly] = await Promise.all([load(figure.dataset.plot), plotly()]);
+  await new Promise((resolve) => window.setTimeout(resolve)); // the page answers between Plotly's start and the drawing
   if (!content.data.length) {
     showMessage(figure, content.empty ?? "There is nothing to draw.");
     figure.dataset.drawn = "empty";

@@ -86,7 +86,7 @@ def test_a_comparison(site: Any, measured_jobs: list[int]) -> None:
     one, other, _ = measured_jobs
     text, found = check(get(site, f"/compare/export?baseline={one}&candidate={other}"))
     assert f"Comparison of job {one}, job {other}" in text
-    distributions, *ratios = figures(get(site, f"/ui/compare?job={one}&job={other}").text)
+    *ratios, distributions = figures(get(site, f"/ui/compare?job={one}&job={other}").text)
     assert found[:-1] == ratios
     assert [box["y"] for box in found[-1]["data"]] == [box["y"] for box in distributions["data"]]
     assert [box["y"] for box in found[-1]["data"]] == [[2.0, 2.25, 2.5], [1.0, 1.25, 1.5]], "few processes: samples"
@@ -132,14 +132,14 @@ def test_unknown_things(site: Any) -> None:
 
 
 def test_a_script_that_would_end_its_element_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*STYLES, PLOTLY, DRAWING):
+    for name in (*STYLES, *PLOTLY.values(), DRAWING):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(export, "STATIC", tmp_path)
-    export.assets.__wrapped__()
+    export.assets.__wrapped__("basic")
     (tmp_path / DRAWING).write_text("'</script>'")
     with pytest.raises(RuntimeError, match="would end its element"):
-        export.assets.__wrapped__()
+        export.assets.__wrapped__("basic")
 
 
 def test_only_tags_of_our_drawings_may_stand_in_an_export() -> None:

@@ -368,7 +368,7 @@ class TestCompare:
             filled.worker.finish(claim, measurements=[dataclasses.replace(row, samples=packed)])
             jobs.append(claim.job_id)
         text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
-        distributions = figures(text)[0]
+        distributions = figures(text)[1]
         assert [trace["y"] for trace in distributions["data"]] == [[1.0, 1.5], [2.0, 2.5]]
         assert "one dot for each sample" in text
 

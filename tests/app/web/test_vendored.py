@@ -43,7 +43,7 @@ def test_each_has_a_package_a_version_a_source_and_a_licence(vendor: Path) -> No
         r"^\| `([\w-]+)` \| [@\w./-]+ \| \d+\.\d+\.\d+ \| `[\w/.-]+` \| [\w.-]+ \|$", text, flags=re.MULTILINE
     )
     folders = [path.name for path in vendor.iterdir() if path.is_dir()]
-    assert sorted(rows) == sorted(folders)
+    assert set(rows) == set(folders)
     assert all((vendor / folder / "LICENSE").is_file() for folder in folders)
 
 

@@ -29,6 +29,13 @@ def test_after_the_prompt_the_rest_is_decoding() -> None:
     assert medians(rows) == {"prefill": 1.0, "decoding": 4.0}
 
 
+def test_phases_of_the_users_own_code_are_drawn_after_ours() -> None:
+    rows = [row("data_ms", 0.5, "data"), row("rest_ms", 0.5, "rest"), *STEP, row("first_step_ms", 9.0, "first_step")]
+    assert medians(rows) == {"forward": 2.0, "backward": 3.0, "data": 0.5, "rest of the step": 0.5}
+    columns = draw_phases(by_process(rows))["table"]["columns"]
+    assert columns == ["bar", "forward (ms)", "backward (ms)", "data (ms)", "rest of the step (ms)"]
+
+
 def test_a_bar_for_each_process() -> None:
     processes = by_process([*STEP, row("forward_ms", 4.0, "forward", unit=1)])
     figure = draw_phases(processes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from tests.app.conftest import Site
 from tests.app.web.checker import Checker, page
 
 CLASSES = {"scope": "string", "class": "string", "total_ms": "number"}
+WEB = Path(panels.__file__).parents[1]
 KERNELS = {"name": "string", "class": "string", "total_ms": "number"}
 
 
@@ -78,6 +80,21 @@ def keep(site: Site, content: bytes, sha256: str) -> None:
 
 def test_each_panel_is_named_after_a_kind() -> None:
     assert set(_walk()) <= set(KINDS)
+
+
+def test_a_script_shows_the_phases_that_it_names(site: Site, measured: Any) -> None:
+    rows = [measured("data_ms", 1.0, phase="data"), measured("step_ms", 3.0, phase="step")]
+    job_id = finished(site, {"kind": "script"}, measurements=rows)
+    shown(site, job_id)
+    figure = site.http.get(f"/ui/jobs/{job_id}/plots/phases").json()
+    assert figure["table"]["rows"] == [["one process", 1.0, 2.0]]
+
+
+def test_panels_draw_what_the_small_bundle_of_plotly_can() -> None:
+    """A page of a job loads Plotly's bundle `basic`, which has no heat maps and boxes."""
+    for path in (*WEB.glob("panels/*.py"), WEB / "samples.py", WEB / "history_plot.py"):
+        drawn = set(re.findall(r'"type": "(\w+)"', path.read_text()))
+        assert drawn <= {"scatter", "bar", "log", "linear", "category", "date", "data", "line", "rect"}, path
 
 
 @pytest.mark.parametrize(("attributes", "complaint"), [({}, "must define `panels`"), ({"panels": list}, "no job kind")])
