@@ -1,4 +1,4 @@
-"""`python -m workers agent | run SPEC`; only launch.py uses keeper, warm, child and wrapped."""
+"""`python -m workers agent | slurm SETTINGS | one-job FILE | run SPEC`; launch.py alone uses the others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.errors import FlopwatchError
 from app.importing import without_collector
 from workers.outcome import InvalidEnvironment
+
+if TYPE_CHECKING:
+    from app.settings import Settings
 
 
 def check_packages() -> None:
@@ -52,22 +56,44 @@ def check_dependencies() -> None:
         raise InvalidEnvironment(f"a worker needs {', '.join(missing)}, too: install flopwatch[worker]")
 
 
+def set_up_worker() -> Settings:
+    """Check what a worker needs, and set up its log and its umask; returns its settings."""
+    check_dependencies()
+    check_packages()
+    with without_collector():
+        from app.settings import Settings
+        from app.store.database.private import UMASK
+
+    os.umask(UMASK)
+    logging.basicConfig(
+        level=os.environ.get("FLOPWATCH_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
+    )
+    return Settings.from_environment()
+
+
 def main(arguments: list[str]) -> int:
     """Run one of the worker's processes; returns its exit code."""
     match arguments:
         case ["agent"]:
-            check_dependencies()
-            check_packages()
+            settings = set_up_worker()
             with without_collector():
-                from app.settings import Settings
-                from app.store.database.private import UMASK
                 from workers.agent.agent import serve
 
-            os.umask(UMASK)
-            logging.basicConfig(
-                level=os.environ.get("FLOPWATCH_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
-            )
-            serve(Settings.from_environment())
+            serve(settings)
+            return 0
+        case ["slurm", file]:
+            settings = set_up_worker()
+            with without_collector():
+                from workers.slurm.worker import serve as serve_cluster
+
+            serve_cluster(settings, Path(file))
+            return 0
+        case ["one-job", file]:
+            settings = set_up_worker()
+            with without_collector():
+                from workers.slurm.one_job import serve as serve_one_job
+
+            serve_one_job(settings, Path(file))
             return 0
         case ["run", *rest]:
             check_dependencies()

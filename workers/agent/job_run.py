@@ -9,11 +9,12 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, StoreUnreachable, job_problem
@@ -146,8 +147,10 @@ class JobRun:
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.claim = claim
+        self._environment = environment
         self._clock = clock
         self._sleep = sleep
         self.stop = StopSignal(clock)
@@ -417,7 +420,12 @@ class JobRun:
             spec=self.claim.spec,
             unit=asdict(process.unit),
             scratch=str(process.scratch),
-            environment={"CUDA_VISIBLE_DEVICES": visible, **self._code_environment, **process.unit.environment},
+            environment={
+                "CUDA_VISIBLE_DEVICES": visible,
+                **self._environment,
+                **self._code_environment,
+                **process.unit.environment,
+            },
             ceilings=str(self._ceilings),
             task=process.task,
             limits=asdict(self._limits),

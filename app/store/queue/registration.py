@@ -41,8 +41,9 @@ class Registration:
         capabilities: Iterable[str],
         devices: Sequence[dict[str, Any]],
         versions: dict[str, Any],
+        state: LivingState = "active",
     ) -> None:
-        """Add a worker as active, or update what it can run.
+        """Add a worker, or update what it can run.
 
         devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name".
         """
@@ -51,7 +52,7 @@ class Registration:
         row: dict[str, Any] = {
             "hostname": hostname,
             "pid": pid,
-            "state": "active",
+            "state": state,
             "kinds": host["kinds"],
             "capabilities": host["capabilities"],
             "devices": list(devices),

@@ -105,6 +105,18 @@ def fence() -> None:
     replace(fence, "renew", lambda _connection, _claim: True)
 
 
+def found_allocations() -> None:
+    """A worker takes no notice of allocations whose submission was not answered."""
+    from workers.slurm.allocations import Allocations
+
+    original = Allocations._judge
+
+    def judge(self: Any, allocation: Any, listed: Any) -> None:
+        original(self, allocation, None if allocation.unanswered else listed)
+
+    replace(Allocations, "_judge", judge)
+
+
 def cancel_of_queued() -> None:
     """A cancel is a mere wish, also of a job that waits."""
     from app.store.public import job_dict

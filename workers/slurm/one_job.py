@@ -1,0 +1,136 @@
+"""The agent of one job, in its allocation: it takes the claim over, runs the job like any agent, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+from app.errors import STORE_UNAVAILABLE, CannotRunHere, LeaseLost
+from app.settings import Settings
+from app.states import LivingState
+from app.store.database.engine import Database, open_database
+from app.store.queue.lease import with_agreed_lease
+from app.store.records import Claim, HandedOver
+from workers.agent.agent import MAX_CONNECTIONS, Agent
+from workers.agent.job_run import RETRY_S
+from workers.devices.locks import HeldDevices
+from workers.outcome import GivenBack
+from workers.slurm import handover
+
+logger = logging.getLogger(__name__)
+
+DEVICES_S = 60.0
+"""Seconds for which the agent waits for its devices: another Flopwatch may use the node without Slurm, or a killed
+job's processes may still be ending."""
+LOOK_S = 0.1
+ENDED = "Slurm ended its allocation: by preemption, its time limit, or scancel"
+
+
+class OneJobAgent(Agent):
+    """The agent of the job in a hand-over file. It takes no other, so for the queue it is draining from the start."""
+
+    def __init__(self, settings: Settings, database: Database, file: Path, handed: HandedOver) -> None:
+        super().__init__(settings, database)
+        self._file = file
+        self._handed = handed
+        self._has_begun = False
+        self._grace_s = 0.0  # a scheduler that sends SIGTERM kills soon
+
+    def run(self) -> None:
+        """Run the job to its end, or until a signal. Raises LeaseLost if this allocation is not needed."""
+        self._take_signals()
+        self._launcher.end_leftovers()
+        self._launcher.start_warm()  # who imports meanwhile need not be waited for: the job's time begins afterwards
+        self._scratch.remove_those_of_dead_agents()
+        free = self._wait_for_devices()
+        try:
+            claim = self._take_over()
+        except BaseException:
+            free.release()
+            self.close()
+            raise
+        self.register()
+        self._loads.start()
+        self._begin(claim, free)
+        self._serve_until_signal()
+
+    @property
+    def _state(self) -> LivingState:
+        return "draining"
+
+    def _wait_for_devices(self) -> HeldDevices:
+        """Lock the devices; without some of them after a while, or after a signal."""
+        give_up_at = self._clock() + DEVICES_S
+        while True:
+            free = self._locks.take_free()
+            if len(free.gpus) == len(self._host.gpus) and free.descriptors:
+                return free
+            if self._drains or self._clock() >= give_up_at:
+                return free
+            free.release()
+            time.sleep(LOOK_S)
+
+    def _take_over(self) -> Claim:
+        new_token = secrets.token_hex(16)
+        give_up_at = self._clock() + self._settings.lease_s
+        while True:
+            try:
+                claim = self._queue.take_over(self._handed, new_token, self.id)
+            except STORE_UNAVAILABLE:
+                if self._clock() >= give_up_at:
+                    raise
+                time.sleep(RETRY_S)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self._file.rename(handover.taken(self._file))
+                return claim
+
+    def _begin(self, claim: Claim, free: HeldDevices) -> None:
+        on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
+        if claim.device_type == "cuda" and len(self._host.gpus) < claim.devices:
+            lacking = f"its allocation has {len(self._host.gpus)} GPUs, and the job needs {claim.devices}"
+        elif claim.device_type != "none" and (
+            not free.descriptors
+            or (not free.alone and (on_cpu or claim.exclusive_host))
+            or (not on_cpu and len(free.gpus) < claim.devices)
+        ):
+            lacking = f"another Flopwatch held the devices of {os.uname().nodename} for {DEVICES_S:g} s"
+        else:
+            self._start(claim, free)
+            self._has_begun = True
+            return
+        free.release()
+        self._has_begun = True
+        self._queue.give_up(claim, lacking)
+
+    def _claim_jobs(self) -> None:
+        """Claim nothing: there is one job."""
+
+    def _drained(self) -> bool:
+        return super()._drained() or (self._has_begun and not self.runs)
+
+    def _given_back(self) -> GivenBack:
+        # The attempt counts: a job that outlasts every allocation must end some time.
+        return GivenBack(ENDED)
+
+
+def serve(settings: Settings, file: Path) -> None:
+    """Open the database, and run the job in a hand-over file.
+
+    Raises:
+        CannotRunHere: the file, this host or the database cannot be used, or the job was given to somebody else.
+    """
+    handed = handover.read(file)
+    database = open_database(settings, connections=MAX_CONNECTIONS)
+    try:
+        OneJobAgent(with_agreed_lease(database, settings), database, file, handed).run()
+    except LeaseLost as error:
+        file.unlink(missing_ok=True)
+        raise CannotRunHere(f"{error.detail} This allocation is not needed.") from error
+    finally:
+        handover.taken(file).unlink(missing_ok=True)
+        database.close()
