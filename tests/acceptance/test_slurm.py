@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tests.acceptance.sabotage import (
     open_gate,
     plain_job,
     plain_kind,
-    sabotaged,
     started,
     wait_for_start,
     wait_for_state,
@@ -200,24 +199,29 @@ def test_a_killed_workers_allocations_do_not_run(site: Site) -> None:
     assert (site.misbehave / "runs").read_text().split() == ["0"]
 
 
-def preempted(site: Site) -> dict[str, Any]:
-    """A job that has lost its nodes to another partition's, and has run again."""
-    site.start_worker()
+def preempted(site: Site, *, sabotage: str = "") -> int:
+    """The id of a job that has lost its node to another partition's job."""
+    site.start_worker(sabotage=sabotage)
     job_id = submit(site.client, plain_job("gated"))
     wait_for_start(site.misbehave)
-    urgent = site.cluster.run("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 1")
-    assert urgent.strip()
-    wait_for_start(site.misbehave, 2, timeout_s=ENDS_S)
-    open_gate(site.misbehave)
-    return ends(site, job_id)
+    site.cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 1")
+    wait_until(lambda: attempt_states(site.client, job_id)[0] != "running", what="the attempt's end", poll_s=POLL_S)
+    return job_id
 
 
 def test_a_preempted_job_runs_again(site: Site) -> None:
-    job = preempted(site)
-    assert job["state"] == "succeeded"
-    attempts = get(site.client, f"/jobs/{job['id']}/attempts")
+    job_id = preempted(site)
+    wait_for_start(site.misbehave, 2, timeout_s=ENDS_S)
+    open_gate(site.misbehave)
+    assert ends(site, job_id)["state"] == "succeeded"
+    attempts = get(site.client, f"/jobs/{job_id}/attempts")
     assert [attempt["state"] for attempt in attempts] == ["lost", "succeeded"]
     assert attempts[0]["error"]["code"] == "worker_lost"
+    assert "preemption" in attempts[0]["error"]["detail"]
+
+
+def test_control_of_preemption(site: Site) -> None:
+    assert ends(site, preempted(site, sabotage="settling"))["error"]["code"] == "crashed"
 
 
 def forgetful_sbatch(folder: Path) -> str:
@@ -297,7 +301,7 @@ def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
 
 def test_control_of_the_fence(site: Site) -> None:
     job, ended = outlived(site, sabotage="fence")
-    assert ended == 2, job
+    assert ended > 1, job
 
 
 def test_a_killed_controller_costs_no_job(site: Site) -> None:

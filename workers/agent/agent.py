@@ -76,6 +76,9 @@ class Agent(Serving[JobRun]):
         clock: Returns the time in seconds, from any beginning.
     """
 
+    _settle_s = 0.0
+    """Seconds for which a failed job waits for a signal to this agent, of which it may be an effect."""
+
     def __init__(
         self,
         settings: Settings,
@@ -220,6 +223,7 @@ class Agent(Serving[JobRun]):
                 on_end=self._wake_up,
                 clock=self._clock,
                 environment=self._units_environment(),
+                settle_s=self._settle_s,
             )
             run.start()
         except Exception as error:

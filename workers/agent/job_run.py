@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import shutil
 import socket
 import threading
@@ -148,9 +149,11 @@ class JobRun:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         environment: Mapping[str, str] = MappingProxyType({}),
+        settle_s: float = 0.0,
     ) -> None:
         self.claim = claim
         self._environment = environment
+        self._settle_s = settle_s
         self._clock = clock
         self._sleep = sleep
         self.stop = StopSignal(clock)
@@ -218,7 +221,7 @@ class JobRun:
             at_end.callback(self._ahead.close)
             at_end.callback(lambda: self._artifacts.release(self._held))
             try:
-                outcome = self._run_units()
+                outcome = self._settled(self._run_units())
                 self._spool.log.end()
                 self._record(outcome)
             except LeaseLost:
@@ -226,6 +229,18 @@ class JobRun:
             except BaseException as error:  # a SystemExit of somebody's code, too
                 logger.exception("job %s: the worker cannot go on with it", self.claim.job_id)
                 self._record_error(error)
+
+    def _settled(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the units; of units that failed because the worker must end, that of the worker.
+
+        A cluster's scheduler signals all processes of an allocation at once, and units may die before the worker hears
+        of it.
+        """
+        if isinstance(outcome, Failed) and self._settle_s > 0:
+            select.select([self.stop.descriptor], [], [], self._settle_s)
+            if isinstance(self.stop.reason, GivenBack):
+                return self.stop.reason
+        return outcome
 
     def _run_units(self) -> Outcome:
         try:

@@ -33,6 +33,8 @@ ENDED = "Slurm ended its allocation: by preemption, its time limit, or scancel"
 class OneJobAgent(Agent):
     """The agent of the job in a hand-over file. It takes no other, so for the queue it is draining from the start."""
 
+    _settle_s = 2.0
+
     def __init__(self, settings: Settings, database: Database, file: Path, handed: HandedOver) -> None:
         super().__init__(settings, database)
         self._file = file

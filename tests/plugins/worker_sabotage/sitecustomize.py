@@ -117,6 +117,13 @@ def found_allocations() -> None:
     replace(Allocations, "_judge", judge)
 
 
+def settling() -> None:
+    """An agent in an allocation takes the effects of a signal to all its processes for a failure of the job."""
+    from workers.slurm.one_job import OneJobAgent
+
+    replace(OneJobAgent, "_settle_s", 0.0)
+
+
 def cancel_of_queued() -> None:
     """A cancel is a mere wish, also of a job that waits."""
     from app.store.public import job_dict
@@ -256,6 +263,8 @@ MECHANISMS = {
         monotonic_clock,
         atomic_claim,
         fence,
+        found_allocations,
+        settling,
         cancel_of_queued,
         cancel_wins,
         notice_of_cancels,
