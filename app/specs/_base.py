@@ -311,6 +311,16 @@ def listed(values: Sequence[Scalar]) -> Scalar:
     return values[0] if len(values) == 1 else "/".join(str(value) for value in values)
 
 
+def check_nodes(nodes: int, world_size: int) -> None:
+    """Check that all nodes have as many ranks.
+
+    Raises:
+        PydanticCustomError: they have not; blames `nodes`; for a model validator to raise.
+    """
+    if world_size % nodes:
+        raise field_error("nodes", f"each has as many ranks: {world_size} ranks cannot be divided by {nodes}")
+
+
 def check_lists(spec: SpecBase) -> None:
     """Check that no axis of the grid has a value twice: the job would measure the same case twice.
 

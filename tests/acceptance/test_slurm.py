@@ -120,7 +120,7 @@ def test_a_job_runs_in_an_allocation(site: Site) -> None:
     open_gate(site.misbehave)
     assert ends(site, job_id)["state"] == "succeeded"
     assert attempt_states(site.client, job_id) == ["succeeded"]
-    assert get(site.client, f"/jobs/{job_id}/measurements")["rows"]
+    assert site.client.get(f"/jobs/{job_id}/measurements").json()["rows"]
 
 
 def test_many_jobs(site: Site) -> None:
@@ -316,3 +316,34 @@ def test_a_killed_controller_costs_no_job(site: Site) -> None:
     assert ends(site, second)["state"] == "succeeded"
     assert attempt_states(site.client, job_id) == attempt_states(site.client, second) == ["succeeded"]
     assert len(started(site.misbehave)) == 1
+
+
+def on_two_nodes(site: Site, spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A job of two ranks on two nodes, and its table of ranks."""
+    site.start_worker()
+    job_id = submit(site.client, {"spec": {**spec, "nodes": 2, "world_size": 2, "backend": "gloo"}})
+    job = ends(site, job_id)
+    assert job["state"] == "succeeded", job["error"]
+    assert [node["host"]["hostname"] for node in job["environment"]["other_nodes"]] == [
+        job["environment"]["host"]["hostname"]
+    ]
+    return job, site.client.get(f"/jobs/{job_id}/tables/ranks").json()["rows"]
+
+
+def test_a_collective_on_two_nodes(site: Site) -> None:
+    cells = {"operations": ["all_reduce", "broadcast"], "size_mb": [0.01], "measure_steps": 3, "warmup_steps": 1}
+    _, ranks = on_two_nodes(site, {"kind": "collective", **cells})
+    assert [(row["operation"], row["rank"], row["node"]) for row in ranks] == [
+        (operation, rank, rank) for operation in cells["operations"] for rank in (0, 1)
+    ]
+
+
+def test_data_parallel_training_on_two_nodes(site: Site) -> None:
+    model = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    steps = {"batch_size": 1, "context_length": 8, "measure_steps": 2, "warmup_steps": 1}
+    job, ranks = on_two_nodes(site, {"kind": "ddp", "model": model, "strategy": "bucketed", **steps})
+    assert [(row["rank"], row["node"]) for row in ranks] == [(0, 0), (1, 1)]
+    rows = site.client.get(f"/jobs/{job['id']}/measurements").json()["rows"]
+    (error,) = [row for row in rows if row["metric"] == "gradient_error"]
+    assert error["outcome"] == "ok", error
+    assert (error["nodes"], error["world_size"]) == (2, 2)

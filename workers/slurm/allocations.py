@@ -207,7 +207,7 @@ class Allocations(threading.Thread):
         same."""
         try:
             spec = parse_spec(allocation.claim.spec)
-            file = self._folder.write(allocation.claim)
+            file = self._folder.write(allocation.claim, spec.resources().nodes)
             allocation.submitted = True
             arguments = self._arguments(allocation, spec)
             allocation.slurm_id = self._client.submit(arguments, script(self._settings, file, spec.resources().nodes))
@@ -332,5 +332,6 @@ def script(settings: SlurmSettings, file: Path, nodes: int) -> str:
     if nodes == 1:
         return f"#!/bin/bash\n{on_node}"
     # When the first agent has ended, srun ends the others.
-    run = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--wait=1", "bash", "-c", on_node]
+    run = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none", "--wait=1"]
+    run += ["bash", "-c", on_node]
     return f"#!/bin/bash\nexec {shlex.join(run)}\n"

@@ -53,12 +53,13 @@ class HandOverFolder:
         """Return the file with the output of its allocation."""
         return self.path / f"{mark}.log"
 
-    def write(self, claim: Claim) -> Path:
+    def write(self, claim: Claim, nodes: int) -> Path:
         """Write the hand-over file of a claim, for its owner's eyes only, whole or not at all."""
         file = self.file_of(mark_of(claim.token))
         part = file.with_suffix(".part")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:  # noqa: PTH123
-            json.dump({"job": claim.job_id, "attempt": claim.attempt, "token": claim.token}, opened)
+            content = {"job": claim.job_id, "attempt": claim.attempt, "token": claim.token, "nodes": nodes}
+            json.dump(content, opened)
         return part.rename(file)
 
     def is_waiting(self, mark: str) -> bool:
@@ -88,15 +89,16 @@ def taken(file: Path) -> Path:
     return file.with_suffix(".taken")
 
 
-def read(file: Path) -> HandedOver:
-    """Read a hand-over file.
+def read(file: Path) -> tuple[HandedOver, int]:
+    """Read a hand-over file; returns the claim, and the number of nodes of its job.
 
     Raises:
         CannotRunHere: it is gone, since its claim was taken over or given up, or it is none.
     """
     try:
-        content = json.loads(file.read_text())
-        return HandedOver(int(content["job"]), int(content["attempt"]), str(content["token"]))
+        content = json.loads((taken(file) if taken(file).exists() else file).read_text())
+        handed = HandedOver(int(content["job"]), int(content["attempt"]), str(content["token"]))
+        return handed, int(content["nodes"])
     except FileNotFoundError as error:
         raise CannotRunHere(
             f"{file} is gone: the job was taken over or given up, and this allocation is not needed."

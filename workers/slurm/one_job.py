@@ -18,15 +18,13 @@ from app.store.records import Claim, HandedOver
 from workers.agent.agent import MAX_CONNECTIONS, Agent
 from workers.agent.job_run import RETRY_S
 from workers.devices.locks import HeldDevices
+from workers.jobs._ranks import VARIABLE
 from workers.outcome import GivenBack
-from workers.slurm import handover
+from workers.slurm import handover, node
+from workers.slurm.node import DEVICES_S, LOOK_S
 
 logger = logging.getLogger(__name__)
 
-DEVICES_S = 60.0
-"""Seconds for which the agent waits for its devices: another Flopwatch may use the node without Slurm, or a killed
-job's processes may still be ending."""
-LOOK_S = 0.1
 ENDED = "Slurm ended its allocation: by preemption, its time limit, or scancel"
 
 
@@ -35,11 +33,16 @@ class OneJobAgent(Agent):
 
     _settle_s = 2.0
 
-    def __init__(self, settings: Settings, database: Database, file: Path, handed: HandedOver) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, file: Path, handed: HandedOver, variables: dict[str, str]
+    ) -> None:
         super().__init__(settings, database)
         self._file = file
+        self._variables = variables
         self._handed = handed
         self._has_begun = False
+        self._taken: Path | None = None
+        """The hand-over file, once the claim was taken over."""
         self._grace_s = 0.0  # a scheduler that sends SIGTERM kills soon
 
     def run(self) -> None:
@@ -60,6 +63,11 @@ class OneJobAgent(Agent):
         self._begin(claim, free)
         self._serve_until_signal()
 
+    def close(self) -> None:
+        super().close()
+        if self._taken is not None:
+            self._taken.unlink(missing_ok=True)
+
     @property
     def _state(self) -> LivingState:
         return "draining"
@@ -69,7 +77,7 @@ class OneJobAgent(Agent):
         give_up_at = self._clock() + DEVICES_S
         while True:
             free = self._locks.take_free()
-            if len(free.gpus) == len(self._host.gpus) and free.descriptors:
+            if free.descriptors and len(free.gpus) == len(self._host.gpus) and (free.alone or self._host.gpus):
                 return free
             if self._drains or self._clock() >= give_up_at:
                 return free
@@ -88,7 +96,7 @@ class OneJobAgent(Agent):
                 time.sleep(RETRY_S)
             else:
                 with contextlib.suppress(FileNotFoundError):
-                    self._file.rename(handover.taken(self._file))
+                    self._taken = self._file.rename(handover.taken(self._file))
                 return claim
 
     def _begin(self, claim: Claim, free: HeldDevices) -> None:
@@ -109,6 +117,9 @@ class OneJobAgent(Agent):
         self._has_begun = True
         self._queue.give_up(claim, lacking)
 
+    def _units_environment(self) -> dict[str, str]:
+        return self._variables
+
     def _claim_jobs(self) -> None:
         """Claim nothing: there is one job."""
 
@@ -126,13 +137,17 @@ def serve(settings: Settings, file: Path) -> None:
     Raises:
         CannotRunHere: the file, this host or the database cannot be used, or the job was given to somebody else.
     """
-    handed = handover.read(file)
+    handed, nodes = handover.read(file)
+    index = int(os.environ.get("SLURM_PROCID", 0)) if nodes > 1 else 0
+    if index > 0:
+        node.serve(settings, handed, nodes, index)
+        return
+    variables = {VARIABLE: node.nodes_of(handed, nodes).to_json()} if nodes > 1 else {}
     database = open_database(settings, connections=MAX_CONNECTIONS)
     try:
-        OneJobAgent(with_agreed_lease(database, settings), database, file, handed).run()
+        OneJobAgent(with_agreed_lease(database, settings), database, file, handed, variables).run()
     except LeaseLost as error:
         file.unlink(missing_ok=True)
         raise CannotRunHere(f"{error.detail} This allocation is not needed.") from error
     finally:
-        handover.taken(file).unlink(missing_ok=True)
         database.close()
