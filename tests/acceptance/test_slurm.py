@@ -167,6 +167,21 @@ def test_what_slurm_refuses_says_why(site: Site) -> None:
     assert attempt_states(site.client, job["id"]) == ["lost", "lost"]
 
 
+def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
+    site.start_worker(gpus_per_node=4, extra_arguments=["--begin=now+1hour"])
+    job_id = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 6, "nodes": 2}})
+    wait_until(site.cluster.allocations, what="its allocation")
+    assert site.cluster.run("squeue", "-h", "-o", "%b %D").split() == ["gres:gpu:3", "2"]
+    site.client.post(f"/jobs/{job_id}/cancel")
+
+
+def test_gpus_that_the_agent_does_not_see_are_missed(site: Site) -> None:
+    site.start_worker(gpus_per_node=4)
+    job = ends(site, submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}}))
+    assert job["error"]["code"] == "invalid_environment"
+    assert "needs 2 GPUs" in job["error"]["detail"]
+
+
 def test_a_worker_that_ends_gives_back_what_waits_and_leaves_what_runs(site: Site) -> None:
     worker = site.start_worker()
     running = submit(site.client, plain_job("gated"))
@@ -347,3 +362,19 @@ def test_data_parallel_training_on_two_nodes(site: Site) -> None:
     (error,) = [row for row in rows if row["metric"] == "gradient_error"]
     assert error["outcome"] == "ok", error
     assert (error["nodes"], error["world_size"]) == (2, 2)
+
+
+def test_a_lost_node_of_two_is_a_lost_worker(site: Site) -> None:
+    """The job is given up at once, and runs again."""
+    site.start_worker()
+    spec = {"kind": "collective", "operations": ["all_reduce"], "size_mb": [0.01], "measure_steps": 10_000}
+    job_id = submit(site.client, {"spec": {**spec, "nodes": 2, "world_size": 2}, "max_attempts": 1})
+    wait_until(
+        lambda: "measuring" in get(site.client, f"/jobs/{job_id}")["progress"]["message"],
+        timeout_s=ENDS_S,
+        what="the measuring",
+    )
+    (second,) = [agent for agent in agents_of(site) if agent.environ()["SLURM_PROCID"] == "1"]
+    second.kill()
+    job = ends(site, job_id)
+    assert job["error"]["code"] == "worker_lost", job["error"]

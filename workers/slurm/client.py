@@ -93,6 +93,7 @@ class SlurmClient:
         kept = {
             name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(IGNORED)
         }
+        kept.pop("FLOPWATCH_API_TOKEN", None)  # allocations have this worker's variables, and need no token
         try:
             done = subprocess.run(
                 command,

@@ -9,12 +9,12 @@ import secrets
 import time
 from pathlib import Path
 
-from app.errors import STORE_UNAVAILABLE, CannotRunHere, LeaseLost
+from app.errors import STORE_UNAVAILABLE, CannotRunHere, LeaseLost, job_problem
 from app.settings import Settings
 from app.states import LivingState
 from app.store.database.engine import Database, open_database
 from app.store.queue.lease import with_agreed_lease
-from app.store.records import Claim, HandedOver
+from app.store.records import Claim, Finish, HandedOver
 from workers.agent.agent import MAX_CONNECTIONS, Agent
 from workers.agent.job_run import RETRY_S
 from workers.devices.locks import HeldDevices
@@ -40,6 +40,7 @@ class OneJobAgent(Agent):
         self._file = file
         self._variables = variables
         self._handed = handed
+        self._node = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
         self._has_begun = False
         self._taken: Path | None = None
         """The hand-over file, once the claim was taken over."""
@@ -100,22 +101,21 @@ class OneJobAgent(Agent):
                 return claim
 
     def _begin(self, claim: Claim, free: HeldDevices) -> None:
+        self._has_begun = True
         on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
         if claim.device_type == "cuda" and len(self._host.gpus) < claim.devices:
-            lacking = f"its allocation has {len(self._host.gpus)} GPUs, and the job needs {claim.devices}"
+            free.release()
+            lacking = f"the job needs {claim.devices} GPUs, and its process on {self._node} sees {len(self._host.gpus)}"
+            self._queue.finish(claim, Finish("failed", job_problem("invalid_environment", lacking)))
         elif claim.device_type != "none" and (
             not free.descriptors
             or (not free.alone and (on_cpu or claim.exclusive_host))
             or (not on_cpu and len(free.gpus) < claim.devices)
         ):
-            lacking = f"another Flopwatch held the devices of {os.uname().nodename} for {DEVICES_S:g} s"
+            free.release()
+            self._queue.give_up(claim, f"another Flopwatch held the devices of {self._node} for {DEVICES_S:g} s")
         else:
             self._start(claim, free)
-            self._has_begun = True
-            return
-        free.release()
-        self._has_begun = True
-        self._queue.give_up(claim, lacking)
 
     def _units_environment(self) -> dict[str, str]:
         return self._variables

@@ -166,7 +166,7 @@ def _in_words(requirement: str) -> str:
         return "leave to run uploaded code"
     family, _, name = requirement.partition(":")
     if family == NODES:
-        return f"{name} nodes (`flopwatch worker --executor slurm` has)"
+        return f"{name} nodes, as `flopwatch worker --executor slurm` has"
     return f"the {family} {_quoted(name)}"
 
 
