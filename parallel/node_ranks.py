@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
@@ -45,7 +45,7 @@ def serve_node(nodes: Nodes, index: int, *, folder: Path, facts: Plain) -> NoRet
     while True:
         with nodes.reach() as connection, suppress(EOFError, OSError):
             connection.send_bytes(json.dumps({"node": index, "facts": facts}).encode())
-            _run_ranks(connection, LaunchRequest(**json.loads(connection.recv_bytes())), index, folder)
+            _run_ranks(connection, LaunchRequest.from_json(connection.recv_bytes()), index, folder)
 
 
 def _run_ranks(connection: Connection, request: LaunchRequest, index: int, folder: Path) -> None:
@@ -66,7 +66,7 @@ def _run_ranks(connection: Connection, request: LaunchRequest, index: int, folde
                 told = True
                 connection.send_bytes(json.dumps(f"could not start its ranks: {elastic.error}").encode())
     finally:
-        _end_ranks(json.dumps(asdict(own)))
+        _end_ranks(own.to_json())
         elastic.join(END_S)
 
 

@@ -110,24 +110,42 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class LaunchRequest:
-    """The data that a rank needs to begin, as one line of JSON in its environment. A node gets it, too."""
+class Meeting:
+    """How the ranks of a launch meet."""
 
     address: str | list[Any]
     """Where ranks connect: the name of a socket on this host; with several nodes, node 0's address and port."""
     key: str
-    function: str
-    path: list[str]
-    parent: int
-    backend: str
-    threads: int | None
-    start_timeout_s: float
+    """The secret by which connections prove that they belong to the launch, in hexadecimal digits."""
     nodes: int
     ranks: int
     """Ranks of one node."""
     run_id: str
     port: int
     """The port of torch's rendezvous; 0: any, for one node."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """The data that a rank needs to begin, as one line of JSON in its environment. A node gets it, too."""
+
+    meeting: Meeting
+    function: str
+    path: list[str]
+    parent: int
+    backend: str
+    threads: int | None
+    start_timeout_s: float
+
+    def to_json(self) -> str:
+        """Return it as `from_json` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> LaunchRequest:
+        """Parse the result of `to_json`."""
+        content = json.loads(text)
+        return cls(**{**content, "meeting": Meeting(**content["meeting"])})
 
 
 def launch(
@@ -171,19 +189,11 @@ def launch(
     for index in range(world_size):
         log_file(folder, index).unlink(missing_ok=True)
     with _listening(world_size, nodes) as (listener, address, key):
+        port = 0 if nodes is None else nodes.free_port()
+        meeting = Meeting(address, key, count, world_size // count, secrets.token_hex(8), port)
+        threads = _threads_per_rank(meeting.ranks, backend)
         request = LaunchRequest(
-            address,
-            key,
-            _name_of(function),
-            search_path(),
-            os.getpid(),
-            backend,
-            _threads_per_rank(world_size // count, backend),
-            start_timeout_s,
-            count,
-            world_size // count,
-            secrets.token_hex(8),
-            0 if nodes is None else nodes.free_port(),
+            meeting, _name_of(function), search_path(), os.getpid(), backend, threads, start_timeout_s
         )
         elastic = Elastic(request, folder)
         ranks = _Ranks(request, folder, text, step_timeout_s, reported or _nothing)
@@ -294,21 +304,21 @@ class Elastic(threading.Thread):
             "rdzv_endpoint": "127.0.0.1:0",
             "local_addr": "127.0.0.1",
         }
-        if request.nodes > 1:
+        if request.meeting.nodes > 1:
             # Static, so that the ranks of node 0 are the first ones.
             meeting = {
                 "rdzv_backend": "static",
-                "rdzv_endpoint": f"{request.address[0]}:{request.port}",
+                "rdzv_endpoint": f"{request.meeting.address[0]}:{request.meeting.port}",
                 "rdzv_configs": {"rank": self._node, "timeout": math.ceil(request.start_timeout_s)},
             }
         config = LaunchConfig(
-            min_nodes=request.nodes,
-            max_nodes=request.nodes,
-            nproc_per_node=request.ranks,
-            run_id=request.run_id,
+            min_nodes=request.meeting.nodes,
+            max_nodes=request.meeting.nodes,
+            nproc_per_node=request.meeting.ranks,
+            run_id=request.meeting.run_id,
             max_restarts=0,
             monitor_interval=0.05,
-            logs_specs=_logs(self._folder, json.dumps(asdict(request)), self._node * request.ranks),
+            logs_specs=_logs(self._folder, request.to_json(), self._node * request.meeting.ranks),
             **meeting,
         )
         # Hides a warning that ranks outlive a process without its signal handlers (ours do not), and reports of exit
@@ -374,7 +384,7 @@ class _Ranks:
         reported: Callable[[int, Any], None],
     ) -> None:
         self._request, self._folder, self._arguments = request, folder, arguments
-        self._world_size = world_size = request.nodes * request.ranks
+        self._world_size = world_size = request.meeting.nodes * request.meeting.ranks
         self._start_timeout_s, self._step_timeout_s = request.start_timeout_s, step_timeout_s
         self._nodes: dict[int, RemoteNode] = {}
         """The other nodes, by their numbers."""
@@ -424,10 +434,10 @@ class _Ranks:
         hello = json.loads(channel.recv_bytes())
         if isinstance(hello, dict):
             node = self._nodes[hello["node"]] = RemoteNode(channel, hello["facts"])
-            node.start(json.dumps(asdict(self._request)))
+            node.start(self._request.to_json())
             return
         index, pid = hello
-        if index < self._request.ranks:
+        if index < self._request.meeting.ranks:
             self._processes[index] = os.pidfd_open(pid)
             self._pids[index] = pid
         self._channels[index] = self._open[index] = channel
@@ -536,7 +546,7 @@ class _Ranks:
 
     def _copy_log(self, index: int) -> None:
         """Copy the end of a rank's log from its node, if that is another one."""
-        node = self._nodes.get(index // self._request.ranks)
+        node = self._nodes.get(index // self._request.meeting.ranks)
         if node is not None:
             node.copy_log(index, log_file(self._folder, index))
 
@@ -547,7 +557,7 @@ class _Ranks:
         for node in self._nodes.values():
             node.close()
         shared: set[Path] = set()
-        if len(self._pids) < self._request.ranks:
+        if len(self._pids) < self._request.meeting.ranks:
             self._find_unconnected()
         if len(self.results) < self._world_size:
             shared = {file for pid in self._pids.values() for file in shared_memory_of(pid)}
@@ -568,7 +578,7 @@ class _Ranks:
             if pid in self._pids.values():
                 continue
             try:
-                if self._request.run_id.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                if self._request.meeting.run_id.encode() in Path(f"/proc/{pid}/environ").read_bytes():
                     self._processes[-pid] = os.pidfd_open(pid)
             except OSError:
                 continue  # it has ended
@@ -625,7 +635,7 @@ def shared_memory_of(pid: int) -> set[Path]:
 
 def rank_main() -> None:
     """Run as a rank: connect to the launching process, join the process group, call the function, send its result."""
-    request = LaunchRequest(**json.loads(os.environ.pop(REQUEST)))
+    request = LaunchRequest.from_json(os.environ.pop(REQUEST))
     _die_with_parent(request.parent)
     # The elastic launcher sends SIGTERM to all ranks when one has ended. They are killed anyway, and if they ended now,
     # it would look as if they had died first.
@@ -654,10 +664,10 @@ def rank_main() -> None:
 
 
 def _connect(request: LaunchRequest) -> Connection:
-    key = bytes.fromhex(request.key)
-    if isinstance(request.address, str):
-        return Client(f"\0{request.address}", family="AF_UNIX", authkey=key)
-    host, port = request.address
+    key = bytes.fromhex(request.meeting.key)
+    if isinstance(request.meeting.address, str):
+        return Client(f"\0{request.meeting.address}", family="AF_UNIX", authkey=key)
+    host, port = request.meeting.address
     return Client((host, port), family="AF_INET", authkey=key)
 
 
@@ -675,7 +685,7 @@ def _join(request: LaunchRequest) -> torch.device:
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     # On one host, gloo needs neither its name nor its network. On several, the name may stand for this host only.
-    interface = "lo" if isinstance(request.address, str) else interface_to(request.address[0])
+    interface = "lo" if isinstance(request.meeting.address, str) else interface_to(request.meeting.address[0])
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group("gloo", timeout=timeout)

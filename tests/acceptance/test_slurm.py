@@ -35,8 +35,10 @@ from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
-JOBS = int(os.environ.get("SLURM_JOBS", "6"))
-"""Jobs of the test of many: 50 take more than a minute on two cores."""
+LONG = "LONG_TESTS" in os.environ
+takes_long = pytest.mark.skipif(not LONG, reason="takes long; LONG_TESTS=1 runs it")
+JOBS = 50 if LONG else 4
+"""Jobs of the test of many: 50 take minutes on two cores."""
 ENDS_S = 120.0
 
 
@@ -175,6 +177,7 @@ def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
     site.client.post(f"/jobs/{job_id}/cancel")
 
 
+@takes_long
 def test_gpus_that_the_agent_does_not_see_are_missed(site: Site) -> None:
     site.start_worker(gpus_per_node=4)
     job = ends(site, submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}}))
@@ -235,6 +238,7 @@ def test_a_preempted_job_runs_again(site: Site) -> None:
     assert "preemption" in attempts[0]["error"]["detail"]
 
 
+@takes_long
 def test_control_of_preemption(site: Site) -> None:
     assert ends(site, preempted(site, sabotage="settling"))["error"]["code"] == "crashed"
 
@@ -265,6 +269,7 @@ def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
     assert len(submissions(site)) == 1
 
 
+@takes_long
 def test_control_of_lost_answers(site: Site) -> None:
     assert len(submissions(site, **plain_kind("found_allocations"))) == 2
 
@@ -314,6 +319,7 @@ def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
     assert attempt_states(site.client, job["id"]) == ["lost", "succeeded"]
 
 
+@takes_long
 def test_control_of_the_fence(site: Site) -> None:
     job, ended = outlived(site, sabotage="fence")
     assert ended > 1, job
@@ -364,6 +370,7 @@ def test_data_parallel_training_on_two_nodes(site: Site) -> None:
     assert (error["nodes"], error["world_size"]) == (2, 2)
 
 
+@takes_long
 def test_a_lost_node_of_two_is_a_lost_worker(site: Site) -> None:
     """The job is given up at once, and runs again."""
     site.start_worker()

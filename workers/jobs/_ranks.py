@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOG_BYTES = 16 << 10
 """Bytes of a rank's log, from its end, that go into the job's log."""
 LOGS = "rank-{}.log"
-VARIABLE = "FLOPWATCH_NODES"
+VARIABLE = "PARALLEL_NODES"
 """The variable with the nodes of the job, as parallel.nodes has them."""
 
 
