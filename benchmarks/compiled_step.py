@@ -67,10 +67,10 @@ def by_turns(one: Mapping[str, Any], other: Mapping[str, Any], rounds: int, step
 
 def _answer_of(process: Connection) -> float:
     """Return the time that a process has measured next. Raises RuntimeError if it failed."""
-    answer: float | str = process.recv()
-    if isinstance(answer, str):
-        raise RuntimeError(f"a process failed: {answer}")
-    return answer
+    time_ms, failure = process.recv()
+    if failure is not None:
+        raise RuntimeError(f"a process failed: {failure}")
+    return float(time_ms)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _serve(spec: Mapping[str, Any], connection: Connection) -> None:
     try:
         _take_turns(spec, connection)
     except Exception as error:
-        connection.send(f"{type(error).__name__}: {error}")
+        connection.send((0.0, f"{type(error).__name__}: {error}"))
         raise
 
 
@@ -113,13 +113,13 @@ def _take_turns(spec: Mapping[str, Any], connection: Connection) -> None:
     run(WARMUP_STEPS)
     gc.collect()
     gc.freeze()  # as jobs do: the collector need not traverse long-lived objects in the middle of a step
-    connection.send(0.0)
+    connection.send((0.0, None))
     with suppress(EOFError):  # the other end is closed
         while steps := connection.recv():
             run(1)  # the other process has used the caches and clocks meanwhile
             begun = time.perf_counter()
             run(steps)
-            connection.send(1e3 * (time.perf_counter() - begun) / steps)
+            connection.send((1e3 * (time.perf_counter() - begun) / steps, None))
 
 
 def ratio(rounds: Sequence[Round]) -> float:

@@ -1,4 +1,4 @@
-"""Starts the ranks of one job on this host, and ends them together.
+"""Starts the ranks of one job on this host, or on several nodes, and ends them together.
 
     results = launch(train, {"steps": 10}, world_size=2, backend="gloo", folder=logs)
 
@@ -10,6 +10,9 @@ time, all are killed at once: the others may wait for it in a collective operati
 
 Ranks inherit the environment, so settings such as NCCL_NVLS_ENABLE reach them. A rank's standard output and error are
 in `folder`, in `rank-0.log` and so on. A rank dies with the process that launched it.
+
+With `nodes`, this host is node 0 and has the first ranks; the others call `parallel.node_ranks.serve_node`. Ranks then
+connect by TCP, and torch's rendezvous is at node 0.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import gc
 import importlib
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -28,12 +32,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from parallel.nodes import Nodes, RemoteNode, accepted, interface_to
 
 if TYPE_CHECKING:
     import torch
@@ -103,17 +110,42 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class _Request:
-    """The data that a rank needs to begin, as one line of JSON in its environment."""
+class Meeting:
+    """How the ranks of a launch meet."""
 
-    address: str
+    address: str | list[Any]
+    """Where ranks connect: the name of a socket on this host; with several nodes, node 0's address and port."""
     key: str
+    """The secret by which connections prove that they belong to the launch, in hexadecimal digits."""
+    nodes: int
+    ranks: int
+    """Ranks of one node."""
+    run_id: str
+    port: int
+    """The port of torch's rendezvous; 0: any, for one node."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """The data that a rank needs to begin, as one line of JSON in its environment. A node gets it, too."""
+
+    meeting: Meeting
     function: str
     path: list[str]
     parent: int
     backend: str
     threads: int | None
     start_timeout_s: float
+
+    def to_json(self) -> str:
+        """Return it as `from_json` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> LaunchRequest:
+        """Parse the result of `to_json`."""
+        content = json.loads(text)
+        return cls(**{**content, "meeting": Meeting(**content["meeting"])})
 
 
 def launch(
@@ -125,6 +157,8 @@ def launch(
     start_timeout_s: float = START_TIMEOUT_S,
     step_timeout_s: float = STEP_TIMEOUT_S,
     reported: Callable[[int, Any], None] | None = None,
+    nodes: Nodes | None = None,
+    met: Callable[[list[Any]], None] | None = None,
 ) -> list[Any]:
     """Call `function(rank, *arguments)` in `world_size` new processes, and wait for all of them.
 
@@ -139,6 +173,8 @@ def launch(
         step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return, once all ranks
             have made their first step.
         reported: Called in this thread, with the rank's index and what it reported.
+        nodes: The nodes on which the ranks run, as many on each; None: this host alone.
+        met: Called in this thread, with what the other nodes told about themselves, before the ranks begin.
 
     Returns:
         The result of each rank's function, in the order of ranks, after a round trip through JSON: tuples become lists.
@@ -147,28 +183,23 @@ def launch(
         ValueError: an argument is out of range or not plain data, or the ranks could not import the function.
         RanksFailed: a rank raised or died. RanksTimedOut: it made no step in time.
     """
-    _check(world_size, backend, start_timeout_s, step_timeout_s)
-    address = f"\0flopwatch-{secrets.token_hex(16)}"
-    key = secrets.token_bytes(32)
-    request = _Request(
-        address[1:],
-        key.hex(),
-        _name_of(function),
-        [entry or str(Path.cwd()) for entry in sys.path],
-        os.getpid(),
-        backend,
-        _threads_per_rank(world_size, backend),
-        start_timeout_s,
-    )
+    count = 1 if nodes is None else nodes.count
+    _check(world_size, backend, start_timeout_s, step_timeout_s, count)
     text = _to_json(list(arguments), "arguments")
     for index in range(world_size):
         log_file(folder, index).unlink(missing_ok=True)
-    with Listener(address, family="AF_UNIX", backlog=world_size, authkey=key) as listener:
-        elastic = _Elastic(world_size, folder, json.dumps(vars(request)))
-        ranks = _Ranks(request.address, world_size, folder, text, start_timeout_s, step_timeout_s, reported or _nothing)
+    with _listening(world_size, nodes) as (listener, address, key):
+        port = 0 if nodes is None else nodes.free_port()
+        meeting = Meeting(address, key, count, world_size // count, secrets.token_hex(8), port)
+        threads = _threads_per_rank(meeting.ranks, backend)
+        request = LaunchRequest(
+            meeting, _name_of(function), search_path(), os.getpid(), backend, threads, start_timeout_s
+        )
+        elastic = Elastic(request, folder)
+        ranks = _Ranks(request, folder, text, step_timeout_s, reported or _nothing)
         elastic.start()
         try:
-            ranks.connect(listener, elastic)
+            ranks.connect(listener, elastic, met or _nothing_met)
             ranks.listen()
         finally:
             ranks.end()
@@ -176,13 +207,32 @@ def launch(
     return [json.loads(ranks.results[index]) for index in range(world_size)]
 
 
-def _check(world_size: int, backend: str, start_timeout_s: float, step_timeout_s: float) -> None:
+@contextmanager
+def _listening(world_size: int, nodes: Nodes | None) -> Iterator[tuple[Listener, str | list[Any], str]]:
+    """Listen for the ranks, and for other nodes if there are any; yields the listener, its address and the key."""
+    if nodes is None:
+        name, key = f"flopwatch-{secrets.token_hex(16)}", secrets.token_bytes(32)
+        with Listener(f"\0{name}", family="AF_UNIX", backlog=world_size, authkey=key) as listener:
+            yield listener, name, key.hex()
+        return
+    with nodes.listener(world_size + nodes.count) as listener:
+        yield listener, list(listener.address), nodes.key
+
+
+def search_path() -> list[str]:
+    """Return where this process looks for modules, so that its ranks look there, too."""
+    return [entry or str(Path.cwd()) for entry in sys.path]
+
+
+def _check(world_size: int, backend: str, start_timeout_s: float, step_timeout_s: float, nodes: int) -> None:
     if world_size < 1:
         raise ValueError(f"world_size must be 1 or more, not {world_size}")
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; known are {', '.join(BACKENDS)}")
-    if backend == "nccl" and (present := _gpus()) < world_size:
-        raise ValueError(f"{world_size} nccl ranks need as many GPUs; there are {present}")
+    if world_size % nodes:
+        raise ValueError(f"world_size must be a multiple of the number of nodes, {nodes}, not {world_size}")
+    if backend == "nccl" and (present := _gpus()) < world_size // nodes:
+        raise ValueError(f"{world_size // nodes} nccl ranks need as many GPUs; there are {present}")
     for name, value in (("start_timeout_s", start_timeout_s), ("step_timeout_s", step_timeout_s)):
         if not value > 0:
             raise ValueError(f"{name} must be more than 0, not {value}")
@@ -209,11 +259,11 @@ def _name_of(function: Callable[..., Plain]) -> str:
     return f"{module}:{function.__qualname__}"
 
 
-def _threads_per_rank(world_size: int, backend: str) -> int | None:
+def _threads_per_rank(ranks: int, backend: str) -> int | None:
     """Return the threads of a CPU rank: its share of the cores, unless the environment says otherwise."""
     if backend != "gloo" or "OMP_NUM_THREADS" in os.environ:
         return None
-    return max(1, len(os.sched_getaffinity(0)) // world_size)
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def _to_json(value: object, what: str) -> str:
@@ -227,33 +277,49 @@ def _nothing(rank: int, message: Any) -> None:
     """Ignore what ranks report."""
 
 
+def _nothing_met(facts: list[Any]) -> None:
+    """Ignore what nodes tell about themselves."""
+
+
 def _send(channel: Connection, kind: str, content: object) -> None:
     channel.send_bytes(json.dumps([kind, time.monotonic(), content]).encode())
 
 
-class _Elastic(threading.Thread):
-    """torch's elastic launcher, in a thread of its own, where it does not replace this process's signal handlers."""
+class Elastic(threading.Thread):
+    """torch's elastic launcher, in a thread of its own, where it does not replace this process's signal handlers. It
+    starts the ranks of one node."""
 
-    def __init__(self, world_size: int, folder: Path, request: str) -> None:
+    def __init__(self, request: LaunchRequest, folder: Path, node: int = 0) -> None:
         super().__init__(name="elastic-launcher", daemon=True)
-        self._world_size, self._folder, self._request = world_size, folder, request
+        self._request, self._folder, self._node = request, folder, node
         self.error: BaseException | None = None
 
     def run(self) -> None:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+        request = self._request
+        meeting: dict[str, Any] = {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "127.0.0.1:0",
+            "local_addr": "127.0.0.1",
+        }
+        if request.meeting.nodes > 1:
+            # Static, so that the ranks of node 0 are the first ones.
+            meeting = {
+                "rdzv_backend": "static",
+                "rdzv_endpoint": f"{request.meeting.address[0]}:{request.meeting.port}",
+                "rdzv_configs": {"rank": self._node, "timeout": math.ceil(request.start_timeout_s)},
+            }
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=self._world_size,
-            run_id=secrets.token_hex(8),
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
+            min_nodes=request.meeting.nodes,
+            max_nodes=request.meeting.nodes,
+            nproc_per_node=request.meeting.ranks,
+            run_id=request.meeting.run_id,
             max_restarts=0,
             monitor_interval=0.05,
-            logs_specs=_logs(self._folder, self._request),
+            logs_specs=_logs(self._folder, request.to_json(), self._node * request.meeting.ranks),
+            **meeting,
         )
         # Hides a warning that ranks outlive a process without its signal handlers (ours do not), and reports of exit
         # codes (RanksFailed has more information).
@@ -277,7 +343,7 @@ rank_main()
 """
 
 
-def _logs(folder: Path, request: str) -> Any:
+def _logs(folder: Path, request: str, first_rank: int) -> Any:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     class Logs(LogsSpecs):
@@ -289,7 +355,7 @@ def _logs(folder: Path, request: str) -> Any:
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
             for index, environment in envs.items():
                 environment[REQUEST] = request
-                environment[LOG] = str(log_file(folder, index))
+                environment[LOG] = str(log_file(folder, first_rank + index))
                 environment["PYTHONPATH"] = os.pathsep.join(json.loads(request)["path"])
             console = dict.fromkeys(envs, "")
             return LogsDest(stdouts=console, stderrs=dict(console), error_files=dict.fromkeys(envs, os.devnull))
@@ -311,22 +377,23 @@ class _Ranks:
 
     def __init__(
         self,
-        address: str,
-        world_size: int,
+        request: LaunchRequest,
         folder: Path,
         arguments: str,
-        start_timeout_s: float,
         step_timeout_s: float,
         reported: Callable[[int, Any], None],
     ) -> None:
-        self._address = address
-        self._world_size, self._folder, self._arguments = world_size, folder, arguments
-        self._start_timeout_s, self._step_timeout_s = start_timeout_s, step_timeout_s
+        self._request, self._folder, self._arguments = request, folder, arguments
+        self._world_size = world_size = request.meeting.nodes * request.meeting.ranks
+        self._start_timeout_s, self._step_timeout_s = request.start_timeout_s, step_timeout_s
+        self._nodes: dict[int, RemoteNode] = {}
+        """The other nodes, by their numbers."""
         self._reported = reported
         self.results: dict[int, str] = {}
         self._channels: dict[int, Connection] = {}
         self._processes: dict[int, int] = {}
-        """Process descriptors (unlike process ids, never reused) by rank, or by negative process id if unconnected."""
+        """Process descriptors (unlike process ids, never reused) by rank, or by negative process id if unconnected; of
+        ranks on this host only, as `_pids`."""
         self._pids: dict[int, int] = {}
         self._open: dict[int, Connection] = {}
         """The connections that are not closed yet."""
@@ -334,23 +401,21 @@ class _Ranks:
         self._failures: list[tuple[tuple[float, int], RanksFailed]] = []
         """Failures by the time of their cause."""
         self._steps = dict.fromkeys(range(world_size), 0)
-        self._start_deadline = time.monotonic() + start_timeout_s
+        self._start_deadline = time.monotonic() + self._start_timeout_s
         self._deadlines = dict.fromkeys(range(world_size), self._start_deadline)
 
-    def connect(self, listener: Listener, elastic: _Elastic) -> None:
-        """Wait for the ranks' connections, and send each its arguments."""
+    def connect(self, listener: Listener, elastic: Elastic, met: Callable[[list[Any]], None]) -> None:
+        """Wait for the connections of ranks and nodes, and send each rank its arguments."""
         socket = listener._listener._socket  # type: ignore[attr-defined]
         while len(self._channels) < self._world_size:
             if wait([socket], timeout=0.05):
-                try:
-                    channel = listener.accept()
-                    index, pid = json.loads(channel.recv_bytes())
-                    process = os.pidfd_open(pid)
-                except (AuthenticationError, EOFError, OSError):
-                    continue  # a rank that died at once, which the launcher reports, or another process
-                self._channels[index] = self._open[index] = channel
-                self._pids[index], self._processes[index] = pid, process
+                # A rank that died at once, which the launcher reports, or another process.
+                with suppress(AuthenticationError, EOFError, OSError):
+                    self._take(accepted(listener.accept()))
                 continue
+            for number, node in self._nodes.items():
+                if (failure := node.failure()) is not None:
+                    raise RanksFailed(None, f"could not be launched: node {number} {failure}")
             if not elastic.is_alive():
                 self._never_started(elastic)
             if time.monotonic() > self._start_deadline:
@@ -359,11 +424,25 @@ class _Ranks:
                     missing, f"did not start within {self._start_timeout_s:g} s", **self._log_of(missing)
                 )
 
+        met([self._nodes[number].facts for number in sorted(self._nodes)])
         # Only now, since a rank that begins earlier could fail before the others are connected.
         for channel in self._channels.values():
             channel.send_bytes(self._arguments.encode())
 
-    def _never_started(self, elastic: _Elastic) -> None:
+    def _take(self, channel: Connection) -> None:
+        """Take a new connection, of a rank or of a node."""
+        hello = json.loads(channel.recv_bytes())
+        if isinstance(hello, dict):
+            node = self._nodes[hello["node"]] = RemoteNode(channel, hello["facts"])
+            node.start(self._request.to_json())
+            return
+        index, pid = hello
+        if index < self._request.meeting.ranks:
+            self._processes[index] = os.pidfd_open(pid)
+            self._pids[index] = pid
+        self._channels[index] = self._open[index] = channel
+
+    def _never_started(self, elastic: Elastic) -> None:
         if elastic.error is not None:
             raise RanksFailed(None, f"could not be launched: {elastic.error}") from elastic.error
         missing = self._missing()
@@ -372,7 +451,7 @@ class _Ranks:
     def _missing(self) -> int:
         """Return a rank that is not connected, preferably one with a log that says why."""
         missing = [index for index in range(self._world_size) if index not in self._channels]
-        return max(missing, key=lambda index: bool(self._log_of(index)["log"]))
+        return max(missing, key=lambda index: (bool(self._log_of(index)["log"]), -index))
 
     def listen(self) -> None:
         """Receive the ranks' messages until all have returned and closed their connections."""
@@ -412,7 +491,8 @@ class _Ranks:
                     error = RanksFailed(index, f"died after step {self._steps[index]}", **self._log_of(index))
                     self._failures.append(((0.0, index), error))
             else:
-                self._handle(index, kind, at, content)
+                # Clocks of other hosts begin at other times.
+                self._handle(index, kind, at if index in self._pids else time.monotonic(), content)
 
     def _handle(self, index: int, kind: str, at: float, content: Any) -> None:
         next_deadline = time.monotonic() + self._step_timeout_s
@@ -457,16 +537,27 @@ class _Ranks:
 
     def _log_of(self, index: int) -> dict[str, Any]:
         path = log_file(self._folder, index)
+        self._copy_log(index)
         try:
             content = path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
         except OSError:
             content = ""
         return {"log": content, "log_file": path}
 
+    def _copy_log(self, index: int) -> None:
+        """Copy the end of a rank's log from its node, if that is another one."""
+        node = self._nodes.get(index // self._request.meeting.ranks)
+        if node is not None:
+            node.copy_log(index, log_file(self._folder, index))
+
     def end(self) -> None:
         """End all ranks, and remove shared memory that ranks have not removed themselves."""
+        for index in range(self._world_size):
+            self._copy_log(index)
+        for node in self._nodes.values():
+            node.close()
         shared: set[Path] = set()
-        if len(self._pids) < self._world_size:
+        if len(self._pids) < self._request.meeting.ranks:
             self._find_unconnected()
         if len(self.results) < self._world_size:
             shared = {file for pid in self._pids.values() for file in shared_memory_of(pid)}
@@ -487,7 +578,7 @@ class _Ranks:
             if pid in self._pids.values():
                 continue
             try:
-                if self._address.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                if self._request.meeting.run_id.encode() in Path(f"/proc/{pid}/environ").read_bytes():
                     self._processes[-pid] = os.pidfd_open(pid)
             except OSError:
                 continue  # it has ended
@@ -544,7 +635,7 @@ def shared_memory_of(pid: int) -> set[Path]:
 
 def rank_main() -> None:
     """Run as a rank: connect to the launching process, join the process group, call the function, send its result."""
-    request = _Request(**json.loads(os.environ.pop(REQUEST)))
+    request = LaunchRequest.from_json(os.environ.pop(REQUEST))
     _die_with_parent(request.parent)
     # The elastic launcher sends SIGTERM to all ranks when one has ended. They are killed anyway, and if they ended now,
     # it would look as if they had died first.
@@ -552,7 +643,7 @@ def rank_main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     index, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    channel = Client(f"\0{request.address}", family="AF_UNIX", authkey=bytes.fromhex(request.key))
+    channel = _connect(request)
     channel.send_bytes(json.dumps([index, os.getpid()]).encode())
     try:
         arguments = json.loads(channel.recv_bytes())
@@ -572,7 +663,15 @@ def rank_main() -> None:
     _leave()
 
 
-def _join(request: _Request) -> torch.device:
+def _connect(request: LaunchRequest) -> Connection:
+    key = bytes.fromhex(request.meeting.key)
+    if isinstance(request.meeting.address, str):
+        return Client(f"\0{request.meeting.address}", family="AF_UNIX", authkey=key)
+    host, port = request.meeting.address
+    return Client((host, port), family="AF_INET", authkey=key)
+
+
+def _join(request: LaunchRequest) -> torch.device:
     """Initialise the default process group; return this rank's device."""
     import torch
     import torch.distributed as dist
@@ -585,8 +684,10 @@ def _join(request: _Request) -> torch.device:
         return device
     if request.threads is not None:
         torch.set_num_threads(request.threads)
-    # The ranks are on one host, so gloo needs neither the host's name nor its network.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # On one host, gloo needs neither its name nor its network. On several, the name may stand for this host only.
+    interface = "lo" if isinstance(request.meeting.address, str) else interface_to(request.meeting.address[0])
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group("gloo", timeout=timeout)
     return torch.device("cpu")
 

@@ -180,6 +180,15 @@ def postgres() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def slurm() -> Iterator[Any]:
+    """A Slurm cluster of this process's (see tests/slurm_cluster.py); the test is skipped where there is none."""
+    from tests.slurm_cluster import running_cluster
+
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def object_server() -> Iterator[int]:
     """The port of an S3 server."""
     from tests.object_stores import serving_objects

@@ -1,10 +1,11 @@
-"""`python -m workers agent | run SPEC | doctor`; only launch.py uses keeper, warm, child and wrapped."""
+"""`python -m workers agent | slurm SETTINGS | one-job FILE | run SPEC | doctor`; launch.py alone uses the others."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app import logs
 from app.errors import FlopwatchError
@@ -12,22 +13,47 @@ from app.importing import without_collector
 from workers.installed import check_dependencies, check_packages
 from workers.outcome import InvalidEnvironment
 
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+
+def set_up_worker() -> Settings:
+    """Check what a worker needs, and set up its log and its umask; returns its settings."""
+    check_dependencies()
+    check_packages()
+    with without_collector():
+        from app.settings import Settings
+        from app.store.database.private import UMASK
+
+    os.umask(UMASK)
+    settings = Settings.from_environment()
+    logs.set_up(settings.log_level, settings.log_format)
+    return settings
+
 
 def main(arguments: list[str]) -> int:
     """Run one of the worker's processes; returns its exit code."""
     match arguments:
         case ["agent"]:
-            check_dependencies()
-            check_packages()
+            settings = set_up_worker()
             with without_collector():
-                from app.settings import Settings
-                from app.store.database.private import UMASK
                 from workers.agent.agent import serve
 
-            os.umask(UMASK)
-            settings = Settings.from_environment()
-            logs.set_up(settings.log_level, settings.log_format)
             serve(settings)
+            return 0
+        case ["slurm", file]:
+            settings = set_up_worker()
+            with without_collector():
+                from workers.slurm.worker import serve as serve_cluster
+
+            serve_cluster(settings, Path(file))
+            return 0
+        case ["one-job", file]:
+            settings = set_up_worker()
+            with without_collector():
+                from workers.slurm.one_job import serve as serve_one_job
+
+            serve_one_job(settings, Path(file))
             return 0
         case ["doctor"]:
             from workers import doctor

@@ -159,7 +159,7 @@ def _torch() -> Iterator[Finding]:
         yield absent("cuda", f"torch {torch.__version__}: no GPU")
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_nccl_available() and torch.cuda.is_available():
-        yield works("nccl", ".".join(map(str, torch.cuda.nccl.version())))
+        yield works("nccl", ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
     elif torch.cuda.is_available():
         yield broken("nccl", "torch has none: ddp and collective need it on GPUs", "install torch from its own wheels")
     else:

@@ -82,7 +82,7 @@ class Reporter:
         self.send(ArtifactMade(str(path.absolute()), name, kind, media_type))
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
-        """Report the environment in which this unit measured."""
+        """Report the environment in which this unit measured; a later one adds keys that the first one lacks."""
         self.send(Environment(dict(fingerprint)))
 
     def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:

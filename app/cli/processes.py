@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -66,11 +66,32 @@ def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, d
     raise typer.Exit(listen(settings))
 
 
-def worker(*, allow_code: AllowCode = False, data_dir: DataDir = None) -> None:
-    """Run a worker on this host, in place of this process."""
+def worker(
+    *,
+    executor: Annotated[
+        Literal["local", "slurm"], typer.Option(help="Where jobs run: on this host, or on nodes of a Slurm cluster.")
+    ] = "local",
+    slurm_settings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster's settings, for --executor slurm.")
+    ] = None,
+    one_job: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run the job that a Slurm worker hands over in this file.")
+    ] = None,
+    allow_code: AllowCode = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a worker on this host, in place of this process, or one that submits jobs to a Slurm cluster."""
+    if (executor == "slurm") != (slurm_settings is not None):
+        raise typer.BadParameter("--executor slurm and --slurm-settings FILE go together")
+    if one_job is not None and executor != "local":
+        raise typer.BadParameter("--one-job runs on this host: leave --executor out")
     use_data_dir(data_dir)
     _use(allow_code=allow_code)
     warn_of_unknown_settings()
+    if one_job is not None:
+        _become_workers("one-job", str(one_job))
+    if slurm_settings is not None:
+        _become_workers("slurm", str(slurm_settings))
     _become_workers("agent")
 
 

@@ -72,9 +72,20 @@ class Resources(StrictModel):
     device_type: Device | Literal["none"]
     """`auto`: a GPU if the worker has one, else the CPU. `none`: the job only estimates, beside others."""
     devices: int
-    """Number of GPUs (of processes, on a CPU)."""
+    """Number of GPUs (of processes, on a CPU), on each node."""
+    nodes: int = 1
+    """Number of nodes. Only the worker of a cluster runs a job on several."""
     exclusive_host: bool = False
     """True if nothing else may run on the host meanwhile. CPU jobs run alone even if this is False."""
+
+
+NODES = "nodes"
+"""Family of the names that jobs on several nodes need: "nodes:2"."""
+
+
+def name_of_nodes(number: int) -> str:
+    """Return the name that a worker has which can run a job on so many nodes."""
+    return f"{NODES}:{number}"
 
 
 CHECKS_FIRST = ("case", "check", "ok", "severity", "detail")
@@ -148,7 +159,9 @@ class SpecBase(StrictModel):
 
     def requirements(self) -> frozenset[str]:
         """Return the names that a worker must have, as "family:name": "attention:eager", "model:transformer_lm"."""
-        return frozenset(f"{family}:{name}" for _, family, name in names_in(self))
+        names = frozenset(f"{family}:{name}" for _, family, name in names_in(self))
+        nodes = self.resources().nodes
+        return names if nodes == 1 else names | {name_of_nodes(nodes)}
 
     def cells(self) -> Sequence[Any]:
         """Return the cells in the order they run. A kind without a grid has one cell, which has no coordinates."""
@@ -296,6 +309,16 @@ def _marks(annotation: Any) -> Iterator[Any]:
 def listed(values: Sequence[Scalar]) -> Scalar:
     """Join several values into one text for people: "16/32/64"; a single value is returned as it is."""
     return values[0] if len(values) == 1 else "/".join(str(value) for value in values)
+
+
+def check_nodes(nodes: int, world_size: int) -> None:
+    """Check that all nodes have as many ranks.
+
+    Raises:
+        PydanticCustomError: they have not; blames `nodes`; for a model validator to raise.
+    """
+    if world_size % nodes:
+        raise field_error("nodes", f"each has as many ranks: {world_size} ranks cannot be divided by {nodes}")
 
 
 def check_lists(spec: SpecBase) -> None:

@@ -1,4 +1,4 @@
-"""`collective`: times of collective operations between the processes of one host, over sizes and data types."""
+"""`collective`: times of collective operations between processes, over sizes and data types."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from app.specs._base import (
     SpecBase,
     WarmupSteps,
     check_lists,
+    check_nodes,
     check_number_of_cells,
     field_error,
 )
@@ -43,7 +44,7 @@ class CollectiveCell(Cell):
 
 
 class CollectiveSpec(SpecBase):
-    """Time collective operations between ranks on one host: latency, skew between ranks, and bandwidth."""
+    """Time collective operations between ranks: latency, skew between ranks, and bandwidth."""
 
     kind: Literal["collective"] = "collective"
     operations: list[Operation] = Field(
@@ -64,6 +65,8 @@ class CollectiveSpec(SpecBase):
     world_size: int = Field(default=2, ge=2, le=64)
     """Ranks; a sweep compares several numbers. With `nccl` the job waits for a host with this many GPUs; with `gloo`
     there may be more ranks than cores, and the verdict says so."""
+    nodes: int = Field(default=1, ge=1, le=64)
+    """Nodes of a cluster on which the ranks run, as many on each. Several need a worker with `--executor slurm`."""
     warmup_steps: WarmupSteps = None
     """Calls of each cell before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
@@ -77,6 +80,7 @@ class CollectiveSpec(SpecBase):
         "two_gpus": {"backend": "nccl", "world_size": 2, "size_mb": [1, 10, 100, 1024]},
     }
     axes: ClassVar[dict[str, str]] = {"operations": "operation", "dtypes": "dtype", "size_mb": "size_mb"}
+    added: ClassVar[dict[str, Any]] = {"nodes": 1}
     table_rows: ClassVar[tuple[str, ...]] = ("operation", "backend", "world_size", "dtype", "size_mb")
     table_columns: ClassVar[tuple[str, ...]] = ("latency_ms", "skew_ms", "algorithm_gb_per_s", "bus_gb_per_s")
 
@@ -90,6 +94,7 @@ class CollectiveSpec(SpecBase):
                 "backend",
                 f"{self.backend} runs on {needed}, and device is {self.device}: choose {other}, or device {needed}",
             )
+        check_nodes(self.nodes, self.world_size)
         check_number_of_cells(self, "size_mb")
         return self
 
@@ -106,4 +111,5 @@ class CollectiveSpec(SpecBase):
             yield CollectiveCell(operation, dtype, int(size) if size == int(size) else size)
 
     def resources(self) -> Resources:
-        return Resources(device_type=DEVICE_TYPES[self.backend], devices=self.world_size)
+        devices = self.world_size // self.nodes
+        return Resources(device_type=DEVICE_TYPES[self.backend], devices=devices, nodes=self.nodes)

@@ -40,7 +40,9 @@ class CompareSpec(SpecBase):
             if getattr(spec, "replicates", 1) != 1:
                 raise field_error(f"{side}/replicates", "leave it out: the comparison's own replicates say how many")
         before, after = (spec.resources() for spec in self.sides().values())
-        if before.devices != after.devices or len({before.device_type, after.device_type} - {"auto"}) > 1:
+        if (before.devices, before.nodes) != (after.devices, after.nodes) or len(
+            {before.device_type, after.device_type} - {"auto"}
+        ) > 1:
             raise field_error(
                 "candidate",
                 f"needs {_named(after)}, the baseline {_named(before)}: both run on the same devices",
@@ -62,6 +64,7 @@ class CompareSpec(SpecBase):
         return Resources(
             device_type=after.device_type if before.device_type == "auto" else before.device_type,
             devices=before.devices,
+            nodes=before.nodes,
             exclusive_host=before.exclusive_host or after.exclusive_host,
         )
 
@@ -110,7 +113,8 @@ class CompareSpec(SpecBase):
 
 
 def _named(resources: Resources) -> str:
-    return f"{resources.devices} × {resources.device_type}"
+    on_nodes = f" on each of {resources.nodes} nodes" if resources.nodes > 1 else ""
+    return f"{resources.devices} × {resources.device_type}{on_nodes}"
 
 
 def _shown(value: Scalar) -> str:

@@ -7,13 +7,15 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.specs._base import Resources, SpecBase, field_error
+from app.specs._base import Resources, SpecBase, check_nodes, field_error
 from app.specs._identity import Scalar
 from app.specs._training import TrainingSpec, without_cuda_graph
 
 DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
 FULLY_SHARDED = ("fsdp", "torch_fsdp")
+LOCAL_ONLY = ("step_code", "trace", "snapshot")
+"""Fields that need files on the nodes of all ranks."""
 WITH_BUCKETS = ("bucketed", "torch_ddp")
 
 
@@ -31,6 +33,8 @@ class DdpSpec(TrainingSpec):
     sharded. `torch_ddp` and `torch_fsdp` (FSDP2) are torch's own."""
     world_size: int = Field(default=2, ge=1, le=64)
     """Ranks: GPUs with nccl, processes with gloo, which may be more than the host has cores."""
+    nodes: int = Field(default=1, ge=1, le=64)
+    """Nodes of a cluster on which the ranks run, as many on each. Several need a worker with `--executor slurm`."""
     backend: Literal["gloo", "nccl"] = "gloo"
     """`nccl` runs on GPUs, `gloo` on a CPU."""
     bucket_size_mb: float | None = Field(default=25.0, gt=0, le=1e6)
@@ -99,7 +103,7 @@ class DdpSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("trace", "trace_max_mib", "snapshot", "step_timeout_s", "new_tokens")
     }
-    added: ClassVar[Mapping[str, Scalar]] = {**TrainingSpec.added, "reshard_after_forward": True}
+    added: ClassVar[Mapping[str, Scalar]] = {**TrainingSpec.added, "reshard_after_forward": True, "nodes": 1}
     first_plotted: ClassVar[str | None] = "exposed_communication_ms"
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "kernels": ("rank", "name", "class", "total_ms", "share_percent", "calls", "median_us"),
@@ -130,6 +134,9 @@ class DdpSpec(TrainingSpec):
     @model_validator(mode="after")
     def _ranks_can_do_it(self) -> Self:
         self._check_device()
+        check_nodes(self.nodes, self.world_size)
+        if self.nodes > 1 and (local := next((name for name in LOCAL_ONLY if getattr(self, name)), None)):
+            raise field_error(local, "is for one node: its files would stay on the others; leave it out, or nodes")
         if self.step_code is not None and self.strategy != "none":
             raise field_error("strategy", "step_code does its own parallelism: choose none, or leave strategy out")
         if self.sharded_optimizer:
@@ -197,7 +204,8 @@ class DdpSpec(TrainingSpec):
         return self.cast_before_communication
 
     def resources(self) -> Resources:
-        return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)
+        device_type: Literal["cuda", "cpu"] = "cuda" if self.backend == "nccl" else "cpu"
+        return Resources(device_type=device_type, devices=self.world_size // self.nodes, nodes=self.nodes)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Normalise as other training kinds do, and set fields that the strategy or the mode does not use to null."""

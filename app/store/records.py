@@ -96,6 +96,15 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class HandedOver:
+    """A claim that one worker hands over to another, which takes it over before it does anything about it."""
+
+    job_id: int
+    attempt: int
+    token: str
+
+
+@dataclass(frozen=True)
 class NewEvent:
     """An event of a job: `progress` {"done", "total", "message"}, and "cell" if one is finished, `log` {"text"}, …"""
 

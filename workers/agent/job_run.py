@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, StoreUnreachable, job_problem
@@ -147,8 +149,12 @@ class JobRun:
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        settle_s: float = 0.0,
     ) -> None:
         self.claim = claim
+        self._environment = environment
+        self._settle_s = settle_s
         self._clock = clock
         self._sleep = sleep
         self.stop = StopSignal(clock)
@@ -217,7 +223,7 @@ class JobRun:
             at_end.callback(self._ahead.close)
             at_end.callback(lambda: self._artifacts.release(self._held))
             try:
-                outcome = self._run_units()
+                outcome = self._settled(self._run_units())
                 self._spool.log.end()
                 self._record(outcome)
             except LeaseLost:
@@ -225,6 +231,18 @@ class JobRun:
             except BaseException as error:  # a SystemExit of somebody's code, too
                 logger.exception("the worker cannot go on with it")
                 self._record_error(error)
+
+    def _settled(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the units; of units that failed because the worker must end, that of the worker.
+
+        A cluster's scheduler signals all processes of an allocation at once, and units may die before the worker hears
+        of it.
+        """
+        if isinstance(outcome, Failed) and self._settle_s > 0:
+            select.select([self.stop.descriptor], [], [], self._settle_s)
+            if isinstance(self.stop.reason, GivenBack):
+                return self.stop.reason
+        return outcome
 
     def _run_units(self) -> Outcome:
         try:
@@ -418,7 +436,12 @@ class JobRun:
             spec=self.claim.spec,
             unit=asdict(process.unit),
             scratch=str(process.scratch),
-            environment={"CUDA_VISIBLE_DEVICES": visible, **self._code_environment, **process.unit.environment},
+            environment={
+                "CUDA_VISIBLE_DEVICES": visible,
+                **self._environment,
+                **self._code_environment,
+                **process.unit.environment,
+            },
             ceilings=str(self._ceilings),
             task=process.task,
             limits=asdict(self._limits),

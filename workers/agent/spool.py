@@ -125,9 +125,9 @@ class Spool:
             case TableMade():
                 self._add_table(message)
             case Environment():
-                # The first one counts, since a unit stays on its devices.
-                if self._unit.environment is None:
-                    self._unit.environment = {**message.environment, "neighbours": self._neighbours}
+                # The first one counts, since a unit stays on its devices; a later one adds what was not known then.
+                known = self._unit.environment or {}
+                self._unit.environment = {**message.environment, "neighbours": self._neighbours, **known}
             case Validity():
                 self._add_validity(message)
 

@@ -8,15 +8,20 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from workers.measure.check import Check
-from workers.outcome import Crashed, InvalidEnvironment, RunnerError
+from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 from workers.reporter import Reporter
+
+if TYPE_CHECKING:
+    from parallel.nodes import Nodes
 
 LOG_BYTES = 16 << 10
 """Bytes of a rank's log, from its end, that go into the job's log."""
 LOGS = "rank-{}.log"
+VARIABLE = "PARALLEL_NODES"
+"""The variable with the nodes of the job, as parallel.nodes has them."""
 
 
 class RankReports:
@@ -28,6 +33,7 @@ class RankReports:
         world_size: Number of ranks.
         backend: "gloo" or "nccl".
         folder: A new folder for the ranks' logs.
+        nodes: Number of nodes on which they run.
         step_timeout_s: Seconds that a rank may take from one `step_done` to the next.
     """
 
@@ -40,7 +46,11 @@ class RankReports:
         backend: str,
         folder: Path,
         step_timeout_s: float,
+        nodes: int = 1,
     ) -> None:
+        self._nodes = nodes_of_this_job(nodes)
+        self.other_nodes: list[dict[str, Any]] = []
+        """The environments of the other nodes, once the ranks have begun."""
         self._world_size, self._backend, self._folder = world_size, backend, folder
         self._reports: queue.SimpleQueue[tuple[int, Any] | Exception | None] = queue.SimpleQueue()
         self._end: Exception | None = None
@@ -65,6 +75,8 @@ class RankReports:
                 folder=self._folder,
                 step_timeout_s=step_timeout_s,
                 reported=lambda rank, message: self._reports.put((rank, message)),
+                nodes=self._nodes,
+                met=self.other_nodes.extend,
             )
         except Exception as error:  # noqa: BLE001 - handed to the thread that takes the reports
             self._reports.put(error)
@@ -95,6 +107,11 @@ class RankReports:
         """Wait until no rank is left: until they have returned or failed, or until their timeout."""
         self._thread.join()
 
+    def report_nodes(self, report: Reporter) -> None:
+        """Add the environments of the other nodes to that of the unit."""
+        if self.other_nodes:
+            report.environment({"other_nodes": self.other_nodes})
+
     def report_logs(self, report: Reporter, failure: RunnerError | None = None, blamed: int | None = None) -> None:
         """Copy the end of each rank's output to the job's log. After a failure, keep the blamed rank's log, or all."""
         from parallel.process_group import log_file
@@ -115,6 +132,34 @@ class RankReports:
         if failure is not None:
             sys.stderr.write(f"{failure}\n")
         sys.stderr.flush()
+
+
+def nodes_of_this_job(number: int) -> Nodes | None:
+    """Return the nodes on which this unit's ranks run; None for this host alone.
+
+    Raises:
+        Unsupported: the job is for several nodes, and this worker runs jobs on its own host.
+    """
+    if number == 1:
+        return None
+    from parallel.nodes import Nodes
+
+    if VARIABLE not in os.environ:
+        raise Unsupported(f"nodes {number}: only `flopwatch worker --executor slurm` runs jobs on several nodes")
+    return Nodes.from_json(os.environ[VARIABLE])
+
+
+def serve_node(index: int, scratch: Path) -> NoReturn:
+    """Run the ranks of node `index` of a job whose units run on node 0, until this process is ended."""
+    import torch
+
+    from parallel.node_ranks import serve_node as serve
+    from parallel.nodes import Nodes
+    from workers.measure import environment
+
+    nodes = Nodes.from_json(os.environ[VARIABLE])
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    serve(nodes, index, folder=scratch, facts=environment.fingerprint(gpus[0], *gpus[1:]))
 
 
 def job_failure(error: Exception, *, started: bool) -> RunnerError:

@@ -48,6 +48,10 @@ RANKS_COLUMNS = (
 """Columns of the table `ranks`; `slowest_steps` counts the steps in which this rank was the slowest."""
 
 
+NODE_COLUMN = Column("node", "integer")
+"""The last one for jobs on several nodes."""
+
+
 class RankRaised(Exception):
     """A rank has reported that it raises an error in a cell."""
 
@@ -83,9 +87,12 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         if spec.backend == "gloo":
             return [torch.device("cpu")]
         present = torch.cuda.device_count()
-        if present < spec.world_size:
-            raise Unsupported(f"world_size {spec.world_size}: this worker's process sees {present} GPUs")
-        return [torch.device("cuda", index) for index in range(spec.world_size)]
+        needed = spec.resources().devices
+        if present < needed:
+            raise Unsupported(
+                f"world_size {spec.world_size} needs {needed} GPUs here; this worker's process sees {present}"
+            )
+        return [torch.device("cuda", index) for index in range(needed)]
 
     def check(self, spec: CollectiveSpec) -> None:
         import torch.distributed as dist
@@ -165,7 +172,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         trial.checks += [
             *check_stability(latency, on_gpu=on_gpu),
             check_steady(first["steady"], first["warmup"], too_slow=first["too_slow"]),
-            check_hidden(answers, spec.measure_steps) if on_gpu else check_cores(spec.world_size),
+            check_hidden(answers, spec.measure_steps) if on_gpu else check_cores(spec.resources().devices),
         ]
         wrong = next(
             (f"rank {rank}: {answer['wrong']}" for rank, answer in enumerate(answers) if answer["wrong"]), None
@@ -173,15 +180,17 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         if wrong is not None:
             values.overrule("wrong", wrong)
             return
-        context.rows += [rank_row(cell, rank, answer, latency, context) for rank, answer in enumerate(answers)]
+        context.rows += [rank_row(spec, cell, rank, answer, latency, context) for rank, answer in enumerate(answers)]
 
     def close(self, spec: CollectiveSpec, context: CollectiveContext) -> None:
         """Report each rank's measurements, once the ranks have ended."""
         if context.ranks is not None:
             context.ranks.join()
             context.ranks.report_logs(context.report)
+            context.ranks.report_nodes(context.report)
         if context.rows:
-            context.report.table("ranks", RANKS_COLUMNS, context.rows)
+            columns = (*RANKS_COLUMNS, *([NODE_COLUMN] if spec.nodes > 1 else []))
+            context.report.table("ranks", columns, context.rows)
 
 
 RUNNER = CollectiveRunner()
@@ -208,6 +217,7 @@ def launch_ranks(
         backend=spec.backend,
         folder=context.report.scratch / f"ranks-{context.launches}",
         step_timeout_s=STEP_TIMEOUT_S + moved / SLOWEST_BYTES_PER_S,
+        nodes=spec.nodes,
     )
 
 
@@ -278,6 +288,7 @@ def check_hidden(answers: Sequence[Mapping[str, Any]], steps: int) -> Check:
 
 
 def rank_row(
+    spec: CollectiveSpec,
     cell: CollectiveCell,
     rank: int,
     answer: Mapping[str, Any],
@@ -286,9 +297,11 @@ def rank_row(
 ) -> list[Scalar]:
     """Return the row of one rank and cell in the table `ranks`."""
     times: Sequence[float] = answer["times_ms"]
-    device = context.devices[rank] if len(context.devices) > 1 else context.device
+    node, local = divmod(rank, spec.resources().devices)
+    device = context.devices[local] if len(context.devices) > 1 else context.device
     last = sum(own == slowest for own, slowest in zip(times, latency, strict=True))
     return [
         *(cell.operation, cell.dtype, cell.size_mb, rank, str(device), answer["threads"], answer["warmup"]),
         *(statistics.median(times), min(times), max(times), last),
+        *([node] if spec.nodes > 1 else []),
     ]

@@ -17,6 +17,7 @@ from typing import NoReturn
 from app.importing import without_collector
 from workers.jobs import RUNNERS, runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
+from workers.jobs._ranks import serve_node
 from workers.messages import Ended, Message, Started, to_line
 from workers.outcome import EXIT_CODES, RunnerError, describe_error, failure_code
 from workers.processes.keeper import READY, Request
@@ -49,6 +50,8 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
     if new_interpreter:
         _import_torch(request)
     try:
+        if request.task == "node":
+            serve_node(int(request.unit["params"]["node"]), reporter.scratch)
         runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
         if request.task == "run":
             runner.run(spec, unit, reporter)

@@ -29,6 +29,7 @@ from sqlalchemy import (
     select,
 )
 
+from app.specs._base import NODES
 from app.specs._code import RUNS_CODE
 from app.store import tables
 from app.store.queue.hosts import Host, Needs, known_hosts
@@ -115,8 +116,8 @@ def _first_runnable(connection: Connection, lane: Lane, worker_id: str, offer: O
         for job in page:
             if offer.capabilities.issuperset(job.requirements):
                 return job
-            if RUNS_CODE in job.requirements and RUNS_CODE not in offer.capabilities:
-                continue  # only workers whose operator allows it run such code; the job waits for one
+            if any(waits_for(name) and name not in offer.capabilities for name in job.requirements):
+                continue
             if others is None:
                 others = known_hosts(connection, other_than=worker_id)
             needs = Needs.of(job._mapping)
@@ -126,6 +127,12 @@ def _first_runnable(connection: Connection, lane: Lane, worker_id: str, offer: O
             return None
         values |= {"limit": NEXT, "last_priority": page[-1].priority, "last_id": page[-1].id}
         page = connection.execute(lane.next_page, values).all()
+
+
+def waits_for(name: str) -> bool:
+    """Return True if jobs wait for a worker with this name, whether there ever was one or not: leave to run uploaded
+    code, or several nodes."""
+    return name == RUNS_CODE or name.startswith(f"{NODES}:")
 
 
 def _fits_now(job: Row[Any], offer: Offer) -> bool:

@@ -23,6 +23,17 @@ _OF_CLAIM = (
     _attempt.token == bindparam("of_token"),
 )
 _RENEW = update(tables.attempt).where(*_OF_CLAIM, _attempt.state == "running").values(beat=_attempt.beat + 1)
+_TAKE_OVER = (
+    update(tables.attempt)
+    .where(
+        _attempt.job_id == bindparam("of_job"),
+        _attempt.number == bindparam("of_number"),
+        _attempt.token.in_([bindparam("of_token"), bindparam("new_token")]),
+        _attempt.state == "running",
+    )
+    .values(token=bindparam("new_token"), worker_id=bindparam("by"), beat=_attempt.beat + 1)
+    .returning(_attempt.id)
+)
 _STATE = select(_attempt.state).where(*_OF_CLAIM)
 
 
@@ -35,6 +46,19 @@ def check(connection: Connection, claim: Claim) -> None:
     """Renew the claim, or raise LeaseLost."""
     if not renew(connection, claim):
         raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")
+
+
+def take_over(connection: Connection, job_id: int, attempt: int, tokens: tuple[str, str], worker_id: str) -> int:
+    """Give the claim with the first of these tokens to another worker, under the second one; returns the attempt's id.
+
+    A call whose answer was lost can be repeated. Raises LeaseLost if the attempt is over, or has another token.
+    """
+    token, new_token = tokens
+    values = {"of_job": job_id, "of_number": attempt, "of_token": token, "new_token": new_token, "by": worker_id}
+    attempt_id: int | None = connection.execute(_TAKE_OVER, values).scalar_one_or_none()
+    if attempt_id is None:
+        raise LeaseLost(f"Attempt {attempt} of job {job_id} is over, or was taken over by another worker.")
+    return attempt_id
 
 
 def state_of(connection: Connection, claim: Claim) -> str | None:

@@ -49,6 +49,8 @@ class Host:
     """How many of `gpus` are among them."""
     holders: tuple[str, ...] = ()
     """The processes that hold them, in words."""
+    is_cluster: bool = False
+    """True if its jobs get nodes of a cluster: then `gpus` are those of one node."""
 
     def has_devices_for(self, job: Needs) -> bool:
         """Return True if the host has the devices. Every host has a CPU; `auto` needs the requested number of GPUs if
@@ -82,7 +84,7 @@ def _host(row: RowMapping) -> Host:
     uuids = _uuids(row["devices"])
     readings = row["readings"] or {}
     held = frozenset[str](readings.get("held_by_others") or ())
-    gpus = gpus_of_one_job(uuids)
+    gpus = _gpus(row["devices"])
     return Host(
         state=row["state"],
         kinds=frozenset(row["kinds"]),
@@ -90,8 +92,9 @@ def _host(row: RowMapping) -> Host:
         gpus=gpus,
         hostname=row["hostname"],
         held_by_others=held,
-        held_gpus=gpus - gpus_of_one_job([uuid for uuid in uuids if uuid not in held]),
+        held_gpus=gpus - gpus_of_one_job([uuid for uuid in uuids if uuid not in held]) if uuids else 0,
         holders=tuple(map(str, readings.get("holders") or ())),
+        is_cluster=bool(_clusters(row["devices"])),
     )
 
 
@@ -118,7 +121,7 @@ def known_hosts(connection: Connection, *, other_than: str | None = None) -> lis
 
 def known_host(kinds: Iterable[str], capabilities: Iterable[str], devices: Iterable[Any]) -> dict[str, Any]:
     """Make the row of the table `known_host` for a host with these kinds, names and devices, without its time."""
-    has = {"kinds": sorted(kinds), "capabilities": sorted(capabilities), "gpus": gpus_of_one_job(_uuids(devices))}
+    has = {"kinds": sorted(kinds), "capabilities": sorted(capabilities), "gpus": _gpus(devices)}
     return {"key": hashlib.sha256(json.dumps(has, sort_keys=True).encode()).hexdigest(), **has}
 
 
@@ -127,6 +130,14 @@ def gpus_of_one_job(uuids: Collection[str]) -> int:
     two."""
     whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
     return max(whole, min(len(uuids), 1))
+
+
+def _gpus(devices: Iterable[Any]) -> int:
+    return max([gpus_of_one_job(_uuids(devices)), *(int(one.get("gpus_per_node", 0)) for one in _clusters(devices))])
+
+
+def _clusters(devices: Iterable[Any]) -> list[dict[str, Any]]:
+    return [device for device in devices if isinstance(device, dict) and device.get("type") == "slurm"]
 
 
 def _uuids(devices: Iterable[Any]) -> list[str]:

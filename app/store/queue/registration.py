@@ -42,8 +42,9 @@ class Registration:
         devices: Sequence[dict[str, Any]],
         versions: dict[str, Any],
         modules: Sequence[str] | None = None,
+        state: LivingState = "active",
     ) -> None:
-        """Add a worker as active, or update what it can run.
+        """Add a worker, or update what it can run.
 
         devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name". modules:
         the Python modules that uploaded code can import, if it runs such code.
@@ -53,7 +54,7 @@ class Registration:
         row: dict[str, Any] = {
             "hostname": hostname,
             "pid": pid,
-            "state": "active",
+            "state": state,
             "kinds": host["kinds"],
             "capabilities": host["capabilities"],
             "modules": None if modules is None else list(modules),

@@ -38,6 +38,7 @@ from app.store.queue.waiting import waiting_reasons
 from app.store.records import (
     Claim,
     Finish,
+    HandedOver,
     Idempotency,
     NewEvent,
     NewJob,
@@ -93,6 +94,8 @@ _RUNNING = (
 
 logger = logging.getLogger(__name__)
 
+_OF_JOB = ("kind", "name", "spec", "timeout_s", "device_type", "devices", "exclusive_host")
+"""Columns of the table `job` that a claim carries."""
 RETRIED_STATES = ("failed", "cancelled")
 """States from which `retry` queues a job again."""
 CANCELLED_BEFORE = "The job was cancelled before it ran."
@@ -250,6 +253,31 @@ class Queue:
                 if claim is not None:
                     return claim
         return None
+
+    def take_over(self, handed: HandedOver, new_token: str, worker_id: str) -> Claim:
+        """Take a claim over from the worker that handed it over: from now on only the returned claim's token counts.
+
+        The job starts now: it has only waited until here. A call whose answer was lost can be repeated with the same
+        new token. Raises LeaseLost if the attempt is over, or was taken over with another one.
+        """
+        with self._database.write() as connection:
+            now = utc_now()
+            tokens = (handed.token, new_token)
+            attempt_id = fence.take_over(connection, handed.job_id, handed.attempt, tokens, worker_id)
+            connection.execute(_END_ATTEMPT.values(started_at=now), {"attempt_id": attempt_id})
+            _change_job(connection, handed.job_id, worker_id=worker_id, started_at=now)
+            _record_event(
+                connection, handed.job_id, handed.attempt, "state", {"state": "running", "worker_id": worker_id}
+            )
+            job = _job_row(connection, handed.job_id)
+        return Claim(
+            job_id=handed.job_id,
+            attempt=handed.attempt,
+            token=new_token,
+            attempt_id=attempt_id,
+            worker_id=worker_id,
+            **{name: getattr(job, name) for name in _OF_JOB},
+        )
 
     def renew(
         self,
@@ -548,13 +576,7 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str) -> Claim
         token=token,
         attempt_id=attempt_id,
         worker_id=worker_id,
-        kind=job.kind,
-        name=job.name,
-        spec=job.spec,
-        timeout_s=job.timeout_s,
-        device_type=job.device_type,
-        devices=job.devices,
-        exclusive_host=job.exclusive_host,
+        **{name: getattr(job, name) for name in _OF_JOB},
     )
 
 

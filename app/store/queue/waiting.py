@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, or_, select
 
+from app.specs._base import NODES
 from app.specs._code import ALLOW_IT, RUNS_CODE
 from app.store import tables
 from app.store.queue.claims import QUEUED
@@ -144,6 +145,8 @@ def _held_by(holders: Sequence[str]) -> str:
 
 
 def _is_occupied(host: Host, job: Needs, ours: Sequence[Needs]) -> bool:
+    if host.is_cluster:
+        return False
     if host.needed_alone(job):
         return bool(ours) or "host" in host.held_by_others
     if any(host.needed_alone(one) for one in ours):
@@ -166,6 +169,8 @@ def _in_words(requirement: str) -> str:
     if requirement == RUNS_CODE:
         return "leave to run uploaded code"
     family, _, name = requirement.partition(":")
+    if family == NODES:
+        return f"{name} nodes, as `flopwatch worker --executor slurm` has"
     return f"the {family} {_quoted(name)}"
 
 

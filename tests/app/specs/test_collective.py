@@ -14,7 +14,7 @@ from app.specs.collective import CollectiveSpec
 
 def test_the_default_runs_on_any_host() -> None:
     spec = CollectiveSpec()
-    assert spec.resources().model_dump() == {"device_type": "cpu", "devices": 2, "exclusive_host": False}
+    assert spec.resources().model_dump() == {"device_type": "cpu", "devices": 2, "nodes": 1, "exclusive_host": False}
     assert spec.number_of_cells() == len(spec.cells()) == 12
     assert [cell.title for cell in spec.cells()][:4] == [
         "all_reduce, 1 MB, fp32",
@@ -37,6 +37,17 @@ def test_each_rank_of_nccl_needs_a_gpu() -> None:
         assert (needs.device_type, needs.devices) == ("cuda", 4)
 
 
+def test_nodes_share_the_ranks_and_one_node_is_the_case_of_old() -> None:
+    spec = CollectiveSpec(backend="nccl", world_size=8, nodes=2)
+    needs = spec.resources()
+    assert (needs.devices, needs.nodes) == (4, 2)
+    assert spec.requirements() == {"nodes:2"}
+    assert CollectiveSpec().requirements() == frozenset()
+    keys = [CollectiveSpec(world_size=8, nodes=nodes).cases()[0].key for nodes in (1, 2)]
+    assert keys[0] != keys[1]
+    assert CollectiveSpec.added["nodes"] == 1
+
+
 def test_a_size_is_one_case_however_it_is_written() -> None:
     texts = ('{"kind": "collective", "size_mb": [1]}', '{"kind": "collective", "size_mb": [1.0]}')
     whole, point = (spec_adapter.validate_json(text).cases() for text in texts)
@@ -56,6 +67,7 @@ def test_presets_are_valid() -> None:
         ({"backend": "nccl", "device": "cpu"}, ("backend",), "choose gloo, or device cuda"),
         ({"backend": "gloo", "device": "cuda"}, ("backend",), "choose nccl, or device cpu"),
         ({"backend": "mpi"}, ("backend",), "'gloo' or 'nccl'"),
+        ({"world_size": 3, "nodes": 2}, ("nodes",), "3 ranks cannot be divided by 2"),
         ({"operations": []}, ("operations",), "at least 1 item"),
         ({"operations": ["reduce"]}, ("operations", 0), "'broadcast', 'all_to_all' or 'send_receive'"),
         ({"operations": ["broadcast", "broadcast"]}, ("operations",), "'broadcast' is there twice"),

@@ -142,6 +142,25 @@ def errors_of_uploads() -> None:
     replace(objects.ObjectFiles, "_upload", upload)
 
 
+def found_allocations() -> None:
+    """A worker takes no notice of allocations whose submission was not answered."""
+    from workers.slurm.allocations import Allocations
+
+    original = Allocations._judge
+
+    def judge(self: Any, allocation: Any, listed: Any) -> None:
+        original(self, allocation, None if allocation.unanswered else listed)
+
+    replace(Allocations, "_judge", judge)
+
+
+def settling() -> None:
+    """An agent in an allocation takes the effects of a signal to all its processes for a failure of the job."""
+    from workers.slurm.one_job import OneJobAgent
+
+    replace(OneJobAgent, "_settle_s", 0.0)
+
+
 def cancel_of_queued() -> None:
     """A cancel is a mere wish, also of a job that waits."""
     from app.store.public import job_dict
@@ -290,6 +309,8 @@ MECHANISMS = {
         fence,
         row_before_upload,
         errors_of_uploads,
+        found_allocations,
+        settling,
         cancel_of_queued,
         cancel_wins,
         notice_of_cancels,

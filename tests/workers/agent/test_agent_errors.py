@@ -24,10 +24,10 @@ from app.store.reading.queries import Reading
 from app.store.records import NewJob
 from tests.clock import Clock
 from tests.databases import put_database
-from workers.agent import agent as agent_module
-from workers.agent import job_run, unit_run
-from workers.agent.agent import MAX_BACKOFF_S, MIN_BACKOFF_S, TURN_S, Agent
+from workers.agent import job_run, serving, unit_run
+from workers.agent.agent import TURN_S, Agent
 from workers.agent.job_run import LEFTOVERS_S, JobRun
+from workers.agent.serving import MAX_BACKOFF_S, MIN_BACKOFF_S
 from workers.agent.spool import Spool
 from workers.devices.discovery import Host
 from workers.devices.locks import DeviceLocks
@@ -356,7 +356,7 @@ def test_control_an_agent_that_sees_no_other_goes_on(
 
 def test_the_loop_goes_on_after_any_error(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [RuntimeError("a bug"), MemoryError(), ValueError("a row"), DatabaseBusy("now"), OSError("then")]
-    monkeypatch.setattr(agent_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(serving, "RETRY_S", 0.001)
     turns = iter(errors)
 
     def fail() -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from app.specs import Case
+    from app.specs._base import Resources
     from workers.measure.check import Check
     from workers.measure.validity import Monitor
 
@@ -53,6 +54,10 @@ class GridSpec(Protocol):
 
     @property
     def device(self) -> str: ...
+
+    def resources(self) -> Resources:
+        """Return the devices that the job needs."""
+        ...
 
     def cells(self) -> Sequence[Any]:
         """Return the cells in the order they run."""
@@ -167,7 +172,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         self.check(spec)
         report.environment(self._fingerprint(cells, devices))
         context = self.open(spec, devices, report)
-        key = device_key(devices[0], len(devices))
+        key = device_key(devices[0], len(devices) * spec.resources().nodes)
         first, crashed = unit.params.get("first", 0), unit.params.get("crashed")
         outcomes = Counter[str]()
         with frozen_objects():

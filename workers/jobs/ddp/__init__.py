@@ -73,7 +73,7 @@ class DdpRunner:
                 report_snapshots(found, report)
             report_tables(spec, found, report)
         report.validity(monitor.conclude(checks), case.key, unit.title)
-        values.report(case, environment.device_key(devices[0], len(devices)), report)
+        values.report(case, environment.device_key(devices[0], len(devices) * spec.nodes), report)
 
 
 RUNNER = DdpRunner()
@@ -90,9 +90,10 @@ def choose_devices(spec: DdpSpec) -> list[torch.device]:
     if spec.backend == "gloo":
         return [torch.device("cpu")]
     seen = torch.cuda.device_count()
-    if seen < spec.world_size:
-        raise Unsupported(f"world_size {spec.world_size} needs as many GPUs; this worker's process sees {seen}")
-    devices = [torch.device("cuda", index) for index in range(spec.world_size)]
+    needed = spec.resources().devices
+    if seen < needed:
+        raise Unsupported(f"world_size {spec.world_size} needs {needed} GPUs here; this worker's process sees {seen}")
+    devices = [torch.device("cuda", index) for index in range(needed)]
     for device in devices:
         if reason := why_no_precision(device, spec.precision):
             raise Unsupported(reason)
@@ -126,6 +127,7 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
         backend=spec.backend,
         folder=report.scratch / "ranks",
         step_timeout_s=max(spec.step_timeout_s, START_TIMEOUT_S) if spec.compile else spec.step_timeout_s,
+        nodes=spec.nodes,
     )
     found: dict[int, dict[str, Any]] = {}
     failures: dict[int, dict[str, Any]] = {}
@@ -156,6 +158,7 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
     ranks.join()
     monitor.watch(last=True)
     ranks.report_logs(report)
+    ranks.report_nodes(report)
     return [found[rank] for rank in range(spec.world_size)]
 
 

@@ -71,9 +71,10 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
     from workers.measure.table import Column, first_rows
 
     memory = [(name, "number", "MiB") for name in found[0]["memory"]]
+    node = [("node", "integer", None)] if spec.nodes > 1 else []
     operations = [[index, *row] for index, rank in enumerate(found) for row in rank["operations"]]
     for name, columns, rows in (
-        ("ranks", (*RANKS_COLUMNS, *memory), ranks_rows(spec, found)),
+        ("ranks", (*RANKS_COLUMNS, *memory, *node), ranks_rows(spec, found)),
         ("communication", COMMUNICATION_COLUMNS, found[0]["communication"]),
         ("operations", OPERATIONS_COLUMNS, operations),
         ("timeline", TIMELINE_COLUMNS, timeline_rows(found)),
@@ -97,6 +98,8 @@ def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[S
         rows.append(
             [index, rank["device"], rank["threads"], *times, max(peaks, default=None), *rank["memory"].values()]
         )
+        if spec.nodes > 1:
+            rows[-1].append(index // spec.resources().devices)
     return rows
 
 

@@ -379,7 +379,7 @@ def check_times(
         check_host(spec, found),
     ]
     if spec.backend == "gloo":
-        checks.append(check_cores(spec.world_size))
+        checks.append(check_cores(spec.resources().devices))
     if spec.attention == "triton":
         checks += check_kernels(device)
     if spec.compile:

@@ -28,6 +28,7 @@ from app.store.reading.queries import Reading
 from app.store.records import (
     Claim,
     Finish,
+    HandedOver,
     Idempotency,
     MeasurementRecord,
     NewEvent,
@@ -581,6 +582,50 @@ class TestRunning:
         assert renewal.cancel_requested == {cancelled.job_id}
         assert {running.job_id: running.beat for running in queue.running()} == {mine.job_id: 1, cancelled.job_id: 1}
         assert queue.renew([]).lost == frozenset()
+
+
+class TestHandingOver:
+    """A claim that another worker takes over."""
+
+    def handed(self, claim: Claim) -> HandedOver:
+        return HandedOver(claim.job_id, claim.attempt, claim.token)
+
+    def test_only_the_new_token_counts(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        first = shop.running_job()
+        second = queue.take_over(self.handed(first), "new", "other")
+        assert queue.renew([first]).lost == frozenset({first.attempt_id})
+        assert queue.renew([second]).lost == frozenset()
+        with pytest.raises(LeaseLost):
+            queue.finish(first, Finish("succeeded"))
+        assert queue.finish(second, Finish("succeeded")) == "succeeded"
+        assert job(reading, first.job_id)["worker_id"] == "other"
+        (attempt,) = reading.attempts(first.job_id)
+        assert (attempt["state"], attempt["worker_id"]) == ("succeeded", "other")
+
+    def test_nobody_takes_it_over_twice(self, shop: Any, queue: Queue) -> None:
+        claim = shop.running_job()
+        queue.take_over(self.handed(claim), "new", "other")
+        with pytest.raises(LeaseLost, match="taken over"):
+            queue.take_over(self.handed(claim), "third", "another")
+
+    def test_control_a_claim_that_keeps_its_token_is_taken_over_twice(self, shop: Any, queue: Queue) -> None:
+        claim = shop.running_job()
+        for worker in ("other", "another"):
+            assert queue.take_over(self.handed(claim), claim.token, worker)
+        assert queue.renew([claim]).lost == frozenset()
+
+    def test_a_lost_answer_is_repeated(self, shop: Any, queue: Queue) -> None:
+        claim = shop.running_job()
+        taken = [queue.take_over(self.handed(claim), "new", "other") for _ in range(2)]
+        assert taken[0] == taken[1]
+
+    def test_an_attempt_that_is_over_is_not_taken_over(self, shop: Any, queue: Queue) -> None:
+        claim = shop.running_job()
+        queue.give_back(claim)
+        again = shop.claim()
+        assert again.attempt == claim.attempt
+        with pytest.raises(LeaseLost):
+            queue.take_over(self.handed(claim), "new", "other")
 
 
 class TestCancel:

@@ -78,6 +78,7 @@ def test_a_job_that_a_worker_could_run_has_no_reason(job: Needs, connected: list
         (needs("cuda", 2), [host(gpus=1), host(gpus=2, kind="kernel")], "has more than 1"),
         (needs(requirements=EAGER | {"attention:new"}), [host()], 'has the attention "new"'),
         (needs(requirements=EAGER | {"tool:nsys"}), [host()], 'has the tool "nsys"'),
+        (needs(requirements=EAGER | {"nodes:2"}), [host()], "has 2 nodes, as `flopwatch worker --executor slurm` has"),
         (
             needs(),
             [host(capabilities=frozenset({name})) for name in EAGER],
@@ -146,6 +147,13 @@ class TestInTheQueue:
         assert (queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is not None) == waits
         monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=1))
         assert queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is None
+
+    def test_a_cluster_has_the_gpus_of_its_nodes_and_is_never_occupied(self, shop: Any, queue: Queue) -> None:
+        cluster = [{"type": "slurm", "name": "Slurm", "count": 4, "gpus_per_node": 2}]
+        shop.registration.register_worker("w", "host", 1, {"benchmark"}, EAGER, cluster, {})
+        for _ in range(3):
+            assert queue.submit(NewJob(BenchmarkSpec(device="cuda"))).response["waiting"] is None
+            assert shop.try_claim("w", total_gpus=2, free_gpus=2, capabilities=EAGER)
 
     def test_the_reason_comes_and_goes_with_the_workers(self, shop: Any, queue: Queue, reading: Reading) -> None:
         submitted = queue.submit(NewJob(BenchmarkSpec(device="cuda"))).response

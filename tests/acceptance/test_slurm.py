@@ -1,0 +1,387 @@
+"""Jobs on a throw-away Slurm cluster, whatever Slurm does meanwhile. After each test nothing is left of its jobs: no
+allocation, no process and no file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.acceptance.conftest import end_all_jobs, environment
+from tests.acceptance.sabotage import (
+    POLL_S,
+    attempt_states,
+    get,
+    open_gate,
+    plain_job,
+    plain_kind,
+    started,
+    wait_for_start,
+    wait_for_state,
+)
+from tests.forked import ForkedService
+from tests.slurm_cluster import Cluster
+from tools.service import Service, submit, wait_for_job
+from tools.waiting import wait_until
+
+pytestmark = pytest.mark.acceptance
+
+LONG = "LONG_TESTS" in os.environ
+takes_long = pytest.mark.skipif(not LONG, reason="takes long; LONG_TESTS=1 runs it")
+JOBS = 50 if LONG else 4
+"""Jobs of the test of many: 50 take minutes on two cores."""
+ENDS_S = 120.0
+
+
+@dataclass
+class Site:
+    """A server and a worker that submits to the cluster."""
+
+    service: Service
+    cluster: Cluster
+    client: httpx.Client
+    folder: Path
+    """Of the test."""
+    misbehave: Path
+    """Where the jobs tell what they did."""
+
+    def start_worker(self, *, path: str | None = None, sabotage: str = "", **settings: Any) -> subprocess.Popen[bytes]:
+        """Start the worker with settings of the cluster; `path` comes before PATH, `sabotage` is for the agents."""
+        # Each node has device locks of its own, as if it were a host.
+        setup = [f"export TMPDIR={self.folder}/$SLURMD_NODENAME SABOTAGE={sabotage}", "mkdir -p $TMPDIR"]
+        values = {
+            "folder": str(self.folder / "handover"),
+            "poll_s": 0.3,
+            "command_timeout_s": 20,
+            "max_nodes": 2,
+            **settings,
+            "setup": "\n".join([*setup, settings.get("setup", "")]),
+        }
+        file = self.folder / "slurm.toml"
+        file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+        changed = {"PATH": f"{path}:{self.cluster.environment['PATH']}"} if path else {}
+        command = ["app.cli", "worker", "--executor", "slurm", "--slurm-settings", str(file)]
+        worker, log = self.service.start_process("worker", command, **changed)
+        wait_until(lambda: b"ready" in log.read_bytes() or worker.poll() is not None, what="the worker")
+        assert worker.poll() is None, log.read_text()
+        return worker
+
+    def is_clean(self) -> bool:
+        """Return True if nothing is left of any job."""
+        files = sorted(path.name for path in (self.folder / "handover").glob("*"))
+        return not self.cluster.allocations() and not self.cluster.processes_of_jobs() and files == ["worker.lock"]
+
+
+@pytest.fixture(scope="module")
+def shared_server(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("slurm")
+    with ForkedService(folder / "service", {**environment(folder), **plain_kind(), **slurm.environment}) as running:
+        running.start_server()
+        yield running
+
+
+@pytest.fixture
+def site(shared_server: Service, slurm: Cluster, tmp_path: Path, misbehave_folder: Path) -> Iterator[Site]:
+    shared_server.environment.update({**environment(tmp_path), **plain_kind(), **slurm.environment})
+    slurm.wait_until_idle()
+    site = Site(shared_server, slurm, shared_server.client(), tmp_path, misbehave_folder)
+    try:
+        yield site
+        end_all_jobs(site.client)
+        wait_until(site.is_clean, what="nothing to be left", poll_s=0.1)
+    finally:
+        shared_server.stop_processes(*(one for one in shared_server.processes if one is not shared_server.server))
+        print(shared_server.logs()[-20_000:])
+        for path in (tmp_path / "handover").glob("*.log"):
+            print(path, path.read_text())
+
+
+def ends(site: Site, job_id: int) -> dict[str, Any]:
+    return wait_for_job(site.client, job_id, timeout_s=ENDS_S)
+
+
+def test_a_job_runs_in_an_allocation(site: Site) -> None:
+    worker = site.start_worker()
+    job_id = submit(site.client, plain_job("gated"))
+    wait_for_start(site.misbehave)
+    (name,) = site.cluster.allocations()
+    assert name == f"flopwatch-{job_id}-1"
+    running = get(site.client, f"/jobs/{job_id}")
+    workers = {one["id"]: one for one in get(site.client, "/workers")}
+    assert workers[running["worker_id"]]["pid"] != worker.pid, "its agent has taken it over"
+    assert workers[running["worker_id"]]["state"] == "draining", "its agent takes no other job"
+    open_gate(site.misbehave)
+    assert ends(site, job_id)["state"] == "succeeded"
+    assert attempt_states(site.client, job_id) == ["succeeded"]
+    assert site.client.get(f"/jobs/{job_id}/measurements").json()["rows"]
+
+
+def test_many_jobs(site: Site) -> None:
+    site.start_worker()
+    jobs = [submit(site.client, plain_job("counted", number=number)) for number in range(JOBS)]
+    assert [wait_for_job(site.client, job, timeout_s=60 + 5 * JOBS)["state"] for job in jobs] == ["succeeded"] * JOBS
+    assert sorted(map(int, (site.misbehave / "runs").read_text().split())) == [*range(JOBS)]
+
+
+def test_a_pending_job_is_cancelled(site: Site) -> None:
+    site.start_worker(extra_arguments=["--begin=now+1hour"])
+    job_id = submit(site.client, plain_job("counted"))
+    wait_until(lambda: "BeginTime" in get(site.client, f"/jobs/{job_id}")["progress"]["message"], what="its reason")
+    site.client.post(f"/jobs/{job_id}/cancel")
+    assert ends(site, job_id)["state"] == "cancelled"
+
+
+def test_a_running_job_is_cancelled(site: Site) -> None:
+    site.start_worker()
+    job_id = submit(site.client, plain_job("gated"))
+    wait_for_start(site.misbehave)
+    site.client.post(f"/jobs/{job_id}/cancel")
+    assert ends(site, job_id)["error"]["code"] == "cancelled"
+
+
+def test_a_job_times_out(site: Site) -> None:
+    site.start_worker()
+    job_id = submit(site.client, plain_job("stubborn", timeout_s=0.5))
+    assert ends(site, job_id)["error"]["code"] == "timeout"
+
+
+def test_a_script_that_fails_says_why(site: Site) -> None:
+    site.start_worker(setup="echo there is no such module >&2; exit 3")
+    error = ends(site, submit(site.client, plain_job("counted")))["error"]
+    assert error["code"] == "invalid_environment"
+    assert "there is no such module" in error["detail"]
+
+
+def test_what_slurm_refuses_says_why(site: Site) -> None:
+    site.start_worker(partition="nowhere")
+    job = ends(site, submit(site.client, plain_job("counted")))
+    assert job["error"]["code"] == "worker_lost"
+    assert "invalid partition" in job["error"]["detail"].lower()
+    assert attempt_states(site.client, job["id"]) == ["lost", "lost"]
+
+
+def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
+    site.start_worker(gpus_per_node=4, extra_arguments=["--begin=now+1hour"])
+    job_id = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 6, "nodes": 2}})
+    wait_until(site.cluster.allocations, what="its allocation")
+    assert site.cluster.run("squeue", "-h", "-o", "%b %D").split() == ["gres:gpu:3", "2"]
+    site.client.post(f"/jobs/{job_id}/cancel")
+
+
+@takes_long
+def test_gpus_that_the_agent_does_not_see_are_missed(site: Site) -> None:
+    site.start_worker(gpus_per_node=4)
+    job = ends(site, submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}}))
+    assert job["error"]["code"] == "invalid_environment"
+    assert "needs 2 GPUs" in job["error"]["detail"]
+
+
+def test_a_worker_that_ends_gives_back_what_waits_and_leaves_what_runs(site: Site) -> None:
+    worker = site.start_worker()
+    running = submit(site.client, plain_job("gated"))
+    wait_for_start(site.misbehave)
+    worker.terminate()
+    assert worker.wait(30) == 0
+    worker = site.start_worker(extra_arguments=["--begin=now+1hour"])
+    waiting = submit(site.client, plain_job("gated"))
+    wait_until(lambda: "BeginTime" in get(site.client, f"/jobs/{waiting}")["progress"]["message"], what="its reason")
+    worker.terminate()
+    assert worker.wait(30) == 0
+    wait_for_state(site.client, waiting, "queued")
+    assert site.cluster.allocations() == [f"flopwatch-{running}-1"]
+    open_gate(site.misbehave)
+    assert ends(site, running)["state"] == "succeeded"
+    site.start_worker()
+    assert ends(site, waiting)["attempt"] == 1
+
+
+def test_a_killed_workers_allocations_do_not_run(site: Site) -> None:
+    site.start_worker(extra_arguments=["--begin=now+1hour"]).kill()
+    worker = site.start_worker(extra_arguments=["--begin=now+1hour"])
+    job_id = submit(site.client, plain_job("counted"))
+    wait_until(site.cluster.allocations, what="its allocation")
+    worker.kill()
+    worker.wait()
+    wait_for_state(site.client, job_id, "queued", timeout_s=30)
+    site.start_worker()
+    assert ends(site, job_id)["attempt"] == 2
+    assert (site.misbehave / "runs").read_text().split() == ["0"]
+
+
+def preempted(site: Site, *, sabotage: str = "") -> int:
+    """The id of a job that has lost its node to another partition's job."""
+    site.start_worker(sabotage=sabotage)
+    job_id = submit(site.client, plain_job("gated"))
+    wait_for_start(site.misbehave)
+    site.cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 1")
+    wait_until(lambda: attempt_states(site.client, job_id)[0] != "running", what="the attempt's end", poll_s=POLL_S)
+    return job_id
+
+
+def test_a_preempted_job_runs_again(site: Site) -> None:
+    job_id = preempted(site)
+    wait_for_start(site.misbehave, 2, timeout_s=ENDS_S)
+    open_gate(site.misbehave)
+    assert ends(site, job_id)["state"] == "succeeded"
+    attempts = get(site.client, f"/jobs/{job_id}/attempts")
+    assert [attempt["state"] for attempt in attempts] == ["lost", "succeeded"]
+    assert attempts[0]["error"]["code"] == "worker_lost"
+    assert "preemption" in attempts[0]["error"]["detail"]
+
+
+@takes_long
+def test_control_of_preemption(site: Site) -> None:
+    assert ends(site, preempted(site, sabotage="settling"))["error"]["code"] == "crashed"
+
+
+def forgetful_sbatch(folder: Path) -> str:
+    """Return a folder with an sbatch that submits, and does not answer the first time."""
+    folder.mkdir()
+    script = folder / "sbatch"
+    script.write_text(
+        f'#!/bin/bash\nPATH="${{PATH#*:}}"\nsbatch "$@" > {folder}/answer || exit\n'
+        f"mkdir {folder}/once 2> /dev/null && exec sleep 60\ncat {folder}/answer\n"
+    )
+    script.chmod(0o755)
+    return str(folder)
+
+
+def submissions(site: Site, **environment: str) -> list[str]:
+    """The allocations that a job gets whose first submission was not answered."""
+    site.service.environment.update(environment)
+    site.start_worker(path=forgetful_sbatch(site.folder / "bin"), command_timeout_s=3)
+    job_id = submit(site.client, plain_job("counted"))
+    assert ends(site, job_id)["state"] == "succeeded"
+    name = f"flopwatch-{job_id}-1"
+    return site.cluster.run("squeue", "-h", "-o", "%i", "--states=all", f"--name={name}").split()
+
+
+def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
+    assert len(submissions(site)) == 1
+
+
+@takes_long
+def test_control_of_lost_answers(site: Site) -> None:
+    assert len(submissions(site, **plain_kind("found_allocations"))) == 2
+
+
+def agents_of(site: Site) -> list[psutil.Process]:
+    """The agents in allocations."""
+    found = []
+    for pid in site.cluster.processes_of_jobs():
+        try:
+            process = psutil.Process(pid)
+            if "one-job" in process.cmdline():
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def outlived(site: Site, *, sabotage: str = "") -> tuple[dict[str, Any], int]:
+    """Kill the slurmd of a job, and stop the job's agent until another node has run the job; then let it go on.
+
+    Returns the job, and how often it has ended.
+    """
+    site.start_worker(sabotage=sabotage)
+    job_id = submit(site.client, plain_job("gated"))
+    (child,) = wait_for_start(site.misbehave)
+    (agent,) = agents_of(site)
+    node = site.cluster.run("squeue", "-h", "-o", "%N").strip()
+    site.cluster.kill(node)
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        (second,) = wait_for_start(site.misbehave, 2, timeout_s=ENDS_S)
+        open_gate(site.misbehave, second)
+        job = ends(site, job_id)
+        open_gate(site.misbehave, child)
+        agent.send_signal(signal.SIGCONT)
+        wait_until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE, what="the zombie's end")
+    finally:
+        site.cluster.start_node(node)
+    site.cluster.wait_until_idle()
+    events = get(site.client, f"/jobs/{job_id}/events")
+    return job, sum(event["type"] == "done" for event in events)
+
+
+def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
+    job, ended = outlived(site)
+    assert (job["state"], ended) == ("succeeded", 1)
+    assert attempt_states(site.client, job["id"]) == ["lost", "succeeded"]
+
+
+@takes_long
+def test_control_of_the_fence(site: Site) -> None:
+    job, ended = outlived(site, sabotage="fence")
+    assert ended > 1, job
+
+
+def test_a_killed_controller_costs_no_job(site: Site) -> None:
+    site.start_worker()
+    job_id = submit(site.client, plain_job("gated"))
+    wait_for_start(site.misbehave)
+    site.cluster.kill("slurmctld")
+    second = submit(site.client, plain_job("counted"))
+    open_gate(site.misbehave)
+    assert ends(site, job_id)["state"] == "succeeded"
+    site.cluster.start_controller()
+    assert ends(site, second)["state"] == "succeeded"
+    assert attempt_states(site.client, job_id) == attempt_states(site.client, second) == ["succeeded"]
+    assert len(started(site.misbehave)) == 1
+
+
+def on_two_nodes(site: Site, spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A job of two ranks on two nodes, and its table of ranks."""
+    site.start_worker()
+    job_id = submit(site.client, {"spec": {**spec, "nodes": 2, "world_size": 2, "backend": "gloo"}})
+    job = ends(site, job_id)
+    assert job["state"] == "succeeded", job["error"]
+    assert [node["host"]["hostname"] for node in job["environment"]["other_nodes"]] == [
+        job["environment"]["host"]["hostname"]
+    ]
+    return job, site.client.get(f"/jobs/{job_id}/tables/ranks").json()["rows"]
+
+
+def test_a_collective_on_two_nodes(site: Site) -> None:
+    cells = {"operations": ["all_reduce", "broadcast"], "size_mb": [0.01], "measure_steps": 3, "warmup_steps": 1}
+    _, ranks = on_two_nodes(site, {"kind": "collective", **cells})
+    assert [(row["operation"], row["rank"], row["node"]) for row in ranks] == [
+        (operation, rank, rank) for operation in cells["operations"] for rank in (0, 1)
+    ]
+
+
+def test_data_parallel_training_on_two_nodes(site: Site) -> None:
+    model = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    steps = {"batch_size": 1, "context_length": 8, "measure_steps": 2, "warmup_steps": 1}
+    job, ranks = on_two_nodes(site, {"kind": "ddp", "model": model, "strategy": "bucketed", **steps})
+    assert [(row["rank"], row["node"]) for row in ranks] == [(0, 0), (1, 1)]
+    rows = site.client.get(f"/jobs/{job['id']}/measurements").json()["rows"]
+    (error,) = [row for row in rows if row["metric"] == "gradient_error"]
+    assert error["outcome"] == "ok", error
+    assert (error["nodes"], error["world_size"]) == (2, 2)
+
+
+@takes_long
+def test_a_lost_node_of_two_is_a_lost_worker(site: Site) -> None:
+    """The job is given up at once, and runs again."""
+    site.start_worker()
+    spec = {"kind": "collective", "operations": ["all_reduce"], "size_mb": [0.01], "measure_steps": 10_000}
+    job_id = submit(site.client, {"spec": {**spec, "nodes": 2, "world_size": 2}, "max_attempts": 1})
+    wait_until(
+        lambda: "measuring" in get(site.client, f"/jobs/{job_id}")["progress"]["message"],
+        timeout_s=ENDS_S,
+        what="the measuring",
+    )
+    (second,) = [agent for agent in agents_of(site) if agent.environ()["SLURM_PROCID"] == "1"]
+    second.kill()
+    job = ends(site, job_id)
+    assert job["error"]["code"] == "worker_lost", job["error"]

@@ -1,0 +1,278 @@
+"""What every worker does, wherever its jobs run: it registers, renews its claims, passes on cancels and drains."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import random
+import secrets
+import select
+import signal
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container
+from typing import Any, Generic, Protocol, TypeVar
+
+from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
+from app.logs import about
+from app.settings import Settings
+from app.states import LivingState, WorkerState
+from app.store.database.engine import Database
+from app.store.database.locking import patience
+from app.store.queue.lease import Watcher
+from app.store.queue.registration import Registration
+from app.store.queue.transitions import Queue
+from app.store.records import Claim
+from workers.agent.job_run import RETRY_S
+from workers.outcome import Abandoned, Cancelled, GivenBack
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05
+"""Seconds between two checks of an idle worker for new jobs; a check costs microseconds."""
+MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
+"""Seconds for which a worker claims nothing after it could not start a job, doubled each time until a job has run. So
+a worker without threads or descriptors does not use up the attempts of the whole queue.
+"""
+
+
+class Stop(Protocol):
+    """Takes the reason why a job must end before its time."""
+
+    def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:
+        """Ask the job to end. Any thread may call this, again and again."""
+
+
+class Run(Protocol):
+    """A claimed job, as the worker sees it."""
+
+    @property
+    def claim(self) -> Claim: ...
+    @property
+    def stop(self) -> Stop: ...
+    @property
+    def ended(self) -> bool:
+        """True if nothing is left to do: the outcome is recorded, or must not be."""
+
+    @property
+    def host_unfit(self) -> bool:
+        """True if the job went back to the queue because it could not run here now."""
+
+    def join(self) -> None:
+        """Wait for the end and free the remaining resources."""
+
+
+RunT = TypeVar("RunT", bound=Run)
+
+
+class Serving(ABC, Generic[RunT]):
+    """A worker without a place where jobs run. `serve_until_drained` returns when `drain` was called and no job runs.
+
+    Args:
+        settings: Its settings.
+        database: The store's database; the worker does not close it.
+        clock: Returns the time in seconds, from any beginning.
+    """
+
+    def __init__(self, settings: Settings, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._settings = settings
+        self._database = database
+        self._queue = Queue(database)
+        self._registration = Registration(database)
+        self._watch = database.watch()
+        self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
+        self._clock = clock
+        self.runs: dict[int, RunT] = {}
+        """The running jobs, by the ids of their attempts: a job whose lease was lost, or that was retried, may be
+        claimed again before the run of its earlier attempt has ended.
+        """
+        self._next_beat = self._next_poll = self._claim_after = 0.0
+        self._backoff_s = MIN_BACKOFF_S
+        self._grace_s = settings.grace_s
+        self._drains = 0
+        self._drain_until: float | None = None
+        self._wake, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @abstractmethod
+    def register(self) -> None:
+        """Tell the store what this worker is and has."""
+
+    @abstractmethod
+    def _claim_jobs(self) -> None:
+        """Claim and start the jobs that can start now."""
+
+    @abstractmethod
+    def _note_change(self) -> None:
+        """Take note that something was committed: a claim that was refused may succeed now."""
+
+    def _readings(self) -> dict[str, Any] | None:
+        """Return what the worker's devices do now; None if nobody wants to know."""
+
+    def _tend(self) -> None:
+        """Do what is due at every tick, whether the store can be written or not."""
+
+    def _after(self, run: RunT) -> None:
+        """Take note that a run has ended and was joined."""
+
+    def _serve_until_signal(self) -> None:
+        """Serve until SIGTERM or SIGINT; then give back what still runs after the grace."""
+        error: str | None = "the worker ended by an error"
+        try:
+            self.serve_until_drained()
+            error = None
+        finally:
+            self._end(error)
+
+    def _end(self, error: str | None) -> None:
+        self.give_back_all(error)
+        signal.set_wakeup_fd(-1)
+        self.close()
+        self.announce("stopped")
+        logger.info("worker %s stopped", self.id)
+
+    def _take_signals(self) -> None:
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: self.drain())
+
+    def close(self) -> None:
+        """Free everything that the worker has opened."""
+        self._watch.close()
+        os.close(self._wake)
+        os.close(self._wake_in)
+
+    def serve_until_drained(self) -> None:
+        """Serve the queue until `drain` was called and no job runs any more."""
+        while True:
+            pause_s = TICK_S
+            try:
+                if self._drained():
+                    return
+                self._tend()
+                left_s = math.inf if self._drain_until is None else self._drain_until - self._clock()
+                # After the grace, too, leases are renewed: runs may still be storing their results.
+                with patience(max(left_s, RETRY_S)):
+                    self.serve_queue()
+            except STORE_UNAVAILABLE as error:
+                logger.warning("the store cannot be written now, trying again: %s", error)
+                if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
+                    pause_s = RETRY_S * random.uniform(0.5, 1.5)  # agents of many hosts do not come back at once
+            except Exception:
+                # No error here may harm the running jobs.
+                logger.exception("the queue cannot be served now, trying again")
+                pause_s = RETRY_S
+            if select.select([self._wake], [], [], pause_s)[0]:
+                os.read(self._wake, 4096)
+
+    def serve_queue(self) -> None:
+        """Do what is due now: renew, take note of ended jobs and of cancels, claim jobs and start them."""
+        now = self._clock()
+        if now >= self._next_beat:
+            self._beat()
+            self._next_beat = now + self._watcher.lease_s / 3
+        if now >= self._next_poll:
+            self._watcher.poll()
+            self._next_poll = now + self._watcher.lease_s / 4
+        self.join_ended()
+        if self._watch.changed():
+            self._note_change()
+            self._pass_on_cancels()
+        if self._drain_until is None and now >= self._claim_after:
+            self._claim_jobs()
+
+    @property
+    def _state(self) -> LivingState:
+        return "active" if self._drain_until is None else "draining"
+
+    def _beat(self) -> None:
+        claims = [run.claim for run in self.runs.values()]
+        try:
+            renewal = self._queue.renew(claims, (self.id, self._state), self._readings())
+        except STORE_UNAVAILABLE:
+            self._watcher.skip()  # others could not renew their claims either
+            raise
+        if not renewal.knows_worker:
+            self.register()
+        for attempt_id in renewal.lost:
+            self.runs[attempt_id].stop.set(Abandoned())
+        self._cancel(renewal.cancel_requested)
+
+    def _pass_on_cancels(self) -> None:
+        if self.runs:
+            self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self.runs.values()]))
+
+    def _cancel(self, job_ids: Container[int]) -> None:
+        for run in self.runs.values():
+            if run.claim.job_id in job_ids:
+                run.stop.set(Cancelled())
+
+    def join_ended(self) -> None:
+        """Free what ended jobs have left, and pause claims if one could not run here."""
+        for attempt_id, run in list(self.runs.items()):
+            if run.ended:
+                run.join()
+                del self.runs[attempt_id]
+                self._after(run)
+                if run.host_unfit:
+                    with about(run.claim.job_id, run.claim.attempt):
+                        logger.warning("the job cannot run here now; the next claim waits %g s", self._backoff_s)
+                    self._pause_claims()
+                else:
+                    self._backoff_s = MIN_BACKOFF_S
+
+    def _pause_claims(self) -> None:
+        self._claim_after = self._clock() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: the worker wakes up anyhow
+            os.write(self._wake_in, b"e")
+
+    def drain(self) -> None:
+        """Claim no more jobs, and end when the present ones have ended or their grace is over; a second call ends the
+        grace."""
+        self._drains += 1
+
+    def _drained(self) -> bool:
+        """Return True if a signal asked for the end and nothing runs any more. Gives jobs back after the grace."""
+        if self._drains == 0:
+            return False
+        if self._drain_until is None:
+            logger.info(
+                "draining: %s running; what is not done within %g s goes back to the queue (a second signal: at once)",
+                len(self.runs),
+                self._grace_s,
+            )
+            self._drain_until = self._clock() + self._grace_s
+            self.announce("draining")
+        if self._drains > 1:
+            self._drain_until = -math.inf
+        if self._clock() >= self._drain_until:
+            for run in self.runs.values():
+                run.stop.set(self._given_back())
+        self.join_ended()
+        return not self.runs
+
+    def _given_back(self) -> GivenBack:
+        """Return how jobs end that run when the worker must end."""
+        return GivenBack()
+
+    def announce(self, state: WorkerState) -> None:
+        """Record the worker's state in the store. An unwritable store does not keep the worker from ending."""
+        try:
+            with patience(RETRY_S):
+                self._registration.set_worker_state(self.id, state)
+        except FlopwatchError as error:
+            logger.warning("the store does not know yet that this worker is %s: %s", state, error)
+
+    def give_back_all(self, error: str | None) -> None:
+        """Give all jobs back when the worker ends: others can run them. After an `error` of ours the attempts count."""
+        for run in self.runs.values():
+            run.stop.set(GivenBack(error) if error is not None else self._given_back())
+        for run in self.runs.values():
+            run.join()
+        self.runs.clear()

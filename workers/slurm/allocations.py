@@ -1,0 +1,337 @@
+"""The allocations of claimed jobs: submits them, watches them, and ends those that nobody needs. One thread does it.
+
+A claim is this worker's until the agent in the allocation takes it over, which changes its token. Until then the worker
+renews it and watches the allocation; every write of ours about the claim is fenced, so when the agent was faster,
+nothing happens. What Slurm says decides only about allocations whose claim is still ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.errors import STORE_UNAVAILABLE, LeaseLost, job_problem
+from app.specs import SpecBase
+from app.store.database.locking import patience
+from app.store.queue.transitions import Queue
+from app.store.records import Claim, Finish, NewEvent
+from workers.jobs._base import parse_spec
+from workers.outcome import Abandoned, Cancelled, GivenBack, RunnerError, describe_error
+from workers.slurm.client import PREFIX, CommandFailed, Listed, NoAnswer, SlurmClient
+from workers.slurm.handover import HandOverFolder, mark_of
+from workers.slurm.settings import SlurmSettings
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_BYTES = 2000
+"""Bytes of an allocation's output that go into the error of a job that never began."""
+WRITE_S = 5.0
+"""Seconds for which a write about a job waits for the store, before the next turn tries again."""
+
+
+@dataclass
+class Allocation:
+    """A claimed job on its way into an allocation; for the worker, one of its runs."""
+
+    claim: Claim
+    wake: Callable[[], None]
+    reason: Cancelled | GivenBack | Abandoned | None = None
+    """Why it must end before its agent takes it over."""
+    host_unfit: bool = False
+    """True if sbatch refused it."""
+    done: threading.Event = field(default_factory=threading.Event)
+    submitted: bool = False
+    """True once sbatch was tried."""
+    slurm_id: str | None = None
+    refusal: str | None = None
+    """What sbatch said when it failed."""
+    unanswered: bool = False
+    """True if it failed for want of an answer: then Slurm may have the allocation."""
+    told: str = ""
+    """What the job's progress says of it."""
+
+    @property
+    def mark(self) -> str:
+        return mark_of(self.claim.token)
+
+    @property
+    def name(self) -> str:
+        """The allocation's name in Slurm."""
+        return f"{PREFIX}{self.claim.job_id}-{self.claim.attempt}"
+
+    @property
+    def stop(self) -> Allocation:
+        return self
+
+    @property
+    def ended(self) -> bool:
+        return self.done.is_set()
+
+    def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:
+        """Ask it to end; a lost claim outranks the other reasons."""
+        if self.reason is None or isinstance(reason, Abandoned):
+            self.reason = reason
+            self.wake()
+
+    def join(self) -> None:
+        self.done.wait()
+
+
+class Allocations(threading.Thread):
+    """Watches allocations, from `start` to `close`."""
+
+    def __init__(
+        self,
+        settings: SlurmSettings,
+        folder: HandOverFolder,
+        queue: Queue,
+        *,
+        client: SlurmClient,
+        on_end: Callable[[], None],
+    ) -> None:
+        super().__init__(name="slurm")
+        self._settings = settings
+        self._folder = folder
+        self._queue = queue
+        self._client = client
+        self._on_end = on_end
+        self._guard = threading.Lock()
+        self._own: dict[str, Allocation] = {}
+        """By mark: those whose claims are ours."""
+        self._active: set[str] = set()
+        """Marks of the allocations that Slurm had not ended at the last look."""
+        self._unwanted: set[str] = set()
+        """Ids of allocations that are to be cancelled."""
+        self._wanted = threading.Event()
+        self._closing = False
+        self.answers = False
+        """True if Slurm answered the last question."""
+
+    def room(self) -> int:
+        """Return how many more allocations there may be."""
+        with self._guard:
+            return self._settings.max_jobs - len(self._active | self._own.keys())
+
+    def add(self, claim: Claim) -> Allocation:
+        """Take a claim; its allocation is submitted soon."""
+        allocation = Allocation(claim, self._wanted.set)
+        with self._guard:
+            self._own[allocation.mark] = allocation
+        self._wanted.set()
+        return allocation
+
+    def close(self) -> None:
+        """End, once all claims have ended."""
+        self._closing = True
+        self._wanted.set()
+        self.join()
+
+    def run(self) -> None:
+        closing = False
+        while not closing or self._own:
+            closing = self._closing
+            self._wanted.clear()
+            try:
+                with patience(WRITE_S):
+                    self._turn()
+            except STORE_UNAVAILABLE as error:
+                logger.warning("the store cannot be written now, trying again: %s", error)
+            except Exception:  # an error here must not end the watching
+                logger.exception("the allocations cannot be looked after now, trying again")
+            if not closing:
+                self._wanted.wait(self._settings.poll_s)
+
+    def _turn(self) -> None:
+        """Submit what is new, look at all allocations in one question, judge them, and cancel what is not needed."""
+        with self._guard:
+            own = list(self._own.values())
+        for allocation in own:
+            if not allocation.submitted and allocation.reason is None and not self._submit(allocation):
+                break  # the look tells whether others would fare better
+        # Claims that end from here on are judged by the next look: one that was just taken over may look pending.
+        ours_before = {allocation.mark for allocation in own if not allocation.ended}
+        try:
+            answer = self._client.allocations()
+        except CommandFailed as error:
+            logger.warning("Slurm does not answer now, trying again: %s", error)
+            self._without_slurm(own)
+            return
+        self.answers = True
+        # Of two with one mark, since the answer to the first sbatch came too late, the one counts that goes on.
+        listed = {one.comment: one for one in sorted(answer, key=lambda one: not one.is_final)}
+        with self._guard:
+            self._active = {mark for mark, one in listed.items() if not one.is_final}
+        for allocation in own:
+            if not allocation.ended:
+                self._judge(allocation, listed.get(allocation.mark))
+        for mark, one in listed.items():
+            # Its claim is no longer ours, and it cannot have been taken over: the worker that submitted it has died, or
+            # has lost the claim.
+            if one.is_pending and mark not in ours_before and self._folder.is_waiting(mark):
+                self._unwanted.add(one.id)
+        self._cancel(listed)
+        self._folder.tidy({*self._active, *self._marks()})
+
+    def _without_slurm(self, own: Sequence[Allocation]) -> None:
+        """Do what can be done while Slurm does not answer: end the claims that must end. The fence keeps their
+        allocations from beginning."""
+        self.answers = False
+        for allocation in own:
+            if allocation.reason is not None and not allocation.ended:
+                self._judge(allocation, None)
+            elif allocation.refusal is not None:
+                allocation.unanswered = True
+
+    def _marks(self) -> set[str]:
+        with self._guard:
+            return {*self._own}
+
+    def _cancel(self, listed: Mapping[str, Listed]) -> None:
+        ended = {one.id for one in listed.values() if one.is_final}
+        self._unwanted -= ended
+        if self._unwanted:
+            try:
+                self._client.cancel(self._unwanted)
+            except CommandFailed as error:
+                logger.info("some allocations could not be cancelled, maybe since they have ended: %s", error)
+            # Those that still run are not needed either: the fence has ended their claims, and they see it.
+            self._unwanted &= {one.id for one in listed.values()} - ended
+
+    def _submit(self, allocation: Allocation) -> bool:
+        """Submit an allocation; returns False if sbatch failed. Then the look tells whether Slurm has it all the
+        same."""
+        try:
+            spec = parse_spec(allocation.claim.spec)
+            file = self._folder.write(allocation.claim, spec.resources().nodes)
+            allocation.submitted = True
+            arguments = self._arguments(allocation, spec)
+            allocation.slurm_id = self._client.submit(arguments, script(self._settings, file, spec.resources().nodes))
+            logger.info("job %s: submitted as %s", allocation.claim.job_id, allocation.slurm_id)
+        except CommandFailed as error:
+            logger.warning("job %s: %s", allocation.claim.job_id, error)
+            allocation.refusal, allocation.unanswered = str(error), isinstance(error, NoAnswer)
+            return False
+        except RunnerError as error:
+            self._finish(allocation, error.code, str(error))
+        except OSError as error:  # a full disk, or a folder that is gone
+            allocation.host_unfit = True
+            reason = describe_error(error)
+            self._end(allocation, lambda: self._queue.give_up(allocation.claim, reason))
+        return True
+
+    def _arguments(self, allocation: Allocation, spec: SpecBase) -> list[str]:
+        """Return sbatch's arguments."""
+        settings, claim, resources = self._settings, allocation.claim, spec.resources()
+        chosen = {"partition": settings.partition, "account": settings.account, "constraint": settings.constraint}
+        if claim.timeout_s is not None:
+            chosen["time"] = str(math.ceil((claim.timeout_s + settings.start_s) / 60))
+        with_gpus = settings.gpus_per_node > 0 and resources.device_type in ("cuda", "auto")
+        if with_gpus:
+            chosen["gres"] = ":".join(["gpu", *filter(None, [settings.gpu_type]), str(resources.devices)])
+        alone = resources.exclusive_host or (not with_gpus and resources.device_type != "none")
+        return [
+            f"--job-name={allocation.name}",
+            f"--comment={allocation.mark}",
+            "--no-requeue",
+            f"--nodes={resources.nodes}",
+            "--ntasks-per-node=1",
+            f"--chdir={self._folder.path}",
+            f"--output={self._folder.output_of(allocation.mark)}",
+            *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
+            *(["--exclusive"] if alone else []),
+            *settings.extra_arguments,
+        ]
+
+    def _judge(self, allocation: Allocation, listed: Listed | None) -> None:
+        """Decide what becomes of a claim that was ours a moment ago."""
+        if listed is not None and (allocation.refusal is None or not listed.is_final):
+            # Also if sbatch's answer was lost.
+            allocation.slurm_id, allocation.refusal, allocation.unanswered = listed.id, None, False
+        match allocation.reason:
+            case Abandoned():
+                self._drop(allocation)
+            case Cancelled():
+                self._end(allocation, lambda: self._queue.finish(allocation.claim, Finish("cancelled")))
+            case GivenBack(error=None):
+                self._end(allocation, lambda: self._queue.give_back(allocation.claim))
+            case GivenBack(error=str(error)):
+                self._end(allocation, lambda: self._queue.give_up(allocation.claim, error))
+            case None if allocation.unanswered:
+                allocation.submitted, allocation.refusal, allocation.unanswered = False, None, False
+                self._wanted.set()
+            case None if allocation.slurm_id is None and allocation.refusal is not None:
+                self._refused(allocation, allocation.refusal)
+            case None if allocation.submitted and (listed is None or listed.is_final):
+                self._never_began(allocation, listed)
+            case None if listed is not None:
+                self._tell(allocation, listed)
+
+    def _refused(self, allocation: Allocation, words: str) -> None:
+        """Give a job up that Slurm has not taken, although it answers. The attempt counts, and claims pause."""
+        allocation.host_unfit = True
+        self._end(allocation, lambda: self._queue.give_up(allocation.claim, words))
+
+    def _never_began(self, allocation: Allocation, listed: Listed | None) -> None:
+        """End a claim whose allocation has ended before its agent took it over."""
+        state = "it is gone from Slurm's queue" if listed is None else f"its state is {listed.state}"
+        words = self._folder.last_words(allocation.mark, LAST_WORDS_BYTES)
+        detail = f"Slurm job {allocation.slurm_id} ended before it began with the job: {state}"
+        detail += f"; its last words: {words}" if words else ", and it said nothing"
+        logger.warning("job %s: %s", allocation.claim.job_id, detail)
+        if listed is not None and listed.state in ("COMPLETED", "FAILED"):
+            # Its script has ended by itself: it would do so again.
+            self._finish(allocation, "invalid_environment", detail)
+        else:
+            self._end(allocation, lambda: self._queue.give_up(allocation.claim, detail))
+
+    def _tell(self, allocation: Allocation, listed: Listed) -> None:
+        """Let the job's progress say what its allocation waits for."""
+        state = f"is pending: {listed.reason}" if listed.is_pending else "starts"
+        told = f"Slurm job {listed.id} {state}"
+        if told == allocation.told:
+            return
+        allocation.told = told
+        try:
+            self._queue.report(allocation.claim, [NewEvent("progress", {"done": 0, "total": 0, "message": told})])
+        except LeaseLost:
+            self._drop(allocation)
+
+    def _finish(self, allocation: Allocation, code: str, detail: str) -> None:
+        finish = Finish("failed", job_problem(code, detail))
+        self._end(allocation, lambda: self._queue.finish(allocation.claim, finish))
+
+    def _end(self, allocation: Allocation, write: Callable[[], object]) -> None:
+        """End a claim, and its allocation with it: once the write has passed the fence, its agent cannot take over."""
+        try:
+            write()
+        except LeaseLost:
+            logger.info("job %s: its agent has taken it over, or its claim was lost", allocation.claim.job_id)
+        else:
+            if allocation.slurm_id is not None:
+                self._unwanted.add(allocation.slurm_id)
+        self._drop(allocation)
+
+    def _drop(self, allocation: Allocation) -> None:
+        with self._guard:
+            self._own.pop(allocation.mark, None)
+            if allocation.slurm_id is not None:
+                self._active.add(allocation.mark)  # until a look says otherwise
+        allocation.done.set()
+        self._on_end()
+
+
+def script(settings: SlurmSettings, file: Path, nodes: int) -> str:
+    """Return the batch script: one agent, or with several nodes one on each of them."""
+    agent = shlex.join([*settings.container, *settings.command, "worker", "--one-job", str(file)])
+    on_node = f"{settings.setup}\nexec {agent}\n"
+    if nodes == 1:
+        return f"#!/bin/bash\n{on_node}"
+    # When the first agent has ended, srun ends the others.
+    run = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none", "--wait=1"]
+    run += ["bash", "-c", on_node]
+    return f"#!/bin/bash\nexec {shlex.join(run)}\n"

@@ -1,0 +1,153 @@
+"""The agent of one job, in its allocation: it takes the claim over, runs the job like any agent, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+from app.errors import STORE_UNAVAILABLE, CannotRunHere, LeaseLost, job_problem
+from app.settings import Settings
+from app.states import LivingState
+from app.store.database.engine import Database, open_database
+from app.store.queue.lease import with_agreed_lease
+from app.store.records import Claim, Finish, HandedOver
+from workers.agent.agent import MAX_CONNECTIONS, Agent
+from workers.agent.job_run import RETRY_S
+from workers.devices.locks import HeldDevices
+from workers.jobs._ranks import VARIABLE
+from workers.outcome import GivenBack
+from workers.slurm import handover, node
+from workers.slurm.node import DEVICES_S, LOOK_S
+
+logger = logging.getLogger(__name__)
+
+ENDED = "Slurm ended its allocation: by preemption, its time limit, or scancel"
+
+
+class OneJobAgent(Agent):
+    """The agent of the job in a hand-over file. It takes no other, so for the queue it is draining from the start."""
+
+    _settle_s = 2.0
+
+    def __init__(
+        self, settings: Settings, database: Database, file: Path, handed: HandedOver, variables: dict[str, str]
+    ) -> None:
+        super().__init__(settings, database)
+        self._file = file
+        self._variables = variables
+        self._handed = handed
+        self._node = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
+        self._has_begun = False
+        self._taken: Path | None = None
+        """The hand-over file, once the claim was taken over."""
+        self._grace_s = 0.0  # a scheduler that sends SIGTERM kills soon
+
+    def run(self) -> None:
+        """Run the job to its end, or until a signal. Raises LeaseLost if this allocation is not needed."""
+        self._take_signals()
+        self._launcher.end_leftovers()
+        self._launcher.start_warm()  # who imports meanwhile need not be waited for: the job's time begins afterwards
+        self._scratch.remove_those_of_dead_agents()
+        free = self._wait_for_devices()
+        try:
+            claim = self._take_over()
+        except BaseException:
+            free.release()
+            self.close()
+            raise
+        self.register()
+        self._loads.start()
+        self._begin(claim, free)
+        self._serve_until_signal()
+
+    def close(self) -> None:
+        super().close()
+        if self._taken is not None:
+            self._taken.unlink(missing_ok=True)
+
+    @property
+    def _state(self) -> LivingState:
+        return "draining"
+
+    def _wait_for_devices(self) -> HeldDevices:
+        """Lock the devices; without some of them after a while, or after a signal."""
+        give_up_at = self._clock() + DEVICES_S
+        while True:
+            free = self._locks.take_free()
+            if free.descriptors and len(free.gpus) == len(self._host.gpus) and (free.alone or self._host.gpus):
+                return free
+            if self._drains or self._clock() >= give_up_at:
+                return free
+            free.release()
+            time.sleep(LOOK_S)
+
+    def _take_over(self) -> Claim:
+        new_token = secrets.token_hex(16)
+        give_up_at = self._clock() + self._settings.lease_s
+        while True:
+            try:
+                claim = self._queue.take_over(self._handed, new_token, self.id)
+            except STORE_UNAVAILABLE:
+                if self._clock() >= give_up_at:
+                    raise
+                time.sleep(RETRY_S)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self._taken = self._file.rename(handover.taken(self._file))
+                return claim
+
+    def _begin(self, claim: Claim, free: HeldDevices) -> None:
+        self._has_begun = True
+        on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
+        if claim.device_type == "cuda" and len(self._host.gpus) < claim.devices:
+            free.release()
+            lacking = f"the job needs {claim.devices} GPUs, and its process on {self._node} sees {len(self._host.gpus)}"
+            self._queue.finish(claim, Finish("failed", job_problem("invalid_environment", lacking)))
+        elif claim.device_type != "none" and (
+            not free.descriptors
+            or (not free.alone and (on_cpu or claim.exclusive_host))
+            or (not on_cpu and len(free.gpus) < claim.devices)
+        ):
+            free.release()
+            self._queue.give_up(claim, f"another Flopwatch held the devices of {self._node} for {DEVICES_S:g} s")
+        else:
+            self._start(claim, free)
+
+    def _units_environment(self) -> dict[str, str]:
+        return self._variables
+
+    def _claim_jobs(self) -> None:
+        """Claim nothing: there is one job."""
+
+    def _drained(self) -> bool:
+        return super()._drained() or (self._has_begun and not self.runs)
+
+    def _given_back(self) -> GivenBack:
+        # The attempt counts: a job that outlasts every allocation must end some time.
+        return GivenBack(ENDED)
+
+
+def serve(settings: Settings, file: Path) -> None:
+    """Open the database, and run the job in a hand-over file.
+
+    Raises:
+        CannotRunHere: the file, this host or the database cannot be used, or the job was given to somebody else.
+    """
+    handed, nodes = handover.read(file)
+    index = int(os.environ.get("SLURM_PROCID", 0)) if nodes > 1 else 0
+    if index > 0:
+        node.serve(settings, handed, nodes, index)
+        return
+    variables = {VARIABLE: node.nodes_of(handed, nodes).to_json()} if nodes > 1 else {}
+    database = open_database(settings, connections=MAX_CONNECTIONS)
+    try:
+        OneJobAgent(with_agreed_lease(database, settings), database, file, handed, variables).run()
+    except LeaseLost as error:
+        file.unlink(missing_ok=True)
+        raise CannotRunHere(f"{error.detail} This allocation is not needed.") from error
+    finally:
+        database.close()
