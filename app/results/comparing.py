@@ -123,7 +123,7 @@ class Comparison:
         return [
             side
             for place, side in enumerate(findings.SIDES)
-            if any(row.judged.cells[place].outcome == "wrong" for row in self.rows)
+            if any(row.judged.verdicts[place] == "wrong" for row in self.rows)
         ]
 
     def distributions(self) -> list[ComparedMetric]:
@@ -373,7 +373,11 @@ def _cell(case: CaseOfJob | None, metric: str) -> Cell:
 
 
 def _verdict(case: CaseOfJob | None) -> str | None:
-    return None if case is None else case.validity()
+    if case is None:
+        return None
+    if case.stopped is None and any(row.outcome == "wrong" for rows in case.processes.values() for row in rows):
+        return "wrong"
+    return case.validity()
 
 
 def _values(case: CaseOfJob | None, metric: str, cell: Cell) -> list[float]:

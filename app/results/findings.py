@@ -84,8 +84,8 @@ class Row:
 
     @property
     def is_wrong(self) -> bool:
-        """True if the candidate's result is not that of the reference."""
-        return self.cells[1].outcome == "wrong"
+        """True if the candidate's result is not that of the reference: then its errors are no better or worse."""
+        return self.verdicts[1] == "wrong"
 
     @property
     def is_up(self) -> bool:
@@ -385,7 +385,7 @@ def conclude(
 def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusion, str]:
     if obstacles:
         return "not_comparable", f"not comparable: {'; '.join(obstacles)}"
-    with_values = [row for row in rows if row.finding is not None]
+    with_values = [row for row in rows if row.finding is not None and not row.is_wrong]
     if not with_values:
         conclusion: Conclusion = "wrong" if any(row.is_wrong for row in rows) else "missing"
         return conclusion, f"{conclusion}: {_nothing_in_common(rows)}"
@@ -412,6 +412,8 @@ def _nothing_in_common(rows: Sequence[Row]) -> str:
         return "the sides have no case and metric in common"
     row = rows[0]
     without = {side: cell for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None}
+    if not without:
+        return f"the candidate's result is not that of the reference: {_where(row, rows)}"
     which = "either side" if len(without) == len(SIDES) else f"the side of the {next(iter(without))}"
     outcomes = dict.fromkeys(cell.outcome for cell in without.values() if cell.outcome not in (None, "ok"))
     why = f" ({', '.join(map(str, outcomes))})" if outcomes else ""

@@ -74,7 +74,7 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
             for unit, time in enumerate(STEADY):
                 is_wrong = length in wrong
                 rows += [
-                    measured("output_error", 0.5 if is_wrong else 0.001, unit_index=unit, **case),
+                    measured("output_error", 0.00101 if is_wrong else 0.001, unit_index=unit, **case),
                     *(
                         measured(
                             metric, None if is_wrong else time, "wrong" if is_wrong else "ok", unit_index=unit, **case
@@ -105,6 +105,9 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
     assert "wrong: " in ended(
         flopwatch("compare", right, all_wrong, "--fail-above", "10%", "--metric", "forward_ms"), 8
     )
+    for command in (("compare", right, all_wrong), ("check", all_wrong, "--baseline", "kernels")):
+        printed = ended(flopwatch(*command, "--fail-above", "10%", "--metric", "output_error"), 8)
+        assert "wrong: the candidate's result is not that of the reference: output_error" in printed, "errors are known"
     assert "are wrong" in ended(flopwatch("baseline", "set", "halves", all_wrong), 1)
     left_out = ended(flopwatch("baseline", "set", "halves", half_wrong))
     assert "1 of 2 cases wrong" in left_out
