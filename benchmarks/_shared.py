@@ -10,7 +10,7 @@ import platform
 import secrets
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 from sqlalchemy import URL, NullPool, create_engine, make_url
 
+from app.settings import Settings
 from app.store.database.sqlite import driver
 from tools.service import Service
 
@@ -47,16 +48,23 @@ def new_database(server: URL) -> Iterator[URL]:
 
 
 @contextmanager
-def started_service(postgresql: str | None = None) -> Iterator[Service]:
-    """Start a server in a temporary folder, or with a new database on the PostgreSQL server at this URL. At the end
-    its processes, the folder and the database are gone."""
+def started_service(
+    postgresql: str | None = None, folder: Path | None = None, before: Callable[[Settings], None] = lambda _: None
+) -> Iterator[Service]:
+    """Start a server in this folder or a temporary one, or with a new database on the PostgreSQL server at this URL. At
+    the end its processes, the temporary folder and the database are gone.
+
+    `before` is called with its settings before it starts.
+    """
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flopwatch-"))
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flopwatch-")))
         environment = {}
         if postgresql is not None:
             url = stack.enter_context(new_database(make_url(postgresql)))
             environment["FLOPWATCH_DATABASE_URL"] = url.render_as_string(hide_password=False)
-        service = stack.enter_context(Service(Path(folder), environment))
+        service = stack.enter_context(Service(folder, environment))
+        before(service.settings())
         service.start_server()
         yield service
 

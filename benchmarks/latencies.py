@@ -1,37 +1,41 @@
 """Latency of every page and of everything that can be read, with a full database.
 
-    python -m benchmarks.latencies [--only PATTERN] [--budget SECONDS]
+    python -m benchmarks.latencies [--only PATTERN] [--budget SECONDS] [--filled FOLDER]
                                    [--postgresql postgresql+psycopg://user@host/postgres]
 
 The database has 100 000 finished jobs, of which 1 in 20 has failed and has a label of its own, 5 000 queued ones, a
 sweep of 10 000 jobs, a job of 150 000 measurements, and jobs whose tables have 1 000, 10 000 and 100 000 numbers: more
-than a million measurements. It takes minutes to fill. Then one client with one connection sends requests to the server,
-without a worker: to every route that reads, with the ids of these jobs, and the requests of `REQUESTS` and `TABLES`.
-With --postgresql all of it is in a database that is made and dropped there.
+than a million measurements. It takes minutes to fill; with --filled it stays in that folder for the next time. Then one
+client with one connection sends requests to the server, without a worker: to every route that reads, with the ids of
+these jobs, and the requests of `REQUESTS` and `TABLES`. With --postgresql all rows are copied into a database that is
+made and dropped there, and each request is sent to a server of each engine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import typer
 from fastapi import FastAPI
-from sqlalchemy import insert, literal, make_url, select
+from sqlalchemy import insert, literal, select
 
 from app.errors import job_problem
 from app.main import ROUTERS, create_app
 from app.settings import Settings
 from app.store import tables
 from app.store.database.engine import Database, open_database
+from app.store.database.moving import copy_everything
 from app.store.queue.transitions import Queue
 from app.store.records import Finish
 from app.web import pages
@@ -48,12 +52,14 @@ from benchmarks._shared import (
     started_service,
 )
 from benchmarks.store import CELL_METRICS, OFFER, cells, spooled
-from tools.service import submit
+from tools.service import Service, submit
 
 METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "tflops", "mfu", "peak_memory_mib")
 NUMBERS = (1_000, 10_000, 100_000)
 BATCH = 1000
 """Jobs copied in one transaction."""
+BESIDE = ("p50, ms", "p99, ms", "CPU, ms", "status")
+"""The columns of a second engine."""
 
 
 @dataclass(frozen=True)
@@ -154,16 +160,8 @@ def fill(database: Database, client: httpx.Client, size: Size) -> dict[str, Any]
     copied += [ids["queued"]] * (size.queued - 1)
     for start in range(0, len(copied), BATCH):
         last = _copy(database, copied[start : start + BATCH], last + 1)
-    _settle(database, last)
+    database.checkpoint()
     return {**ids, "other": ids["queued"] + 2, "middle": (ids["queued"] + last) // 2}
-
-
-def _open_to_fill(settings: Settings) -> Database:
-    """Open the database; on PostgreSQL commits do not wait for the disk."""
-    if settings.database_url is None:
-        return open_database(settings)
-    url = make_url(settings.resolved_database_url).update_query_dict({"options": "-c synchronous_commit=off"})
-    return open_database(settings.model_copy(update={"database_url": url.render_as_string(hide_password=False)}))
 
 
 def _finish_next(
@@ -196,16 +194,6 @@ def _copy(database: Database, copied: Sequence[int], first: int) -> int:
                     rows = rows.where(table.c.job_id == source, tables.job.c.id.in_(ids))
                     connection.execute(insert(table).from_select(["job_id", *names], rows))
     return first + len(copied) - 1
-
-
-def _settle(database: Database, last_job: int) -> None:
-    """Do what the engine does in time by itself, and let the next job follow the copied ones."""
-    database.checkpoint()
-    if database.backend.engine.dialect.name == "postgresql":
-        with database.write() as connection:
-            connection.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('job', 'id'), {last_job})")
-        with contextlib.closing(database.backend.engine.raw_connection()) as pooled:
-            pooled.driver_connection.execute("VACUUM ANALYZE")  # type: ignore[union-attr]
 
 
 def measure(
@@ -249,20 +237,53 @@ def measure(
     }
 
 
-def measure_all(size: Size, rounds: int, budget_s: float, only: str, postgresql: str | None) -> Iterator[Row]:
+def measure_all(
+    size: Size, rounds: int, budget_s: float, only: str, filled: Path | None, postgresql: str | None
+) -> Iterator[Row]:
     """Fill a database, and measure every request that matches the pattern."""
-    with started_service(postgresql) as service, connected(service.url) as connection:
-        with contextlib.closing(_open_to_fill(service.settings())) as database:
-            ids = fill(database, service.client(), size)
+    with ExitStack() as stack:
+        service = stack.enter_context(started_service(folder=filled))
+        ids = _filled(service, size)
+        servers = [service]
+        if postgresql is not None:
+            source = service.settings()
+            servers.append(stack.enter_context(started_service(postgresql, before=lambda to: _copy_all(source, to))))
+        opened = [(stack.enter_context(connected(server.url)), server_of(server)) for server in servers]
         app = create_app(Settings(data_dir=service.folder / "unused"))
         for request in requests_of(app):
             if re.search(only, request):
-                yield measure(connection, server_of(service), request, ids, rounds, budget_s)
+                first, *others = [measure(*server, request, ids, rounds, budget_s) for server in opened]
+                beside = ({f"PostgreSQL {name}": row[name] for name in BESIDE} for row in others)
+                yield {**first, **next(beside, {})}
 
 
-def main(only: str = "", rounds: int = 100, budget: float = 2.0, postgresql: str | None = None) -> None:
+def _filled(service: Service, size: Size) -> dict[str, Any]:
+    """Fill the service's database, unless it is; returns the parameters of paths."""
+    kept = service.folder / "parameters.json"
+    if not kept.exists():
+        with closing(open_database(service.settings())) as database:
+            kept.write_text(json.dumps(fill(database, service.client(), size)))
+    parameters: dict[str, Any] = json.loads(kept.read_text())
+    return parameters
+
+
+def _copy_all(source: Settings, target: Settings) -> None:
+    """Copy all rows to PostgreSQL, and do there what its server does in time by itself."""
+    with closing(open_database(source)) as old, closing(open_database(target)) as new:
+        copy_everything(old, new)
+        with closing(new.backend.engine.raw_connection()) as pooled:
+            pooled.driver_connection.execute("VACUUM ANALYZE")  # type: ignore[union-attr]
+
+
+def main(
+    only: str = "",
+    rounds: int = 100,
+    budget: float = 2.0,
+    filled: Path | None = None,
+    postgresql: str | None = None,
+) -> None:
     """Measure the requests that match ONLY, each ROUNDS times or, if that takes longer, BUDGET seconds."""
-    print_table(f"{Size()}{on(postgresql)}", measure_all(Size(), rounds, budget, only, postgresql))
+    print_table(f"{Size()}{on(postgresql)}", measure_all(Size(), rounds, budget, only, filled, postgresql))
 
 
 if __name__ == "__main__":

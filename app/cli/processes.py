@@ -285,6 +285,8 @@ def move(
     if to.startswith(tuple(f"{scheme}://" for scheme in OBJECT_STORES)):
         _copy_files(settings, to)
         return
+    if settings.database_url == to:  # set already for server and workers; what moves is the folder's
+        settings = settings.model_copy(update={"database_url": None})
     try:
         with closing(open_existing(settings)) as source:
             if (url := address.read(settings.data_dir)) and not address.is_stale(settings.data_dir):

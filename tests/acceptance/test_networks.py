@@ -1,12 +1,12 @@
 """A server and two workers, each on a host with a network of its own, with PostgreSQL and an object store on two more.
-The cables of the store and of a worker are pulled while a sweep runs."""
+Cables are pulled while a sweep runs: of the store, a worker, and the database."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ pytestmark = pytest.mark.acceptance
 LEASE_S = 3.0
 REQUEST_S = 3
 """Seconds after which a request to a store that is gone fails; users' wait for ten times as long."""
-APART_S = 8.0
-"""How long a worker is cut off. Its connection to the database, silent for so long, is tried again after 4 s more."""
+BACK_S, CONTROL_S = 3.0, 20.0
+"""How long a worker without a database may try to upload a file: it must not; a control does."""
 FILE_MIB = 24
 """Uploaded in three parts."""
 AMID_UPLOAD = 6 << 20
@@ -138,8 +138,8 @@ def site(lab: Lab, tmp_path: Path, misbehave_folder: Path) -> Iterator[Site]:
 
 
 def sweep_with_pulled_cables(site: Site, *mechanisms: str) -> list[str]:
-    """Amid an upload pull the cables of the store and, for more than two leases, of the other worker; what is wrong
-    when the sweep has ended."""
+    """Amid an upload pull the cables of the store and, for two leases, of the other worker; when that is back, the
+    database's. What is wrong when the sweep has ended."""
     lab, service, folder = site.lab, site.service, site.folder
     far, near = lab.workers
     service.environment.update(plain_kind(*mechanisms))
@@ -162,9 +162,16 @@ def sweep_with_pulled_cables(site: Site, *mechanisms: str) -> list[str]:
     wait_until(lambda: attempt_states(client, lost)[0] == "lost", what="the other job's attempt to be lost")
     lab.store.plug()
     wait_for_start(folder, 3)  # the second worker has stored its file, and taken the lost job
-    wait_until(lambda: time.monotonic() - pulled_at > APART_S, what="two leases and more")
+    wait_until(lambda: time.monotonic() - pulled_at > 2 * LEASE_S, what="two leases")
+    # The other worker is back, and its unit ends, before it can hear that the job is no longer its own.
+    lab.database.pull()
     far.plug()
-    open_gate(folder, unit_of(folder, first.pid))  # it has not heard yet that the job is another's
+    arrived = lab.store.received_bytes()
+    open_gate(folder, unit_of(folder, first.pid))
+    with suppress(TimeoutError):
+        uploads_s = CONTROL_S if mechanisms else BACK_S
+        wait_until(lambda: lab.store.received_bytes() - arrived > FILE_MIB << 20, "a stray", uploads_s)
+    lab.database.plug()
     wait_for_start(folder, 4)  # it has, and has taken another job
     open_gate(folder)
     for job in jobs:

@@ -54,7 +54,7 @@ def table(
 ) -> Iterator[Callable[..., Table]]:
     """Run a script on the shared server. At the end no job is queued, so that no script's worker runs another's."""
     for module in (crowd, latencies, service):
-        monkeypatch.setattr(module, "started_service", lambda _postgresql: contextlib.nullcontext(running))
+        monkeypatch.setattr(module, "started_service", lambda *_, **_folder: contextlib.nullcontext(running))
 
     def run_script(script: Callable[..., None], **options: Any) -> Table:
         script(**options)
@@ -139,19 +139,33 @@ def test_crowd(table: Callable[..., Table]) -> None:
     assert min(int(beside[name]) for name in ("polls", "events", "jobs of the sweep that ended")) > 0
 
 
-def test_latencies_on_postgresql(
+def test_latencies_of_both_engines(
     postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The service has a database of its own there, which is dropped."""
-    monkeypatch.setattr(
-        _shared, "Service", lambda folder, settings: ForkedService(folder, {**environment(tmp_path), **settings})
-    )
+    """What is filled stays; the database on PostgreSQL is dropped."""
+
+    def forked(folder: Path, settings: dict[str, str]) -> ForkedService:
+        return ForkedService(folder, {**environment(tmp_path), **settings})
+
+    monkeypatch.setattr(_shared, "Service", forked)
     monkeypatch.setattr(latencies, "Size", lambda: SIZE)
     monkeypatch.setattr(latencies, "NUMBERS", (20,))
-    latencies.main("GET /jobs$|POST|team", rounds=2, postgresql=str(postgres.url("postgres")))
-    _headings, rows = parsed(capsys.readouterr().out)
-    assert {row[0] for row in rows} > {"`GET /jobs`", "`GET /jobs?label=team:some`", "`POST /sweeps/{sweep_id}/resume`"}
-    assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+    latencies.main("GET /jobs$", 2, filled=tmp_path / "filled")
+    capsys.readouterr()
+    (tmp_path / "filled" / "01-server.log").unlink()  # forks append to it
+    monkeypatch.setattr(latencies, "fill", lambda *_: pytest.fail("It is filled."))
+    url = postgres.url("postgres").render_as_string()
+    latencies.main("GET /jobs$|POST|team", 2, filled=tmp_path / "filled", postgresql=url)
+    headings, rows = parsed(capsys.readouterr().out)
+    assert [row[0] for row in rows] == [
+        "`GET /jobs`",
+        "`GET /jobs?label=team:some`",
+        "`POST /sweeps/{sweep_id}/resume`",
+    ]
+    for row in rows:
+        cells = dict(zip(headings, row, strict=True))
+        assert cells["status"] == cells["PostgreSQL status"]
+        assert 0 < float(cells["PostgreSQL p50, ms"]) <= float(cells["PostgreSQL p99, ms"])
     assert postgres.execute("SELECT datname FROM pg_database WHERE datname LIKE 'flopwatch_benchmark%'") == []
 
 

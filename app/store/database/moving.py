@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,21 +54,26 @@ def _copy(old: Connection, new: Connection, counts: Mapping[str, int], place: st
 
 def _batches(old: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows in the order of their keys; JSON as it is stored, also if it cannot be read."""
-    json = {column.name for column in table.c if isinstance(column.type, StoredJson)}
-    columns = [type_coerce(column, Text).label(column.name) if column.name in json else column for column in table.c]
+    kept_as_json = {column.name for column in table.c if isinstance(column.type, StoredJson)}
+    columns = [type_coerce(one, Text).label(one.name) if one.name in kept_as_json else one for one in table.c]
     rows: list[dict[str, Any]] = []
     size = 0
     query = select(*columns).order_by(*table.primary_key.columns)
     for row in old.execute(query, execution_options={"yield_per": 100}).mappings():
-        rows.append(
-            {f"of_{name}": without_nul(value) if value and name in json else value for name, value in row.items()}
-        )
+        rows.append({f"of_{name}": _text_of(value) if name in kept_as_json else value for name, value in row.items()})
         size += sum(len(value) for value in row.values() if isinstance(value, (bytes, str)))
         if len(rows) == ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
             yield rows
             rows, size = [], 0
     if rows:
         yield rows
+
+
+def _text_of(stored: Any) -> str | None:
+    """Return the JSON of a value as SQLite gives it back: a number is no text there."""
+    if stored is None:
+        return None
+    return without_nul(stored) if isinstance(stored, str) else json.dumps(stored)
 
 
 def _insertion(table: Table) -> Any:

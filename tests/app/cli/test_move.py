@@ -27,6 +27,7 @@ from app.store.files.objects import ObjectFiles
 from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.deleting import delete_job
+from app.store.queue.lease import with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.reading.measurements import JobChoice
@@ -49,6 +50,7 @@ def folder(tmp_path: Path) -> Path:
     """Something in nearly every table; the newest job was deleted."""
     with closing(open_database(Settings(data_dir=tmp_path))) as database:
         queue = Queue(database)
+        with_agreed_lease(database, Settings(data_dir=tmp_path))  # a number, as which SQLite stores its JSON
         Registration(database).register_worker("gone", "elsewhere", 1, ["benchmark"], [], [{"type": "cpu"}], {})
         Registration(database).set_worker_state("gone", "stopped")
         jobs = [NewJob(BenchmarkSpec(batch_size=size), point={"batch_size": size}) for size in (1, 2)]
