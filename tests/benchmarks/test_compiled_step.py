@@ -23,7 +23,7 @@ def test_each_round_has_the_time_of_either_process() -> None:
 
 
 def test_a_failing_process_ends_the_comparison() -> None:
-    with pytest.raises(RuntimeError, match="a process failed: .*unknown attention implementation"):
+    with pytest.raises(RuntimeError, match=r"a process failed: .*unknown attention implementation"):
         compiled_step.by_turns({**OURS, "attention": "nobodys"}, OTHER, rounds=1, steps=1)
 
 
