@@ -36,8 +36,6 @@ BACKENDS = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
 WARMUP_STEPS = 10
 CONFIDENCE = 0.95
 END_TIMEOUT_S = 10.0
-CONTEXT = multiprocessing.get_context("forkserver")  # torch is imported once; nothing of it survives in a fork of ours
-CONTEXT.set_forkserver_preload(["benchmarks.compiled_step"])
 
 Round = tuple[float, float]
 """The time of a step of the first spec, and of the second, in ms."""
@@ -67,17 +65,19 @@ def by_turns(one: Mapping[str, Any], other: Mapping[str, Any], rounds: int, step
 
 def _answer_of(process: Connection) -> float:
     """Return the time that a process has measured next. Raises RuntimeError if it failed."""
-    time_ms, failure = process.recv()
-    if failure is not None:
+    milliseconds, failure = process.recv()
+    if failure:
         raise RuntimeError(f"a process failed: {failure}")
-    return float(time_ms)
+    return float(milliseconds)
 
 
 @contextmanager
 def _started(spec: Mapping[str, Any]) -> Iterator[Connection]:
     """Start a process that measures steps of a spec; yields the connection to it, and ends it with the block."""
     here, there = multiprocessing.Pipe()
-    process = CONTEXT.Process(target=_serve, args=(spec, there), daemon=True)
+    # What has been imported may have touched a GPU, which does not survive a fork.
+    context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    process = context.Process(target=_serve, args=(spec, there), daemon=True)
     process.start()
     there.close()  # so that the connection ends if the process dies
     try:
@@ -93,7 +93,7 @@ def _serve(spec: Mapping[str, Any], connection: Connection) -> None:
     try:
         _take_turns(spec, connection)
     except Exception as error:
-        connection.send((0.0, f"{type(error).__name__}: {error}"))
+        connection.send((None, f"{type(error).__name__}: {error}"))
         raise
 
 
@@ -113,13 +113,13 @@ def _take_turns(spec: Mapping[str, Any], connection: Connection) -> None:
     run(WARMUP_STEPS)
     gc.collect()
     gc.freeze()  # as jobs do: the collector need not traverse long-lived objects in the middle of a step
-    connection.send((0.0, None))
+    connection.send((0.0, ""))
     with suppress(EOFError):  # the other end is closed
         while steps := connection.recv():
             run(1)  # the other process has used the caches and clocks meanwhile
             begun = time.perf_counter()
             run(steps)
-            connection.send((1e3 * (time.perf_counter() - begun) / steps, None))
+            connection.send((1e3 * (time.perf_counter() - begun) / steps, ""))
 
 
 def ratio(rounds: Sequence[Round]) -> float:

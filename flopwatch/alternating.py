@@ -1,4 +1,4 @@
-"""What a check measures in turns when comparing jobs that ran at different times could not tell."""
+"""Comparisons in turns, for a check of jobs that ran at different times and could not tell."""
 
 from __future__ import annotations
 

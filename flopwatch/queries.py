@@ -24,7 +24,7 @@ class JobFilter(TypedDict, total=False):
 
 
 class Description(TypedDict, total=False):
-    """What people write about a job. What is left out stays, and None removes."""
+    """Fields that people write about a job. A field that is left out stays, and None removes it."""
 
     name: str | None
     labels: Mapping[str, str | None]

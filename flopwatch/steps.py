@@ -1,4 +1,4 @@
-"""What a training script says of its own step: `flopwatch.phase`, `flopwatch.work`, `flopwatch.measure`.
+"""Functions with which a training script describes its step: `flopwatch.phase`, `flopwatch.work`, `flopwatch.measure`.
 
 In a job, a worker listens and measures. When the script runs by itself, nobody does: `phase` and `work` do nothing, and
 `measure` prints the median time. Standard library only, so that any script may import it.

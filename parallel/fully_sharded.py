@@ -877,7 +877,7 @@ class _PartsAreUsed(TorchFunctionMode):
 _SAME_FOR_PARTS = {
     getattr(Tensor, name).__get__ for name in ("device", "grad", "is_cuda", "is_leaf", "layout", "requires_grad")
 }
-"""What parts and full parameters have in common."""
+"""Getters of the attributes in which parts and full parameters agree."""
 
 
 def _backward_hook(

@@ -8,6 +8,7 @@ import functools
 import gc
 import importlib.metadata
 import importlib.util
+import multiprocessing
 import os
 import random
 import secrets
@@ -21,6 +22,8 @@ SEED = pytest.StashKey[int]()
 TESTS = Path(__file__).parent
 WITHOUT_THE_SERVICE = ("kernels", "parallel", "workers/measure", "workers/model")
 """Folders whose tests import nothing beyond torch and pytest: GPU hosts may lack the service's dependencies."""
+FORKED = ("torch.distributed", "torch._dynamo", "benchmarks.store", "benchmarks.compiled_step")
+"""Modules that processes which tests start by multiprocessing have from the beginning."""
 SERVICE = ("fastapi", "httpx", "psutil", "pydantic", "pydantic_settings", "sqlmodel", "uvicorn")
 MISSING = next((name for name in SERVICE if importlib.util.find_spec(name) is None), None)
 
@@ -93,8 +96,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector, which measurements call often, from visiting thousands of tests and their modules."""
     with contextlib.suppress(ImportError):
         import hypothesis  # noqa: F401 - its import looks for references, which the collector hides when frozen
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # garbage, too: to find it takes longer than it is worth
+    # Processes of parallel's tests and of benchmarks are forks of the one forkserver that this process has.
+    multiprocessing.set_forkserver_preload(list(FORKED))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

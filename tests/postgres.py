@@ -41,8 +41,8 @@ SCHEMA = """
     UNION ALL SELECT 'columns', count(*), max(xmin::text::bigint)::text FROM pg_attribute
     UNION ALL SELECT 'version', 1, version_num FROM alembic_version
 """
-"""Differs after any change of the schema: how many there are of each, and the last transaction that made or changed
-one. Their definitions would say the same, and take longer than all else between two tests."""
+"""Differs after any change of the schema: how many there are of each, and the last transaction that changed one. Their
+definitions would say the same, and take longer than all else between two tests."""
 QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "shared_buffers=32MB")
 """Nobody pulls this host's plug in a test."""
 

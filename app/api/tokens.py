@@ -30,7 +30,7 @@ class TokenBody(StrictModel):
     name: Line
     """Whose token it is: `submitted_by` of the jobs that it submits. Several tokens may have one name."""
     scope: Scope
-    """What it allows; each includes those before it."""
+    """The scope that it allows; each includes those before it."""
     expires_days: Annotated[float, Field(gt=0, le=MAX_DAYS)] | None
     """Days after which it ends; null: never."""
 

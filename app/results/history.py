@@ -56,7 +56,7 @@ class Point:
     outcome: str | None
     validity: str | None
     version: str | None
-    """What code ran: see versions.py."""
+    """The code that ran: see versions.py."""
     short_version: str | None
     commit: str | None
     """The git commit of that code, or the one that its changes are based on."""

@@ -292,7 +292,7 @@ def _greek(letter: str) -> str:
 
 _TEX |= {letter: _greek(letter) for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
 _TYPESET = re.compile(r"[ -~À-ÖØ-öø-ÿ–—‘’“”]")
-"""What every LaTeX since 2018 can typeset with its own fonts, beside what _TEX writes otherwise."""
+"""Characters that every LaTeX since 2018 can typeset with its own fonts, beside what _TEX writes otherwise."""
 
 
 def _tex(text: str) -> str:

@@ -34,7 +34,7 @@ class Revision(StrictModel):
     """Where uploaded code comes from, for people: it changes nothing."""
 
     label: Annotated[str, Field(max_length=200)] | None = None
-    """What its author calls this version, such as "main" or "HEAD~3"."""
+    """The name that its author gives this version, such as "main" or "HEAD~3"."""
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None = None
     """The git commit that the file is of, or that its changes are based on."""
     dirty: bool = False

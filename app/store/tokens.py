@@ -24,7 +24,7 @@ _NOTE_USE = update(tables.api_token).where(_token.id == bindparam("of_id")).valu
 
 @dataclass(frozen=True)
 class KnownToken:
-    """What a request with a token is checked against."""
+    """A stored token, against which a request with it is checked."""
 
     id: str
     name: str

@@ -27,11 +27,9 @@ class Pool:
 
     def __init__(self, world_size: int, backend: str = "gloo") -> None:
         self.world_size = world_size
-        # One process imports torch, and its compiler, which optimizers import; the ranks are forks of it. Imports may
-        # touch CUDA where there is one, and that does not survive a fork.
+        # One process imports torch, and its compiler, which optimizers import (see tests/conftest.py); the ranks are
+        # forks of it. Imports may touch CUDA where there is one, and that does not survive a fork.
         context = multiprocessing.get_context("forkserver" if backend == "gloo" else "spawn")
-        if backend == "gloo":
-            context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
         self._folder = tempfile.TemporaryDirectory(prefix="flopwatch-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._channels, self._processes = [], []
@@ -70,7 +68,6 @@ def serve(index: int, world_size: int, backend: str, store: str, channel: Connec
     import torch.distributed as dist
 
     # The garbage collector, which tests call, would look through all that was imported again and again.
-    gc.collect()
     gc.freeze()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)

@@ -40,8 +40,8 @@ class HeldDevices:
     alone: bool = False
     descriptors: list[int] = field(default_factory=list)
     taken: frozenset[str] | None = None
-    """What jobs hold, of whatever agent: UUIDs of GPUs, and HOST if no job could run alone now. None: unknown, since
-    another agent is choosing."""
+    """The devices that jobs of all agents hold: UUIDs of GPUs, and HOST if no job could run alone now. None: unknown,
+    since another agent is choosing."""
 
     def release(self) -> None:
         """Close our copies of the locks. A keeper may still hold its own."""

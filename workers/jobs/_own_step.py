@@ -60,7 +60,7 @@ def _check_arguments(make_step: Any, code: CodeSpec, device: torch.device, argum
 
 
 class Listener:
-    """What a training kind does with `flopwatch.phase`, `flopwatch.work` and `flopwatch.measure`."""
+    """Handles, for a training kind, `flopwatch.phase`, `flopwatch.work` and `flopwatch.measure`."""
 
     def __init__(self, step: OwnStep) -> None:
         self.phase = step.phase

@@ -66,7 +66,7 @@ MAX_POINTS = 1000
 """Largest number of rows of the timeline."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
 PREPARATION = "preparation"
-"""What precedes the phases of a step in a recording (workers.measure.allocations.recording)."""
+"""Name of all that precedes the phases of a step in a recording (workers.measure.allocations.recording)."""
 PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
 
 

@@ -71,7 +71,7 @@ RUNNER = ScriptRunner()
 
 
 class Measuring:
-    """What the script's calls of `flopwatch` talk to, and what they measured."""
+    """Receives the script's calls of `flopwatch`, and keeps what they measured."""
 
     def __init__(self, spec: ScriptSpec, device: torch.device, monitor: Monitor, report: Reporter) -> None:
         from workers.measure.memory import memory_meter

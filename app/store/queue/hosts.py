@@ -44,7 +44,7 @@ class Host:
     gpus: int
     hostname: str = ""
     held_by_others: frozenset[str] = frozenset()
-    """What others than this worker hold, as it reported: UUIDs of GPUs, and "host" if no job could run alone."""
+    """Devices that others hold, as this worker reported: UUIDs of GPUs, and "host" if no job could run alone."""
     held_gpus: int = 0
     """How many of `gpus` are among them."""
     holders: tuple[str, ...] = ()

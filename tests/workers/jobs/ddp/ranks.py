@@ -27,7 +27,6 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
     """Measure one spec after the other; the first part of a name may say what to break."""
     found = {}
     # Measuring collects garbage: it need not look through all that was imported.
-    gc.collect()
     gc.freeze()
     for name, spec in specs.items():
         with pytest.MonkeyPatch.context() as patch:
