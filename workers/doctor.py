@@ -158,8 +158,9 @@ def _torch() -> Iterator[Finding]:
     else:
         yield absent("cuda", f"torch {torch.__version__}: no GPU")
     distributed: Any = torch.distributed
+    nccl: Any = torch.cuda.nccl
     if distributed.is_available() and distributed.is_nccl_available() and torch.cuda.is_available():
-        yield works("nccl", ".".join(map(str, torch.cuda.nccl.version())))
+        yield works("nccl", ".".join(map(str, nccl.version())))
     elif torch.cuda.is_available():
         yield broken("nccl", "torch has none: ddp and collective need it on GPUs", "install torch from its own wheels")
     else:

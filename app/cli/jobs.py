@@ -144,7 +144,7 @@ def run_script(
         script=f"{script}:__main__",
         code=code,
     )
-    job = server.submit(spec, **_options(name, label, priority, timeout_s, 2))
+    job = server.submit(spec, **_options(name, label, priority, timeout_s, 2, None))
     if not as_json:
         for event in server.events(job):
             if event.type == "log":
