@@ -84,7 +84,9 @@ def _requirements() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    """C++ kernels, Triton and torch.compile need one."""
+    """C++ kernels, Triton and torch.compile need one; a server does not."""
+    if importlib.util.find_spec("torch") is None:
+        return
     cxx, cc = os.environ.get("CXX") or "c++", os.environ.get("CC")
     found = {"C++": _first_line(cxx), "C": _first_line(*([cc] if cc else ["gcc", "clang", "cc"]))}
     missing = [language for language, line in found.items() if line is None]
