@@ -84,7 +84,9 @@ def _requirements() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    """C++ kernels, Triton and torch.compile need one."""
+    """C++ kernels, Triton and torch.compile need one; a server does not."""
+    if importlib.util.find_spec("torch") is None:
+        return
     cxx, cc = os.environ.get("CXX") or "c++", os.environ.get("CC")
     found = {"C++": _first_line(cxx), "C": _first_line(*([cc] if cc else ["gcc", "clang", "cc"]))}
     missing = [language for language, line in found.items() if line is None]
@@ -158,8 +160,9 @@ def _torch() -> Iterator[Finding]:
     else:
         yield absent("cuda", f"torch {torch.__version__}: no GPU")
     distributed: Any = torch.distributed
+    nccl: Any = torch.cuda.nccl
     if distributed.is_available() and distributed.is_nccl_available() and torch.cuda.is_available():
-        yield works("nccl", ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
+        yield works("nccl", ".".join(map(str, nccl.version())))
     elif torch.cuda.is_available():
         yield broken("nccl", "torch has none: ddp and collective need it on GPUs", "install torch from its own wheels")
     else:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,6 +72,9 @@ def _findings() -> Iterator[Finding]:
 
 def _server(settings: Settings) -> Iterator[Finding]:
     """Ask the server that commands on this host would talk to."""
+    from email.utils import parsedate_to_datetime
+    from importlib import metadata
+
     import httpx
 
     from app.checkup import absent, broken, works

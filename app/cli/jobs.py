@@ -70,6 +70,9 @@ TimeoutS = Annotated[
 MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
 NotifyUrl = Annotated[str | None, typer.Option(help="Address that the server tells the end, signed.", metavar="URL")]
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
+Exclude = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
+]
 SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; this is the answer of then)"
 State = Annotated[str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)]
 
@@ -243,9 +246,7 @@ def sweep(
         ),
     ] = None,
     multiple_of: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
-    ] = None,
+    exclude: Exclude = None,
     preset: Preset = None,
     implementation: Implementation = None,
     model: Model = None,

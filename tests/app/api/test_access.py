@@ -25,7 +25,7 @@ from app.api.guard import COOKIE, Access, Guard, RequestLimit
 from app.errors import StorageFailed, TooManyRequests, Unauthorized
 from app.main import create_app
 from app.settings import Settings
-from app.store.reading.queries import Reading
+from app.store.reading import monitoring
 from app.store.tables import utc_now
 from app.store.tokens import Tokens
 from app.tokens import SCOPES, Scope, mint
@@ -612,10 +612,10 @@ def test_no_token_reaches_the_log_or_the_database(
         site.worker.finish(site.worker.claim())
         texts += [site.http.get(f"/jobs/{job['id']}{part}", headers=cookie).text for part in ("", "/events", "/export")]
 
-        def fail(_self: Reading) -> Any:
+        def fail(_database: Any) -> Any:
             raise RuntimeError("nobody foresaw it")
 
-        monkeypatch.setattr(Reading, "counts", fail)
+        monkeypatch.setattr(monitoring, "read", fail)
         texts.append(site.http.get("/metrics", headers=bearer(token)).text)
     assert "nobody foresaw it" in caplog.text, "the log is caught"
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

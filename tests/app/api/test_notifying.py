@@ -23,7 +23,7 @@ from standardwebhooks import Webhook
 
 from app.api import notifying
 from app.store.queue import webhooks
-from app.store.queue.webhooks import Delivery, Webhooks
+from app.store.queue.webhooks import Delivery
 from app.store.tables import utc_now
 from tools.waiting import wait_until
 
@@ -357,27 +357,3 @@ def test_two_servers_of_one_database_tell_it_once(serve: Any, tmp_path: Path, re
         for job in jobs:
             assert told(one, f"/jobs/{job}")["tries"] == 1
     assert sorted(message["data"]["id"] for message in receiver.messages) == jobs
-
-
-def test_control_of_the_turns(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the row's new time, a second server begins what the first has begun."""
-    monkeypatch.setattr(webhooks, "TRY_S", -1.0)
-    with serve(tmp_path) as site:
-        hooks: Webhooks = site.services.webhooks
-        created = site.submit()
-        with site.services.database.write() as connection:
-            webhooks.register(connection, "http://127.0.0.1:1/", job_id=created["id"])
-        site.worker.finish(site.worker.claim())
-        assert len(hooks.begin()) == len(hooks.begin()) == 1
-
-
-def test_a_late_end_of_a_try_changes_nothing_of_the_next_message(serve: Any, tmp_path: Path) -> None:
-    with serve(tmp_path) as site:
-        job = site.submit()["id"]
-        with site.services.database.write() as connection:
-            webhooks.register(connection, "http://127.0.0.1:1/", job_id=job)
-        site.worker.finish(site.worker.claim(), "failed")
-        (begun,) = site.services.webhooks.begin()
-        site.http.post(f"/jobs/{job}/retry").raise_for_status()
-        site.services.webhooks.end(begun, None)
-        assert site.services.webhooks.public(job_id=job)["state"] == "waiting"
