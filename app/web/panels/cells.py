@@ -108,14 +108,19 @@ def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figu
 def draw_lines(
     results: JobResults, metric: str, place: Place, axes: Axes, titles: tuple[str, str], *, log_y: bool
 ) -> Figure:
-    """Draw one chart of lines, of the cells at `place`, with the titles of its axes."""
+    """Draw one chart of lines, of the cells at `place`, with the titles of its axes; bars if x has one value only."""
     sheet = results.metric(metric)
     points = [
         point
         for point in measured(sheet, metric)
         if all(point.place.get(name) == value for name, value in place.items())
     ]
-    figure = chart(points, axes, metric, unit_of(sheet, metric), log_x=True, log_y=log_y)
+    unit = unit_of(sheet, metric)
+    first, *others = axes.by
+    if len({point.place.get(axes.x) for point in points}) == 1 < len({point.place.get(first) for point in points}):
+        figure, titles = chart(points, Axes(first, tuple(others)), metric, unit), (readable(first), titles[1])
+    else:
+        figure = chart(points, axes, metric, unit, log_x=True, log_y=log_y)
     for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
         figure["layout"][axis]["title"] = {"text": title}
     return figure

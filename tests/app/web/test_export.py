@@ -40,6 +40,9 @@ def measured_jobs(site: Any, measured: Measured) -> Iterator[list[int]]:
         site.http.delete(f"/jobs/{job}")
 
 
+BUNDLES = {name: (export.STATIC / path).read_text() for name, path in PLOTLY.items()}
+
+
 def get(site: Any, path: str, status: int = 200) -> Any:
     response = site.http.get(path)
     assert response.status_code == status, response.text
@@ -77,6 +80,7 @@ def test_a_job(site: Any, measured_jobs: list[int]) -> None:
     for part in (f"Job {job}", "succeeded", "&lt;/script&gt;", '<td class="number">64</td>', "&#34;tiny&#34;"):
         assert part in text, part
     assert samples == get(site, f"/ui/jobs/{job}/samples").json()
+    assert BUNDLES["basic"] in response.text
     _, [chart, _] = check(get(site, f"/jobs/{job}/export?metric=step_ms"))
     assert [chart] == figures(get(site, f"/ui/plots?job={job}&metric=step_ms").text)
     get(site, f"/jobs/{job}/export?metric=nose_ms", 422)
@@ -84,8 +88,10 @@ def test_a_job(site: Any, measured_jobs: list[int]) -> None:
 
 def test_a_comparison(site: Any, measured_jobs: list[int]) -> None:
     one, other, _ = measured_jobs
-    text, found = check(get(site, f"/compare/export?baseline={one}&candidate={other}"))
+    response = get(site, f"/compare/export?baseline={one}&candidate={other}")
+    text, found = check(response)
     assert f"Comparison of job {one}, job {other}" in text
+    assert BUNDLES["cartesian"] in response.text, "it has boxes"
     *ratios, distributions = figures(get(site, f"/ui/compare?job={one}&job={other}").text)
     assert found[:-1] == ratios
     assert [box["y"] for box in found[-1]["data"]] == [box["y"] for box in distributions["data"]]
@@ -110,7 +116,9 @@ def test_a_sweep(site: Any, measured: Measured) -> None:
         case = {"model": "tiny", **{name: job["spec"][name] for name in grid}}
         claim = site.worker.claim_job(job["id"])
         site.worker.finish(claim, measurements=[measured("step_ms", number + 0.25, **case)])
-    text, found = check(get(site, f"/sweeps/{sweep}/export"))
+    response = get(site, f"/sweeps/{sweep}/export")
+    text, found = check(response)
+    assert BUNDLES["cartesian"] in response.text, "it has heat maps"
     assert found == figures(get(site, f"/ui/plots?sweep={sweep}").text)
     assert [figure["data"][0].get("type") for figure in found] == ["scatter", "heatmap", "heatmap"]
     for part in ("&lt;b&gt;exported&lt;/b&gt;", "Step (ms) along context length", "8 succeeded"):

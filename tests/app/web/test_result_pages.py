@@ -371,6 +371,8 @@ class TestCompare:
         distributions = figures(text)[1]
         assert [trace["y"] for trace in distributions["data"]] == [[1.0, 1.5], [2.0, 2.5]]
         assert "one dot for each sample" in text
+        assert "plotly-cartesian" in text, "it has boxes"
+        assert "plotly-basic" in filled.http.get(f"/ui/jobs/{jobs[0]}").text
 
     def test_what_several_rows_say_alike_stands_once(self, filled: Any, measured: Any) -> None:
         """Each of five rows said that the host is too noisy, and how many processes there were."""
