@@ -269,7 +269,6 @@ def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
     assert len(submissions(site)) == 1
 
 
-@takes_long
 def test_control_of_lost_answers(site: Site) -> None:
     assert len(submissions(site, **plain_kind("found_allocations"))) == 2
 
