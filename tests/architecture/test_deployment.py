@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
+KUBERNETES = sorted((Path(__file__).parents[2] / "deploy" / "kubernetes").glob("*.yaml"))
 UNITS = sorted((Path(__file__).parents[2] / "deploy" / "systemd").glob("*.service"))
 
 
@@ -49,3 +51,19 @@ def test_commands_and_settings_exist(unit: Path, commands: frozenset[str], setti
     assert command in commands
     assert {word for word in arguments if word.startswith("--")} <= options_of(command)
     assert set(re.findall(r"FLOPWATCH_[A-Z_]*[A-Z]", text)) <= settings
+
+
+@pytest.mark.parametrize("file", KUBERNETES, ids=lambda path: path.name)
+def test_kubernetes_takes_the_objects(file: Path, commands: frozenset[str], settings: frozenset[str]) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    objects = list(yaml.safe_load_all(file.read_text()))
+    assert [one["kind"] for one in objects] == ["Deployment", "Service", "Deployment"]
+    for one in objects:
+        validator.validate(one, validator.latest_version(), strict=True)
+        if one["kind"] == "Deployment":
+            (container,) = one["spec"]["template"]["spec"]["containers"]
+            assert set(container["args"]) <= commands
+            container["arguments"] = container.pop("args")
+            with pytest.raises(Exception, match="arguments"):
+                validator.validate(one, validator.latest_version(), strict=True)
+    assert set(re.findall(r"FLOPWATCH_[A-Z_]*[A-Z]", file.read_text())) <= settings
