@@ -105,6 +105,17 @@ def fence() -> None:
     replace(fence, "renew", lambda _connection, _claim: True)
 
 
+def end_of_lost_claims() -> None:
+    """A claim counts although its attempt was given up."""
+    from sqlalchemy import update
+
+    from app.store import tables
+    from app.store.queue import fence
+
+    renewed = update(tables.attempt).where(*fence._OF_CLAIM).values(beat=tables.attempt.c.beat + 1)
+    replace(fence, "_RENEW", renewed)
+
+
 def found_allocations() -> None:
     """A worker takes no notice of allocations whose submission was not answered."""
     from workers.slurm.allocations import Allocations
@@ -263,6 +274,7 @@ MECHANISMS = {
         monotonic_clock,
         atomic_claim,
         fence,
+        end_of_lost_claims,
         found_allocations,
         settling,
         cancel_of_queued,
