@@ -37,7 +37,7 @@ pytestmark = pytest.mark.acceptance
 
 LONG = "LONG_TESTS" in os.environ
 takes_long = pytest.mark.skipif(not LONG, reason="takes long; LONG_TESTS=1 runs it")
-JOBS = 50 if LONG else 4
+JOBS = 50 if LONG else 3
 """Jobs of the test of many: 50 take minutes on two cores."""
 ENDS_S = 120.0
 
@@ -269,6 +269,7 @@ def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
     assert len(submissions(site)) == 1
 
 
+@takes_long
 def test_control_of_lost_answers(site: Site) -> None:
     assert len(submissions(site, **plain_kind("found_allocations"))) == 2
 
@@ -358,6 +359,7 @@ def test_a_collective_on_two_nodes(site: Site) -> None:
     ]
 
 
+@takes_long
 def test_data_parallel_training_on_two_nodes(site: Site) -> None:
     model = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     steps = {"batch_size": 1, "context_length": 8, "measure_steps": 2, "warmup_steps": 1}
