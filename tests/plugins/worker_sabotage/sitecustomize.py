@@ -105,17 +105,6 @@ def fence() -> None:
     replace(fence, "renew", lambda _connection, _claim: True)
 
 
-def end_of_lost_claims() -> None:
-    """A claim counts although its attempt was given up."""
-    from sqlalchemy import update
-
-    from app.store import tables
-    from app.store.queue import fence
-
-    renewed = update(tables.attempt).where(*fence._OF_CLAIM).values(beat=tables.attempt.c.beat + 1)
-    replace(fence, "_RENEW", renewed)
-
-
 def found_allocations() -> None:
     """A worker takes no notice of allocations whose submission was not answered."""
     from workers.slurm.allocations import Allocations
@@ -133,6 +122,17 @@ def settling() -> None:
     from workers.slurm.one_job import OneJobAgent
 
     replace(OneJobAgent, "_settle_s", 0.0)
+
+
+def end_of_lost_claims() -> None:
+    """A claim counts although its attempt was given up."""
+    from sqlalchemy import update
+
+    from app.store import tables
+    from app.store.queue import fence
+
+    renewed = update(tables.attempt).where(*fence._OF_CLAIM).values(beat=tables.attempt.c.beat + 1)
+    replace(fence, "_RENEW", renewed)
 
 
 def cancel_of_queued() -> None:
@@ -274,9 +274,9 @@ MECHANISMS = {
         monotonic_clock,
         atomic_claim,
         fence,
-        end_of_lost_claims,
         found_allocations,
         settling,
+        end_of_lost_claims,
         cancel_of_queued,
         cancel_wins,
         notice_of_cancels,
