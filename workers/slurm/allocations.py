@@ -164,11 +164,13 @@ class Allocations(threading.Thread):
         self.answers = True
         # Of two with one mark, since the answer to the first sbatch came too late, the one counts that goes on.
         listed = {one.comment: one for one in sorted(answer, key=lambda one: not one.is_final)}
+        by_id = {one.id: one for one in answer}
         with self._guard:
             self._active = {mark for mark, one in listed.items() if not one.is_final}
         for allocation in own:
             if not allocation.ended:
-                self._judge(allocation, listed.get(allocation.mark))
+                # By its id where it is known: some sites' plugins write comments of their own.
+                self._judge(allocation, by_id.get(allocation.slurm_id or "") or listed.get(allocation.mark))
         for mark, one in listed.items():
             # Its claim is no longer ours, and it cannot have been taken over: the worker that submitted it has died, or
             # has lost the claim.
@@ -249,8 +251,7 @@ class Allocations(threading.Thread):
 
     def _judge(self, allocation: Allocation, listed: Listed | None) -> None:
         """Decide what becomes of a claim that was ours a moment ago."""
-        if listed is not None and (allocation.refusal is None or not listed.is_final):
-            # Also if sbatch's answer was lost.
+        if listed is not None and (allocation.unanswered or allocation.refusal is None or not listed.is_final):
             allocation.slurm_id, allocation.refusal, allocation.unanswered = listed.id, None, False
         match allocation.reason:
             case Abandoned():
@@ -282,12 +283,11 @@ class Allocations(threading.Thread):
         words = self._folder.last_words(allocation.mark, LAST_WORDS_BYTES)
         detail = f"Slurm job {allocation.slurm_id} ended before it began with the job: {state}"
         detail += f"; its last words: {words}" if words else ", and it said nothing"
-        logger.warning("job %s: %s", allocation.claim.job_id, detail)
         if listed is not None and listed.state in ("COMPLETED", "FAILED"):
             # Its script has ended by itself: it would do so again.
             self._finish(allocation, "invalid_environment", detail)
         else:
-            self._end(allocation, lambda: self._queue.give_up(allocation.claim, detail))
+            self._end(allocation, lambda: self._queue.give_up(allocation.claim, detail), detail)
 
     def _tell(self, allocation: Allocation, listed: Listed) -> None:
         """Let the job's progress say what its allocation waits for."""
@@ -295,23 +295,24 @@ class Allocations(threading.Thread):
         told = f"Slurm job {listed.id} {state}"
         if told == allocation.told:
             return
-        allocation.told = told
         try:
             self._queue.report(allocation.claim, [NewEvent("progress", {"done": 0, "total": 0, "message": told})])
+            allocation.told = told
         except LeaseLost:
             self._drop(allocation)
 
     def _finish(self, allocation: Allocation, code: str, detail: str) -> None:
         finish = Finish("failed", job_problem(code, detail))
-        self._end(allocation, lambda: self._queue.finish(allocation.claim, finish))
+        self._end(allocation, lambda: self._queue.finish(allocation.claim, finish), detail)
 
-    def _end(self, allocation: Allocation, write: Callable[[], object]) -> None:
+    def _end(self, allocation: Allocation, write: Callable[[], object], why: str = "it must end") -> None:
         """End a claim, and its allocation with it: once the write has passed the fence, its agent cannot take over."""
         try:
             write()
         except LeaseLost:
-            logger.info("job %s: its agent has taken it over, or its claim was lost", allocation.claim.job_id)
+            logger.debug("job %s: its agent has taken it over, or its claim was lost", allocation.claim.job_id)
         else:
+            logger.info("job %s: it has not begun: %s", allocation.claim.job_id, why)
             if allocation.slurm_id is not None:
                 self._unwanted.add(allocation.slurm_id)
         self._drop(allocation)

@@ -161,6 +161,17 @@ def settling() -> None:
     replace(OneJobAgent, "_settle_s", 0.0)
 
 
+def end_of_lost_claims() -> None:
+    """A claim counts although its attempt was given up."""
+    from sqlalchemy import update
+
+    from app.store import tables
+    from app.store.queue import fence
+
+    renewed = update(tables.attempt).where(*fence._OF_CLAIM).values(beat=tables.attempt.c.beat + 1)
+    replace(fence, "_RENEW", renewed)
+
+
 def cancel_of_queued() -> None:
     """A cancel is a mere wish, also of a job that waits."""
     from app.store.public import job_dict
@@ -311,6 +322,7 @@ MECHANISMS = {
         errors_of_uploads,
         found_allocations,
         settling,
+        end_of_lost_claims,
         cancel_of_queued,
         cancel_wins,
         notice_of_cancels,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,13 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CannotRunHere, match="No such file"):
         SlurmSettings.read(tmp_path / "none.toml")
+
+
+def test_the_page_has_every_field() -> None:
+    page = (EXAMPLE.parents[2] / "docs" / "slurm.md").read_text()
+    rows = [
+        line.split("|")[1]
+        for line in page.partition("## Settings")[2].partition("## What")[0].splitlines()[4:]
+        if "|" in line
+    ]
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(SlurmSettings.model_fields)
