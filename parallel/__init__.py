@@ -38,6 +38,8 @@ __all__ = [
     "collectives",
     "in_step",
     "launch",
+    "node_ranks",
+    "nodes",
     "process_group",
     "recorded",
     "scaling",
