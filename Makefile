@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # A test that hangs is a failure with a traceback, not a lost afternoon.
 TEST_TIMEOUT_S := 300
 
-.PHONY: help install dev demo test serve lint format typecheck gpu-test wheel clean
+.PHONY: help install dev demo test long-test serve lint format typecheck gpu-test wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ demo: install  ## run the main job end to end on a small sweep and print its tab
 
 test: dev  ## run the whole suite, on all cores
 	@$(BIN)/python -m tools.suite --timeout=$(TEST_TIMEOUT_S) $(ARGS)
+
+long-test: dev  ## the tests that take minutes, one by one: before a release
+	@$(BIN)/python -m pytest -m long -p no:xdist --timeout=1200 $(ARGS)
 
 serve: install  ## run server and worker on this host
 	$(BIN)/flopwatch up

@@ -1,4 +1,5 @@
-"""Runs the tests: `make test` runs all of them on all cores, `make gpu-test` those that need a GPU.
+"""Runs the tests: `make test` runs them on all cores, `make long-test` those that take minutes, `make gpu-test` those
+that need a GPU.
 
 Tests run at the same time as others, except those marked `alone`, which judge times or fill a device: they run
 afterwards, one by one. Further arguments go to pytest: `make test ARGS="tests/app -k claim"`.
@@ -33,8 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     # Many tests wait for other processes, or for a time to pass: with more workers the cores are busy meanwhile.
     cores = len(os.sched_getaffinity(0))
     workers = cores + max(2, cores // 2)
-    together = run([f"--numprocesses={workers}", "--dist=worksteal", "--share=together", *arguments], **ONE_THREAD)
-    return exit_code_of(together, run(["--share=alone", *arguments, "--numprocesses=0"]))
+    picked = [*([] if "-m" in arguments else ["-m", "not long"]), *arguments]
+    together = run([f"--numprocesses={workers}", "--dist=worksteal", "--share=together", *picked], **ONE_THREAD)
+    return exit_code_of(together, run(["--share=alone", *picked, "--numprocesses=0"]))
 
 
 def run(arguments: Sequence[str], **environment: str) -> int:

@@ -34,7 +34,7 @@ from tests.postgres import Server, running_server
 from tools.service import Service
 from tools.waiting import wait_until
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.long]
 
 LEASE_S = 3.0
 REQUEST_S = 3

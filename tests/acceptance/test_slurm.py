@@ -4,7 +4,6 @@ allocation, no process and no file."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -35,10 +34,6 @@ from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
-LONG = "LONG_TESTS" in os.environ
-takes_long = pytest.mark.skipif(not LONG, reason="takes long; LONG_TESTS=1 runs it")
-JOBS = 50 if LONG else 3
-"""Jobs of the test of many: 50 take minutes on two cores."""
 ENDS_S = 120.0
 
 
@@ -125,11 +120,14 @@ def test_a_job_runs_in_an_allocation(site: Site) -> None:
     assert site.client.get(f"/jobs/{job_id}/measurements").json()["rows"]
 
 
-def test_many_jobs(site: Site) -> None:
+@pytest.mark.parametrize("number", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_many_jobs(site: Site, number: int) -> None:
     site.start_worker()
-    jobs = [submit(site.client, plain_job("counted", number=number)) for number in range(JOBS)]
-    assert [wait_for_job(site.client, job, timeout_s=60 + 5 * JOBS)["state"] for job in jobs] == ["succeeded"] * JOBS
-    assert sorted(map(int, (site.misbehave / "runs").read_text().split())) == [*range(JOBS)]
+    jobs = [submit(site.client, plain_job("counted", number=index)) for index in range(number)]
+    assert [wait_for_job(site.client, job, timeout_s=60 + 5 * number)["state"] for job in jobs] == [
+        "succeeded"
+    ] * number
+    assert sorted(map(int, (site.misbehave / "runs").read_text().split())) == [*range(number)]
 
 
 def test_a_pending_job_is_cancelled(site: Site) -> None:
@@ -177,7 +175,7 @@ def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
     site.client.post(f"/jobs/{job_id}/cancel")
 
 
-@takes_long
+@pytest.mark.long
 def test_gpus_that_the_agent_does_not_see_are_missed(site: Site) -> None:
     site.start_worker(gpus_per_node=4)
     job = ends(site, submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 2}}))
@@ -238,7 +236,7 @@ def test_a_preempted_job_runs_again(site: Site) -> None:
     assert "preemption" in attempts[0]["error"]["detail"]
 
 
-@takes_long
+@pytest.mark.long
 def test_control_of_preemption(site: Site) -> None:
     assert ends(site, preempted(site, sabotage="settling"))["error"]["code"] == "crashed"
 
@@ -269,7 +267,7 @@ def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
     assert len(submissions(site)) == 1
 
 
-@takes_long
+@pytest.mark.long
 def test_control_of_lost_answers(site: Site) -> None:
     assert len(submissions(site, **plain_kind("found_allocations"))) == 2
 
@@ -319,7 +317,7 @@ def test_a_node_that_was_given_up_writes_nothing(site: Site) -> None:
     assert attempt_states(site.client, job["id"]) == ["lost", "succeeded"]
 
 
-@takes_long
+@pytest.mark.long
 def test_control_of_the_fence(site: Site) -> None:
     job, ended = outlived(site, sabotage="end_of_lost_claims")
     assert ended == 2, job
@@ -359,7 +357,7 @@ def test_a_collective_on_two_nodes(site: Site) -> None:
     ]
 
 
-@takes_long
+@pytest.mark.long
 def test_data_parallel_training_on_two_nodes(site: Site) -> None:
     model = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     steps = {"batch_size": 1, "context_length": 8, "measure_steps": 2, "warmup_steps": 1}
@@ -371,7 +369,7 @@ def test_data_parallel_training_on_two_nodes(site: Site) -> None:
     assert (error["nodes"], error["world_size"]) == (2, 2)
 
 
-@takes_long
+@pytest.mark.long
 def test_a_lost_node_of_two_is_a_lost_worker(site: Site) -> None:
     """The job is given up at once, and runs again."""
     site.start_worker()
