@@ -29,6 +29,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sru
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 PR_SET_PDEATHSIG = 1
 NODES, CPUS, GPUS = 2, 32, 4
+PORTS = range(12_000, 20_000)
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -157,12 +158,13 @@ class Cluster:
 
 
 def _free_ports(number: int) -> list[int]:
-    with_sockets = [socket.socket() for _ in range(number)]
-    for one in with_sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in with_sockets]
-    for one in with_sockets:
-        one.close()
+    """Return free ports below those that the kernel gives to clients: a daemon that starts again needs its own."""
+    ports: list[int] = []
+    while len(ports) < number:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
     return ports
 
 

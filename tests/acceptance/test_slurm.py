@@ -323,6 +323,7 @@ def test_control_of_the_fence(site: Site) -> None:
     assert ended == 2, job
 
 
+@takes_long
 def test_a_killed_controller_costs_no_job(site: Site) -> None:
     site.start_worker()
     job_id = submit(site.client, plain_job("gated"))
@@ -335,6 +336,10 @@ def test_a_killed_controller_costs_no_job(site: Site) -> None:
     assert ends(site, second)["state"] == "succeeded"
     assert attempt_states(site.client, job_id) == attempt_states(site.client, second) == ["succeeded"]
     assert len(started(site.misbehave)) == 1
+    # The new controller may wait a minute before it asks for nodes that it does not remember.
+    for name in ("n1", "n2"):
+        site.cluster.kill(name)
+        site.cluster.start_node(name)
 
 
 def on_two_nodes(site: Site, spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
