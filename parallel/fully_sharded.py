@@ -101,10 +101,15 @@ class UnitParameter:
     def _part_of(self, original: nn.Parameter, device: torch.device) -> nn.Parameter:
         """Return this rank's elements of the parameter, in one dimension, filled up with zeros; all zeros for a
         parameter on the meta device."""
-        part = original.new_zeros(self.part_numel, device=device)
+        values = original.new_zeros(self.part_numel, device=device)
         if not original.is_meta:
-            self.copy_part(part, original.detach())
-        return nn.Parameter(part, original.requires_grad)
+            self.copy_part(values, original.detach())
+        part = nn.Parameter(values, original.requires_grad)
+        if part.requires_grad:
+            # Autograd writes a gradient itself where a part is used outside the forward pass, as by a penalty.
+            group = self.group
+            part.register_post_accumulate_grad_hook(lambda part: _mark_gradient(part, group))
+        return part
 
     def take_memory(self) -> None:
         self.memory.untyped_storage().resize_(self._bytes)
@@ -160,7 +165,13 @@ class UnitParameter:
         if self.part.grad is not None:
             self.part.grad.add_(gradient)
         else:
-            self.part.grad = ShardedGradient.part_of(gradient, self.group) if self.is_sharded else gradient
+            self.part.grad = gradient
+        self.mark_gradient()
+
+    def mark_gradient(self) -> None:
+        """See to it that the norm of a part's gradient is that of all parts, whoever wrote it."""
+        if self.is_sharded:
+            _mark_gradient(self.part, self.group)
 
 
 class ShardedUnit:
@@ -686,6 +697,9 @@ class FullyShardedDataParallel(nn.Module):
         """
         if any(unit.in_backward or unit.reduced for unit in self.units):
             raise RuntimeError("call finish_gradient_synchronization() after backward() and before clip_grad_norm_()")
+        for parameter in self._sharded.values():
+            # One that the caller has set may be a plain tensor.
+            parameter.mark_gradient()
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         if not gradients:
             return torch.zeros((), device=self._device)
@@ -803,6 +817,11 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
             yield f"{prefix}{name}", child
         else:
             yield from _unit_modules(child, f"{prefix}{name}.")
+
+
+def _mark_gradient(part: Tensor, group: dist.ProcessGroup) -> None:
+    if part.grad is not None and not isinstance(part.grad, ShardedGradient):
+        part.grad = ShardedGradient.part_of(part.grad, group)
 
 
 def _remove_all(hooks: list[Any]) -> None:
