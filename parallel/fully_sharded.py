@@ -544,7 +544,7 @@ class FullyShardedDataParallel(nn.Module):
     @torch.no_grad()
     def _hold(self, unit: ShardedUnit) -> None:
         """Keep a unit's gradients, to which further passes will add, in the dtype of the reduction."""
-        for parameter in unit.sharded:
+        for parameter in unit.held:
             parameter.hold_gradient(self.reduce_dtype or parameter.whole.dtype)
 
     def _reduce(self, unit: ShardedUnit) -> None:
