@@ -213,7 +213,8 @@ class FullyShardedDataParallel(nn.Module):
 
     `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
     norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
-    All ranks must run the same units in the same order; within a unit they may use different parameters. torch.compile
+    All ranks must run the same units in the same order; within a unit they may use different parameters. Parameters must
+    be frozen before they are wrapped: a forward pass after one was frozen or unfrozen raises an error. torch.compile
     may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
@@ -285,6 +286,8 @@ class FullyShardedDataParallel(nn.Module):
         held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
+        self._trained = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
+        """Whether each parameter needed a gradient when the model was wrapped."""
         self.inside: ShardedUnit | None = None
         """In a watched forward pass: the unit that runs, or that has failed."""
         self._watched: set[tuple[bool, bool]] = set()
@@ -351,9 +354,20 @@ class FullyShardedDataParallel(nn.Module):
             self.synchronizes = before
 
     def begin_forward(self) -> None:
-        """Forget the previous forward pass."""
+        """Forget the previous forward pass.
+
+        Raises:
+            RuntimeError: a parameter has been frozen or unfrozen since the model was wrapped.
+        """
         if _in_backward():
             return
+        for name, parameter, trained in self._trained:
+            if parameter.requires_grad != trained:
+                raise RuntimeError(
+                    f"requires_grad of {name} was {trained} when the model was wrapped and is {not trained} now: freeze "
+                    "and unfreeze before FullyShardedDataParallel wraps the model; wrap a new model with the weights of "
+                    "full_state_dict() to train others"
+                )
         # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.
         for unit in self.units:
             self._free(unit)
