@@ -297,6 +297,8 @@ class FullyShardedDataParallel(nn.Module):
         self._previous_order: list[ShardedUnit] = []
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         self.synchronizes = True
+        self.reads_parts = False
+        """Whether `state_dict` of the module gives parts, as it does to this wrapper only."""
         self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
@@ -451,6 +453,15 @@ class FullyShardedDataParallel(nn.Module):
 
         # Before the hooks of a unit that is the whole module.
         self.module.register_forward_pre_hook(begin, prepend=True)
+
+        def refuse(*arguments: Any) -> None:
+            wrapper = this()
+            if wrapper is not None and not wrapper.reads_parts:
+                raise RuntimeError(_PARTS_ONLY)
+
+        # Not by methods of the wrapper: state_dict() of the module in it, or of one around it, gives parts, too.
+        self.module.register_state_dict_pre_hook(refuse)
+        self.module.register_load_state_dict_pre_hook(refuse)
 
     # Gathering and freeing
 
@@ -724,6 +735,14 @@ class FullyShardedDataParallel(nn.Module):
 
     # State
 
+    def _state_of_parts(self) -> dict[str, Tensor]:
+        """Return the module's own state, which has this rank's parts: what `state_dict` refuses to others."""
+        self.reads_parts = True
+        try:
+            return self.module.state_dict(keep_vars=True)
+        finally:
+            self.reads_parts = False
+
     @torch.no_grad()
     def full_state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
         """Return all full parameters and persistent buffers, under the wrapped module's names. Call it on every rank.
@@ -736,7 +755,7 @@ class FullyShardedDataParallel(nn.Module):
         """
         self._free_all()
         keeps = not rank0_only or is_first(self._groups)
-        named = self.module.state_dict(keep_vars=True)
+        named = self._state_of_parts()
         copies: dict[int, Tensor] = {}
         # Tied parameters are gathered once.
         for key, value in {id(value): value for value in named.values()}.items():
@@ -758,7 +777,7 @@ class FullyShardedDataParallel(nn.Module):
             ValueError: names or shapes differ from the module's; raised on every rank.
         """
         self._free_all()
-        places = self.module.state_dict(keep_vars=True)
+        places = self._state_of_parts()
         error = None
         if is_first(self._groups):
             shapes = {n: self._sharded[id(v)].shape if id(v) in self._sharded else v.shape for n, v in places.items()}
@@ -876,6 +895,10 @@ def _forward_hooks(
     return before, after
 
 
+_PARTS_ONLY = (
+    "state_dict() and load_state_dict() would save and load this rank's parts only: call full_state_dict() and "
+    "load_full_state_dict() of FullyShardedDataParallel, on every rank"
+)
 _OTHER_UNITS = (
     "This happened in the unit {unit!r}, where parameters of other units are one-dimensional parts. If it uses one, "
     "register that parameter in both modules (self.weight = other.weight): it is then whole for the entire pass."
