@@ -813,9 +813,11 @@ class FullyShardedDataParallel(nn.Module):
             state: As `full_optimizer_state_dict` returns it. Rank 0's is loaded, whatever the other ranks pass.
 
         Raises:
-            ValueError: the state has other parameter groups than the optimizer; raised on every rank.
+            ValueError: the state has other parameter groups than the optimizer, or tensors of other shapes than the
+                parameters; raised on every rank.
         """
-        load_full_optimizer_state(optimizer, state, self._sharded, self._groups, self._device)
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        load_full_optimizer_state(optimizer, state, self._sharded, names, self._groups, self._device)
 
     @property
     def _sharded(self) -> dict[int, UnitParameter]:
