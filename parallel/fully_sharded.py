@@ -107,8 +107,8 @@ class UnitParameter:
         part = nn.Parameter(values, original.requires_grad)
         if part.requires_grad:
             # Autograd writes a gradient itself where a part is used outside the forward pass, as by a penalty.
-            group = self.group
-            part.register_post_accumulate_grad_hook(lambda part: _mark_gradient(part, group))
+            hook = functools.partial(_mark_gradient, group=self.group)
+            part.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return part
 
     def take_memory(self) -> None:
@@ -213,8 +213,8 @@ class FullyShardedDataParallel(nn.Module):
 
     `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
     norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
-    All ranks must run the same units in the same order; within a unit they may use different parameters. Parameters must
-    be frozen before they are wrapped: a forward pass after one was frozen or unfrozen raises an error. torch.compile
+    All ranks must run the same units in the same order; within a unit they may use different parameters. Freeze
+    parameters before they are wrapped: a forward pass after one was frozen or unfrozen raises an error. torch.compile
     may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
@@ -366,9 +366,9 @@ class FullyShardedDataParallel(nn.Module):
         for name, parameter, trained in self._trained:
             if parameter.requires_grad != trained:
                 raise RuntimeError(
-                    f"requires_grad of {name} was {trained} when the model was wrapped and is {not trained} now: freeze "
-                    "and unfreeze before FullyShardedDataParallel wraps the model; wrap a new model with the weights of "
-                    "full_state_dict() to train others"
+                    f"requires_grad of {name} was {trained} when the model was wrapped and is {not trained} now: "
+                    "freeze and unfreeze before FullyShardedDataParallel wraps the model; to train others, wrap a new "
+                    "model with the weights of full_state_dict()"
                 )
         # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.
         for unit in self.units:
@@ -460,8 +460,8 @@ class FullyShardedDataParallel(nn.Module):
                 raise RuntimeError(_PARTS_ONLY)
 
         # Not by methods of the wrapper: state_dict() of the module in it, or of one around it, gives parts, too.
-        self.module.register_state_dict_pre_hook(refuse)
-        self.module.register_load_state_dict_pre_hook(refuse)
+        self.module.register_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
+        self.module.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
 
     # Gathering and freeing
 

@@ -135,7 +135,7 @@ def load_full_optimizer_state(
     if first:
         error = _why_not_loaded(theirs, optimizer, divided, names)
         if error is None:
-            for n, values in theirs["state"].items():
+            for n, values in theirs.get("state", {}).items():
                 described[n] = {k: _described(v, ones[n]) for k, v in values.items()}
     error, described, settings = broadcast_objects([error, described, theirs.get("param_groups")], groups, device)
     if error is not None:
@@ -165,15 +165,16 @@ def _why_not_loaded(
     if [len(group["params"]) for group in state.get("param_groups", [])] != sizes:
         return "the loaded state has other parameter groups than this optimizer"
     parameters = _parameters(optimizer)
-    for number, values in state["state"].items():
+    for number, values in state.get("state", {}).items():
         if number not in range(len(parameters)):
             return f"the loaded state has a parameter {number}; this optimizer has {len(parameters)} parameters, from 0"
         key = id(parameters[number])
         shape = divided[key].shape if key in divided else parameters[number].shape
+        whose = names.get(key, f"parameter {number}")
         for name, value in values.items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape != shape:
                 return (
-                    f"{name} of {names.get(key, f'parameter {number}')} has the shape {tuple(value.shape)} in the state "
+                    f"{name} of {whose} has the shape {tuple(value.shape)} in the state "
                     f"and the parameter {tuple(shape)}: load the state of the same model's optimizer"
                 )
     return None
