@@ -265,11 +265,7 @@ class FullyShardedDataParallel(nn.Module):
         """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.reshard_after_forward = reshard_after_forward
-        for name, child in module.named_modules():
-            if isinstance(child, nn.RNNBase):
-                raise TypeError(
-                    f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights"
-                )
+        _refuse_recurrent(module)
         is_meta = any(parameter.is_meta for parameter in module.parameters())
         if is_meta and device is None:
             raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
@@ -838,6 +834,12 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
         if state[name].shape != shape:
             return f"{name} has the shape {tuple(state[name].shape)} in the state and {tuple(shape)} in the module"
     return None
+
+
+def _refuse_recurrent(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        if isinstance(child, nn.RNNBase):
+            raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
 
 
 def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
