@@ -101,10 +101,15 @@ class UnitParameter:
     def _part_of(self, original: nn.Parameter, device: torch.device) -> nn.Parameter:
         """Return this rank's elements of the parameter, in one dimension, filled up with zeros; all zeros for a
         parameter on the meta device."""
-        part = original.new_zeros(self.part_numel, device=device)
+        values = original.new_zeros(self.part_numel, device=device)
         if not original.is_meta:
-            self.copy_part(part, original.detach())
-        return nn.Parameter(part, original.requires_grad)
+            self.copy_part(values, original.detach())
+        part = nn.Parameter(values, original.requires_grad)
+        if part.requires_grad:
+            # Autograd writes a gradient itself where a part is used outside the forward pass, as by a penalty.
+            hook = functools.partial(_mark_gradient, group=self.group)
+            part.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return part
 
     def take_memory(self) -> None:
         self.memory.untyped_storage().resize_(self._bytes)
@@ -160,7 +165,13 @@ class UnitParameter:
         if self.part.grad is not None:
             self.part.grad.add_(gradient)
         else:
-            self.part.grad = ShardedGradient.part_of(gradient, self.group) if self.is_sharded else gradient
+            self.part.grad = gradient
+        self.mark_gradient()
+
+    def mark_gradient(self) -> None:
+        """See to it that the norm of a part's gradient is that of all parts, whoever wrote it."""
+        if self.is_sharded:
+            _mark_gradient(self.part, self.group)
 
 
 class ShardedUnit:
@@ -202,7 +213,8 @@ class FullyShardedDataParallel(nn.Module):
 
     `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
     norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
-    All ranks must run the same units in the same order; within a unit they may use different parameters. torch.compile
+    All ranks must run the same units in the same order; within a unit they may use different parameters. Freeze
+    parameters before they are wrapped: a forward pass after one was frozen or unfrozen raises an error. torch.compile
     may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
@@ -253,11 +265,7 @@ class FullyShardedDataParallel(nn.Module):
         """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.reshard_after_forward = reshard_after_forward
-        for name, child in module.named_modules():
-            if isinstance(child, nn.RNNBase):
-                raise TypeError(
-                    f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights"
-                )
+        _refuse_recurrent(module)
         is_meta = any(parameter.is_meta for parameter in module.parameters())
         if is_meta and device is None:
             raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
@@ -274,6 +282,8 @@ class FullyShardedDataParallel(nn.Module):
         held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
+        self._trained = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
+        """Whether each parameter needed a gradient when the model was wrapped."""
         self.inside: ShardedUnit | None = None
         """In a watched forward pass: the unit that runs, or that has failed."""
         self._watched: set[tuple[bool, bool]] = set()
@@ -283,6 +293,8 @@ class FullyShardedDataParallel(nn.Module):
         self._previous_order: list[ShardedUnit] = []
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         self.synchronizes = True
+        self.reads_parts = False
+        """Whether `state_dict` of the module gives parts, as it does to this wrapper only."""
         self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
@@ -340,9 +352,20 @@ class FullyShardedDataParallel(nn.Module):
             self.synchronizes = before
 
     def begin_forward(self) -> None:
-        """Forget the previous forward pass."""
+        """Forget the previous forward pass.
+
+        Raises:
+            RuntimeError: a parameter has been frozen or unfrozen since the model was wrapped.
+        """
         if _in_backward():
             return
+        for name, parameter, trained in self._trained:
+            if parameter.requires_grad != trained:
+                raise RuntimeError(
+                    f"requires_grad of {name} was {trained} when the model was wrapped and is {not trained} now: "
+                    "freeze and unfreeze before FullyShardedDataParallel wraps the model; to train others, wrap a new "
+                    "model with the weights of full_state_dict()"
+                )
         # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.
         for unit in self.units:
             self._free(unit)
@@ -426,6 +449,15 @@ class FullyShardedDataParallel(nn.Module):
 
         # Before the hooks of a unit that is the whole module.
         self.module.register_forward_pre_hook(begin, prepend=True)
+
+        def refuse(*arguments: Any) -> None:
+            wrapper = this()
+            if wrapper is not None and not wrapper.reads_parts:
+                raise RuntimeError(_PARTS_ONLY)
+
+        # Not by methods of the wrapper: state_dict() of the module in it, or of one around it, gives parts, too.
+        self.module.register_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
+        self.module.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
 
     # Gathering and freeing
 
@@ -533,7 +565,7 @@ class FullyShardedDataParallel(nn.Module):
     @torch.no_grad()
     def _hold(self, unit: ShardedUnit) -> None:
         """Keep a unit's gradients, to which further passes will add, in the dtype of the reduction."""
-        for parameter in unit.sharded:
+        for parameter in unit.held:
             parameter.hold_gradient(self.reduce_dtype or parameter.whole.dtype)
 
     def _reduce(self, unit: ShardedUnit) -> None:
@@ -686,6 +718,9 @@ class FullyShardedDataParallel(nn.Module):
         """
         if any(unit.in_backward or unit.reduced for unit in self.units):
             raise RuntimeError("call finish_gradient_synchronization() after backward() and before clip_grad_norm_()")
+        for parameter in self._sharded.values():
+            # One that the caller has set may be a plain tensor.
+            parameter.mark_gradient()
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         if not gradients:
             return torch.zeros((), device=self._device)
@@ -695,6 +730,14 @@ class FullyShardedDataParallel(nn.Module):
         return total
 
     # State
+
+    def _state_of_parts(self) -> dict[str, Tensor]:
+        """Return the module's own state, which has this rank's parts: what `state_dict` refuses to others."""
+        self.reads_parts = True
+        try:
+            return self.module.state_dict(keep_vars=True)
+        finally:
+            self.reads_parts = False
 
     @torch.no_grad()
     def full_state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
@@ -708,7 +751,7 @@ class FullyShardedDataParallel(nn.Module):
         """
         self._free_all()
         keeps = not rank0_only or is_first(self._groups)
-        named = self.module.state_dict(keep_vars=True)
+        named = self._state_of_parts()
         copies: dict[int, Tensor] = {}
         # Tied parameters are gathered once.
         for key, value in {id(value): value for value in named.values()}.items():
@@ -730,7 +773,7 @@ class FullyShardedDataParallel(nn.Module):
             ValueError: names or shapes differ from the module's; raised on every rank.
         """
         self._free_all()
-        places = self.module.state_dict(keep_vars=True)
+        places = self._state_of_parts()
         error = None
         if is_first(self._groups):
             shapes = {n: self._sharded[id(v)].shape if id(v) in self._sharded else v.shape for n, v in places.items()}
@@ -766,9 +809,11 @@ class FullyShardedDataParallel(nn.Module):
             state: As `full_optimizer_state_dict` returns it. Rank 0's is loaded, whatever the other ranks pass.
 
         Raises:
-            ValueError: the state has other parameter groups than the optimizer; raised on every rank.
+            ValueError: the state has other parameter groups than the optimizer, or tensors of other shapes than the
+                parameters; raised on every rank.
         """
-        load_full_optimizer_state(optimizer, state, self._sharded, self._groups, self._device)
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        load_full_optimizer_state(optimizer, state, self._sharded, names, self._groups, self._device)
 
     @property
     def _sharded(self) -> dict[int, UnitParameter]:
@@ -791,6 +836,12 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
     return None
 
 
+def _refuse_recurrent(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        if isinstance(child, nn.RNNBase):
+            raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
+
+
 def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that are units of their own, with their names."""
     children = list(module.named_children())
@@ -803,6 +854,11 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
             yield f"{prefix}{name}", child
         else:
             yield from _unit_modules(child, f"{prefix}{name}.")
+
+
+def _mark_gradient(part: Tensor, group: dist.ProcessGroup) -> None:
+    if part.grad is not None and not isinstance(part.grad, ShardedGradient):
+        part.grad = ShardedGradient.part_of(part.grad, group)
 
 
 def _remove_all(hooks: list[Any]) -> None:
@@ -843,6 +899,10 @@ def _forward_hooks(
     return before, after
 
 
+_PARTS_ONLY = (
+    "state_dict() and load_state_dict() would save and load this rank's parts only: call full_state_dict() and "
+    "load_full_state_dict() of FullyShardedDataParallel, on every rank"
+)
 _OTHER_UNITS = (
     "This happened in the unit {unit!r}, where parameters of other units are one-dimensional parts. If it uses one, "
     "register that parameter in both modules (self.weight = other.weight): it is then whole for the entire pass."

@@ -8,11 +8,13 @@ model, without an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from parallel.collectives import start_all_reduce
 
@@ -22,7 +24,8 @@ class ShardedGradient(Tensor):
 
     Norms (`torch.linalg.vector_norm`, `torch.norm`, `torch.linalg.norm`, `Tensor.norm`) are those of the whole
     gradient, and GradScaler learns of infinities in any part. These communicate: every rank must call them. Everything
-    else computes on the part, and its results are plain tensors.
+    else computes on the part. Floating-point results of the part's own shape (`gradient / 2`, `gradient.detach()`) are
+    parts, too; other results, and copies by `copy` or `pickle`, are plain tensors.
     """
 
     group: dist.ProcessGroup
@@ -53,14 +56,30 @@ class ShardedGradient(Tensor):
             if function is torch._amp_foreach_non_finite_check_and_unscale_:
                 for group in {one.group for one in args[0] if isinstance(one, cls)}:
                     start_all_reduce(args[1], dist.ReduceOp.MAX, group).wait()
-            return result
+            return result if function is Tensor.as_subclass else _parts_again(result, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return self.clone()
+        return self.as_subclass(Tensor).clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A process group cannot be saved.
-        return self.clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.as_subclass(Tensor).clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _parts_again(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return a function's result, or list of results, with those of the shape of a part that it was given as parts."""
+    if type(result) in (list, tuple):
+        lists = args and isinstance(args[0], list | tuple) and len(args[0]) == len(result)
+        # torch._foreach functions: each result is of the tensor in its place.
+        return type(result)(map(_parts_again, result, zip(args[0]), repeat({}))) if lists else result
+    if type(result) is Tensor and result.is_floating_point():
+        leaves = tree_leaves((args, kwargs))
+        # What an operation in place returns stays the tensor that it was.
+        if all(leaf is not result for leaf in leaves):
+            for leaf in leaves:
+                if isinstance(leaf, ShardedGradient) and leaf.shape == result.shape:
+                    return ShardedGradient.part_of(result, leaf.group)
+    return result
 
 
 _NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}

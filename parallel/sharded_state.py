@@ -108,25 +108,38 @@ def load_full_optimizer_state(
     optimizer: Optimizer,
     state: Mapping[str, Any] | None,
     divided: Mapping[int, Divided],
+    names: Mapping[int, str],
     groups: Sequence[dist.ProcessGroup],
     device: torch.device,
 ) -> None:
     """Load the first rank's state with full tensors: each rank takes its parts.
 
+    Args:
+        optimizer: It treats parameters element by element.
+        state: As `full_optimizer_state` returns it; the first rank's counts.
+        divided: The divided parameters, by their part's identity.
+        names: All parameters' names, by their, or their part's, identity.
+        groups: A broadcast over one after the other reaches every rank.
+        device: Where tensors travel.
+
     Raises:
-        ValueError: the state has other parameter groups than the optimizer; raised on every rank.
+        ValueError: the state has other parameter groups than the optimizer, or tensors of other shapes than the
+            parameters; raised on every rank.
     """
     parameters = _parameters(optimizer)
     ones = [divided.get(id(parameter)) for parameter in parameters]
     first = is_first(groups)
     theirs: Mapping[str, Any] = (state or {}) if first else {}
-    described: dict[int, dict[str, Any]] | None = None
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if first and [len(group["params"]) for group in theirs.get("param_groups", [])] == sizes:
-        described = {n: {k: _described(v, ones[n]) for k, v in values.items()} for n, values in theirs["state"].items()}
-    described, settings = broadcast_objects([described, theirs.get("param_groups")], groups, device)
-    if described is None:
-        raise ValueError("the loaded state has other parameter groups than this optimizer")
+    error = None
+    described: dict[int, dict[str, Any]] = {}
+    if first:
+        error = _why_not_loaded(theirs, optimizer, divided, names)
+        if error is None:
+            for n, values in theirs.get("state", {}).items():
+                described[n] = {k: _described(v, ones[n]) for k, v in values.items()}
+    error, described, settings = broadcast_objects([error, described, theirs.get("param_groups")], groups, device)
+    if error is not None:
+        raise ValueError(error)
     for number, values in described.items():
         for name, value in values.items():
             if isinstance(value, Travelling):
@@ -142,6 +155,29 @@ def load_full_optimizer_state(
                     whole = torch.empty_like(parameters[number], dtype=whole.dtype).copy_(whole)
                 values[name] = whole
     optimizer.load_state_dict({"state": described, "param_groups": settings})
+
+
+def _why_not_loaded(
+    state: Mapping[str, Any], optimizer: Optimizer, divided: Mapping[int, Divided], names: Mapping[int, str]
+) -> str | None:
+    """Return why a state with full tensors does not fit an optimizer; None if it fits."""
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if [len(group["params"]) for group in state.get("param_groups", [])] != sizes:
+        return "the loaded state has other parameter groups than this optimizer"
+    parameters = _parameters(optimizer)
+    for number, values in state.get("state", {}).items():
+        if number not in range(len(parameters)):
+            return f"the loaded state has a parameter {number}; this optimizer has {len(parameters)} parameters, from 0"
+        key = id(parameters[number])
+        shape = divided[key].shape if key in divided else parameters[number].shape
+        whose = names.get(key, f"parameter {number}")
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != shape:
+                return (
+                    f"{name} of {whose} has the shape {tuple(value.shape)} in the state "
+                    f"and the parameter {tuple(shape)}: load the state of the same model's optimizer"
+                )
+    return None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel import rounding, sharding, training
+from tests.parallel import guards, rounding, sharding, training
 from tests.parallel.pool import Pool
 
 
@@ -99,7 +99,8 @@ def test_training_beside_torchs(two_and_three: Pool, compute: str | None, reduce
 
 def test_gradients_accumulate_in_the_dtype_of_the_reduction(two_and_three: Pool) -> None:
     for error in two_and_three(sharding.accumulated):
-        assert error["float32"] < 1e-6 < 1e-4 < error["bfloat16"]
+        for axes in (1, 2):
+            assert error[f"float32 {axes}"] < 1e-6 < 1e-4 < error[f"bfloat16 {axes}"]
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
@@ -148,6 +149,55 @@ def test_clipping_before_the_synchronization_is_refused(two_ranks: Pool) -> None
 def test_infinity_in_one_ranks_part_skips_the_step_on_all(two_and_three: Pool, kind: str, optimizer: str) -> None:
     for scales in two_and_three(training.scaled, kind, optimizer):
         assert scales == [64.0, 32.0, 32.0, 32.0]
+
+
+@pytest.mark.parametrize("where", ["in the loss", "a pass of its own"])
+@pytest.mark.parametrize("how", ["ours", "torch's"])
+def test_gradients_that_autograd_or_a_user_wrote_are_clipped_by_the_norm_of_all_parts(
+    two_ranks: Pool, how: str, where: str
+) -> None:
+    norms = two_ranks(guards.penalised, how, where)
+    assert norms[0] == norms[1]
+
+
+def test_infinity_in_a_gradient_that_autograd_wrote_skips_the_step_on_all_ranks(two_ranks: Pool) -> None:
+    assert two_ranks(guards.scaled_with_penalty) == [[32.0, True]] * 2
+
+
+def test_results_of_the_shape_of_a_part_are_parts(two_ranks: Pool) -> None:
+    two_ranks(guards.results_of_parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "trains"),
+    [("frozen.weight", True), ("frozen.bias", True), ("blocks.0.up.weight", False), ("norm.bias", False)],
+)
+def test_freezing_and_unfreezing_after_wrapping_is_refused(two_ranks: Pool, name: str, trains: bool) -> None:
+    for changed, undone in two_ranks(guards.refrozen, name, trains):
+        assert f"requires_grad of {name} was {not trains} when the model was wrapped and is {trains} now" in changed
+        assert "before FullyShardedDataParallel" in changed
+        assert undone == "nothing was raised"
+
+
+def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None:
+    for errors in two_ranks(guards.states_of_parts):
+        assert len(errors) == 6
+        for error in errors:
+            assert "full_state_dict()" in error
+            assert "load_full_state_dict()" in error
+
+
+def test_states_of_another_models_optimizer_are_refused_on_every_rank(two_ranks: Pool) -> None:
+    for errors in two_ranks(guards.foreign_optimizer_states):
+        for error, name, theirs, ours in zip(
+            errors,
+            ["0.weight", "0.bias", "1.bias"],
+            ["(6, 2)", "(1,)", "(4, 1)"],
+            ["(3, 4)", "(3,)", "(4,)"],
+            strict=False,
+        ):
+            assert f"exp_avg of {name} has the shape {theirs} in the state and the parameter {ours}" in error
+        assert "parameter 7" in errors[3]
 
 
 def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:

@@ -1,0 +1,150 @@
+"""Functions of the pool's ranks: what users do with the gradients, parameters and states of full sharding that is
+either right or refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import parallel
+from tests.parallel.training import batch, close, device, different_model, first_ranks_model, loss_of, part, same_state
+
+
+def penalty(model: nn.Module) -> Tensor:
+    """The weights' squares: of parts, outside the wrapper's forward pass; also of those that nothing else uses."""
+    return 1e-2 * sum((p.double().pow(2).sum() for p in model.parameters() if p.requires_grad), start=torch.zeros(()))
+
+
+def penalised(how: str, where: str) -> list[float]:
+    """Train three steps with a penalty of the weights, change gradients, clip; return the norms.
+
+    Args:
+        how: By which function gradients are clipped.
+        where: "in the loss", or in a "pass of its own" after the gradients' synchronization.
+    """
+    model, alone = parallel.FullyShardedDataParallel(different_model()), first_ranks_model()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.9) for m in (model, alone))
+    norms = []
+    for step in range(3):
+        inputs, targets = batch(step)
+        loss = loss_of(model(part(inputs)), part(targets))
+        (loss + penalty(model) if where == "in the loss" else loss).backward()
+        model.finish_gradient_synchronization()
+        if where == "a pass of its own":
+            penalty(model).backward()
+        (loss_of(alone(inputs.to(device())), targets.to(device())) + penalty(alone)).backward()
+        for one in (model, alone):
+            for parameter in one.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.detach() / 0.5
+                    if step == 2 and one is model and how == "ours":
+                        parameter.grad = parameter.grad.as_subclass(Tensor)
+        expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        assert expected > 0.2, "nothing is clipped"
+        norm = model.clip_grad_norm_(0.1) if how == "ours" else nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        close(norm, expected, "norm")
+        norms.append(float(norm))
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_state(model, alone)
+    return norms
+
+
+def scaled_with_penalty() -> list[Any]:
+    """One rank's part of a gradient that only the penalty has becomes infinite; return the scale, and whether any
+    parameter changed."""
+    model = parallel.FullyShardedDataParallel(first_ranks_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device().type, init_scale=64.0)
+    before = copy.deepcopy([parameter.detach() for parameter in model.parameters()])
+    scaler.scale(penalty(model)).backward()
+    model.finish_gradient_synchronization()
+    if dist.get_rank() == 1:
+        model.module.unused.weight.grad[0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    same = all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    return [scaler.get_scale(), same]
+
+
+def results_of_parts() -> None:
+    """Results of a part's own shape have the norm of all parts, also among other gradients; copies are plain."""
+    model = parallel.FullyShardedDataParallel(nn.Linear(4, 4).to(device()))
+    model(torch.ones(2, 4, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    sharded = model.module.weight.grad
+    alike = torch.ones_like(sharded.as_subclass(Tensor))
+    norm = sharded.norm()
+    for same in (sharded.detach(), sharded.data, sharded.clone(), sharded / 1.0, sharded.float(), alike * sharded):
+        close(same.norm(), norm, "norm")
+    halves = torch._foreach_mul([alike, sharded], 0.5)
+    close(halves[0].norm(), alike.norm() / 2, "norm of the plain one")
+    close(halves[1].norm(), norm / 2, "norm of the part")
+    assert type(alike.add_(sharded)) is Tensor
+    saved = io.BytesIO()
+    torch.save(sharded / 1.0, saved)
+    saved.seek(0)
+    assert type(copy.deepcopy(sharded / 1.0)) is type(torch.load(saved)) is Tensor
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def refrozen(name: str, trains: bool) -> list[str]:
+    """Freeze or unfreeze a parameter after wrapping; return the forward pass's errors then, and once that is undone."""
+    model = parallel.FullyShardedDataParallel(first_ranks_model())
+    inputs, _ = batch(0)
+    model.module.get_parameter(name).requires_grad_(trains)
+    changed = error_of(lambda: model(part(inputs)))
+    model.module.get_parameter(name).requires_grad_(not trains)
+    return [changed, error_of(lambda: model(part(inputs)))]
+
+
+def states_of_parts() -> list[str]:
+    """The errors of torch's own ways to save and load, of the wrapper, the module in it and one around it."""
+    module = first_ranks_model()
+    full = module.state_dict()
+    model = parallel.FullyShardedDataParallel(module)
+    around = nn.Sequential(model)
+    calls: list[Callable[[], Any]] = []
+    for one, prefix in ((model, "module."), (module, ""), (around, "0.module.")):
+        calls.append(one.state_dict)
+        state = {prefix + name: value for name, value in full.items()}
+        calls.append(lambda one=one, state=state: one.load_state_dict(state))
+    errors = [error_of(call) for call in calls]
+    model.load_full_state_dict(full)
+    same_state(model, first_ranks_model())
+    # What has no parts of its own is still saved.
+    assert list(module.norm.state_dict()) == ["weight", "bias"]
+    return errors
+
+
+def foreign_optimizer_states() -> list[str]:
+    """The errors of states of another model's optimizer, on rank 0 alone."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4)).to(device())
+    model = parallel.FullyShardedDataParallel(module)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+    first = dist.get_rank() == 0
+    errors = []
+    for number, shape in ((0, (6, 2)), (1, (1,)), (3, (4, 1)), (7, (1,))):
+        state = model.full_optimizer_state_dict(optimizer)
+        state["state"].setdefault(number, {})["exp_avg"] = torch.ones(shape)
+        errors.append(
+            error_of(lambda state=state: model.load_full_optimizer_state_dict(optimizer, state if first else None))
+        )
+    return errors
