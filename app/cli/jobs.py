@@ -70,6 +70,14 @@ TimeoutS = Annotated[
 MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
 NotifyUrl = Annotated[str | None, typer.Option(help="Address that the server tells the end, signed.", metavar="URL")]
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
+Fit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY=UPTO",
+        help="Search for the largest value up to this one with which the job fits into memory.",
+        autocompletion=completing.fields,
+    ),
+]
 Exclude = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
 ]
@@ -237,14 +245,7 @@ def sweep(
         list[str] | None, of_fields("Fields; those with several values make the grid.", metavar="KEY=V1,V2…")
     ] = None,
     *,
-    fit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY=UPTO",
-            help="Search for the largest value up to this one with which the job fits into memory.",
-            autocompletion=completing.fields,
-        ),
-    ] = None,
+    fit: Fit = None,
     multiple_of: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
     exclude: Exclude = None,
     preset: Preset = None,

@@ -323,7 +323,7 @@ def test_control_of_the_fence(site: Site) -> None:
     assert ended == 2, job
 
 
-@takes_long
+@pytest.mark.long
 def test_a_killed_controller_costs_no_job(site: Site) -> None:
     site.start_worker()
     job_id = submit(site.client, plain_job("gated"))

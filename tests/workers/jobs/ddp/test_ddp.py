@@ -537,7 +537,7 @@ def test_a_rank_that_dies_or_stops_is_named(failing: Any, error: Any, capfd: pyt
 
 def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(Unsupported, match="world_size 2 needs as many GPUs; this worker's process sees 1"):
+    with pytest.raises(Unsupported, match="world_size 2 needs 2 GPUs here; this worker's process sees 1"):
         choose_devices(parsed(backend="nccl"))
 
 
