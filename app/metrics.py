@@ -45,7 +45,7 @@ METRICS = {
         MetricProperties("output_error", "less", is_error=True),
         MetricProperties("gradient_error", "less", is_error=True),
         MetricProperties("parameter_error", "less", is_error=True),
-        MetricProperties("exposed_communication_error_ms", "less"),
+        MetricProperties("exposed_communication_error_ms", "less"),  # of ddp jobs up to version 0.1.0
         MetricProperties("profiler_overhead_percent", "less"),
         MetricProperties("communication_percent", "less"),
         MetricProperties("exposed_communication_percent", "less"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
+from app.summaries import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs import _training
 from workers.jobs._limits import check_rate
 from workers.jobs._ranks import check_cores
@@ -29,14 +30,11 @@ PARITY = ("gradient_error", "parameter_error")
 GPU_ONLY = "known on GPUs only"
 DOES_NOT_COMMUNICATE = "strategy none does not communicate"
 TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 1e-2, "fp16": 1e-2}
-"""Largest allowed relative error of all gradients as one vector, by precision. One process computes them from the same
+"""Largest allowed error of a gradient (parity.gradient_errors), by precision. One process computes it from the same
 parameters by the same kernels, and sums in another order. Without one of n ranks the error is 1/n or more, of 64 ranks
 1.6e-2."""
 NARROW_TOLERANCE = 1.4e-2
 """The same where gradients travel in bf16, so that every sum of two is rounded to 8 bits."""
-ONE_GRADIENT_TOLERANCE = 5e-2
-"""Largest allowed relative error of any one gradient in 16 bits. Compiled under another wrapper, a block rounds
-elsewhere, and tiny gradients of a deep model (queries' projections) differ by 2 % between equally right steps."""
 PARAMETER_TOLERANCES = {"fp32": 1e-2, "tf32": 1e-2, "bf16": 0.2, "fp16": 0.2}
 """Largest allowed relative error of a parameter's change: Adam divides a gradient by its magnitude, so where that is
 near zero a small error may change the sign of the update."""
@@ -50,16 +48,15 @@ OF_OUR_STRATEGIES = frozenset(
         *COMPUTATION,
         *ALONE,
         *PARITY,
-        *("exposed_communication_error_ms", "exposed_communication_percent", "communication_mib"),
+        "exposed_communication_percent",
+        "communication_mib",
     }
 )
 """Metrics that a step of the user's own has not."""
 MAX_ERROR_PERCENT = 5.0
-"""Largest error of the exposed communication, in percent of the step, of a valid case."""
+"""Half the width of the exposed communication's interval, in percent of the step: the largest of a valid case."""
 MAX_NEGATIVE = 0.01
 """Share of the step by which the step without communication may take longer in a valid case."""
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
-"""Quantile of Student's t at 0.975, by degrees of freedom."""
 MEMORY = {
     "memory_after_init_mib": "after_init_mib",
     "memory_before_optimizer_mib": "before_optimizer_mib",
@@ -102,7 +99,6 @@ def _metrics(phases: Sequence[str]) -> list[Metric]:
         Metric("first_step_ms", "first_step", "ms"),
         Metric("computation_step_ms", None, "ms"),
         Metric("exposed_communication_ms", None, "ms"),
-        Metric("exposed_communication_error_ms", None, "ms"),
         Metric("exposed_communication_percent", None, "%"),
         Metric("alone_step_ms", None, "ms"),
         Metric("net_cost_ms", None, "ms"),
@@ -193,30 +189,37 @@ def add_exposed(values: Values, spec: DdpSpec, ranks: Sequence[Mapping[str, Any]
 
     Returns the check that the exposed communication is known well.
     """
-    from workers.measure.check import Check
-
     steps = steps_of(turns_of(ranks, spec.strategy))
     why_not = DOES_NOT_COMMUNICATE if spec.strategy == "none" else None
     exposed = add_difference(values, steps, turns_of(ranks, "silent"), COMPUTATION, why_not)
     add_difference(values, steps, turns_of(ranks, "none"), ALONE, why_not or ranks[0]["alone"])
-    names = [f"exposed_communication_{what}" for what in ("error_ms", "percent")]
+    share = "exposed_communication_percent"
     if not exposed:
-        for name in names:
-            values.set(name, None, None, why_not or "not measured")
+        values.set(share, None, None, why_not or "not measured")
         return []
     step_ms = statistics.median(time_ms for turn in steps for time_ms in turn)
-    error = half_width(exposed)
-    values.set(names[0], None, None if error is None else [error], "one round has no spread")
-    values.set(names[1], None, [100 * statistics.median(exposed) / step_ms])
-    if error is None:
-        return [Check("exposed_communication", False, "one round has no spread: measure_steps is 1")]
-    percent = 100 * error / step_ms
+    values.set(share, None, [100 * statistics.median(exposed) / step_ms])
+    return [check_exposed(exposed, step_ms)]
+
+
+def check_exposed(exposed: Sequence[float], step_ms: float) -> Check:
+    """Check that the interval of the median exposed time, of all rounds, is narrow and not below zero."""
+    from workers.measure.check import Check
+
+    interval = median_interval(exposed)
+    if interval is None:
+        detail = (
+            f"{len(exposed)} of {FEWEST_FOR_INTERVAL} rounds, of which a median has an interval: raise measure_steps"
+        )
+        return Check("exposed_communication", False, detail)
+    low, high = interval
+    percent = 100 * (high - low) / 2 / step_ms
     known_to = f"{percent:.{1 if percent < 10 else 0}f}%"
     detail = f"exposed communication is known to ± {known_to} of the step, limit {MAX_ERROR_PERCENT:g}%"
-    if statistics.median(exposed) < -max(error, MAX_NEGATIVE * step_ms):
+    if high < 0 and statistics.median(exposed) < -MAX_NEGATIVE * step_ms:
         detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
-        return [Check("exposed_communication", False, detail)]
-    return [Check("exposed_communication", percent <= MAX_ERROR_PERCENT, detail)]
+        return Check("exposed_communication", False, detail)
+    return Check("exposed_communication", percent <= MAX_ERROR_PERCENT, detail)
 
 
 def add_difference(
@@ -232,13 +235,6 @@ def add_difference(
     values.set(names[0], None, [time_ms for turn in others for time_ms in turn] or None, why_not or "not measured")
     values.set(names[1], None, differences or None, why_not or "not measured")
     return differences
-
-
-def half_width(samples: Sequence[float]) -> float | None:
-    """Return half the width of the 95 % interval of a mean, by Student's t; None for a single sample."""
-    if len(samples) < 2:
-        return None
-    return T_975[len(samples) - 1] * statistics.stdev(samples) / math.sqrt(len(samples))
 
 
 def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]], step_ms: float) -> None:
@@ -323,13 +319,10 @@ def add_rates(
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:
-    """Return the largest allowed relative error "gradient_error", "whole_gradient_error" or "parameter_error"."""
+    """Return the largest allowed "gradient_error" or "parameter_error"."""
     narrow = spec.casts or spec.parameter_dtype == "bf16"
-    whole = NARROW_TOLERANCE if narrow else TOLERANCES[spec.precision]
-    if name == "whole_gradient_error":
-        return whole
     if name == "gradient_error":
-        return ONE_GRADIENT_TOLERANCE if whole >= TOLERANCES["bf16"] else whole
+        return NARROW_TOLERANCE if narrow else TOLERANCES[spec.precision]
     return NARROW_PARAMETER_TOLERANCE if narrow else PARAMETER_TOLERANCES[spec.precision]
 
 
@@ -342,21 +335,19 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
             values.set(name, None, None, DOES_NOT_COMMUNICATE)
         return Check("parity", True, DOES_NOT_COMMUNICATE)
     wrong, details = [], []
-    for name in (*PARITY, "whole_gradient_error"):
+    for name in PARITY:
         error, limit = parity[name], tolerance(spec, name)
         why_not = parity["why_not"] or f"mode {spec.mode} changes no parameters"
         if error is not None and math.isnan(error):
             error, why_not = None, f"one process has a {name.partition('_')[0]} that is not finite"
         known = error is not None and math.isfinite(error)
-        if name in PARITY:
-            values.set(name, None, [error] if known else None, why_not if error is None else "missing or not finite")
+        values.set(name, None, [error] if known else None, why_not if error is None else "missing or not finite")
         if error is None:
             details.append(f"{name}: {why_not}")
             continue
         details.append(f"{name} {error:.2g}, limit {limit:g}")
         if not error <= limit:
-            where = parity.get(name.removesuffix("_error"), "all gradients")
-            wrong.append(f"{name} {error:.2g} of {where} exceeds {limit:g}")
+            wrong.append(f"{name} {error:.2g} of {parity[name.removesuffix('_error')]} exceeds {limit:g}")
     if wrong:
         values.overrule("wrong", f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
         return Check("parity", False, "; ".join(wrong), "wrong")

@@ -21,18 +21,19 @@ import torch
 
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
+from app.summaries import median_interval
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
-from tests.workers.jobs.ddp.ranks import SLOWER_MS, run_all
+from tests.workers.jobs.ddp.ranks import FORGOTTEN, SLOWER_MS, run_all
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs._values import Values
 from workers.jobs.ddp import RUNNER, choose_devices
 from workers.jobs.ddp.memory import Memory, MemoryMarks
-from workers.jobs.ddp.parity import largest_error, relative_error, whole_error
+from workers.jobs.ddp.parity import SMALL_SHARE, gradient_errors, largest_error, relative_error, small_gradients
 from workers.jobs.ddp.rank import run_rank
 from workers.jobs.ddp.strategies import Trained
-from workers.jobs.ddp.values import PARITY, add_exposed, check_host, metrics, tolerance
+from workers.jobs.ddp.values import PARITY, add_exposed, check_exposed, check_host, metrics, tolerance
 from workers.measure import validity
 from workers.measure.memory import memory_meter
 from workers.model.steps import TrainStep
@@ -71,11 +72,13 @@ SPECS: dict[str, dict[str, Any]] = {
     "fsdp, gathered once": {"strategy": "fsdp", "reshard_after_forward": False, "precision": "fp16"},
     "torch_fsdp, gathered once": {"strategy": "torch_fsdp", "reshard_after_forward": False, "gradient_clip_norm": 0.1},
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
-    "flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
-    "sends slowly, flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
-    "updates half, flat": {"strategy": "flat", "measure_steps": 12, "warmup_steps": 1},
+    "flat": {"strategy": "flat"},
+    "sends slowly, flat": {"strategy": "flat", "measure_steps": 6, "warmup_steps": 1},
+    "updates half of one side, flat": {"strategy": "flat"},
     "sends nothing, naive": {"strategy": "naive"},
     "sends nothing, flat": {"strategy": "flat"},
+    "has a key bias, bucketed": {"strategy": "bucketed"},
+    "forgets one, flat": {"strategy": "flat", "precision": "bf16"},
     "lacks a rank of 64, flat": {"strategy": "flat", "precision": "bf16", "parameter_dtype": "bf16"},
     "does not fit, flat": {"strategy": "flat"},
     "does not fit later, flat": {"strategy": "flat"},
@@ -185,6 +188,21 @@ def test_one_rank_of_64_left_out_is_noticed(run: Any) -> None:
     assert found["step_ms"]["outcome"] == "wrong"
 
 
+def test_a_gradient_that_is_zero_makes_no_strategy_wrong(run: Any) -> None:
+    """Keys' bias: what is computed is rounding, and Adam divides it by its own size."""
+    report = run("has a key bias, bucketed")
+    found = values(report)
+    assert found["step_ms"]["outcome"] == "ok", found["step_ms"]["reason"]
+    assert found["gradient_error"]["median"] < 1e-4
+    assert found["parameter_error"]["median"] < 1e-3
+
+
+def test_one_forgotten_gradient_is_noticed(run: Any) -> None:
+    found = values(run("forgets one, flat"))
+    assert found["step_ms"]["outcome"] == "wrong"
+    assert f"of {FORGOTTEN} exceeds 0.01" in found["step_ms"]["reason"]
+
+
 @pytest.mark.parametrize("attention", ["triton", "eager"])
 def test_a_fall_back_to_older_kernels_is_noted(run: Any, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
     """Preset 8b runs `triton`."""
@@ -196,7 +214,8 @@ def test_a_fall_back_to_older_kernels_is_noted(run: Any, monkeypatch: pytest.Mon
 
 
 def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
-    found = values(run("bucketed"))
+    report = run("bucketed")
+    found = values(report)
     ranks = [rank["bucketed"]["turns"] for rank in measured[0]]
     sides = ["bucketed", "silent", "none"]
     assert [turn["strategy"] for turn in ranks[0]] == [*sides, *sides[::-1], *sides]
@@ -210,8 +229,9 @@ def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     for side, metric in (("silent", "exposed_communication_ms"), ("none", "net_cost_ms")):
         differences = [own - other for own, other in zip(slowest["bucketed"], slowest[side], strict=True)]
         assert (found[metric]["min"], found[metric]["max"]) == pytest.approx((min(differences), max(differences)))
-    spread = statistics.stdev(found_differences(slowest)) / 3**0.5
-    assert found["exposed_communication_error_ms"]["median"] == pytest.approx(4.303 * spread)
+    (verdict,) = report.verdicts.values()
+    (check,) = [check for check in verdict["checks"] if check["name"] == "exposed_communication"]
+    assert (check["ok"], check["detail"].split(",")[0]) == (False, "3 of 6 rounds")
     assert found["synchronization_ms"]["n"] == 3
     tokens = 2 * 2 * 8
     assert found["tokens_per_s"]["median"] == pytest.approx(1e3 * tokens / found["step_ms"]["median"])
@@ -219,30 +239,36 @@ def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     assert found["first_step_ms"]["median"] > 0
 
 
-def found_differences(slowest: dict[str, list[float]]) -> list[float]:
-    return [own - other for own, other in zip(slowest["bucketed"], slowest["silent"], strict=True)]
-
-
 def exposed(ranks: Any, name: str, spec: DdpSpec | None = None) -> tuple[float, float]:
-    """The exposed communication of a job and its error, in ms."""
+    """The median exposed communication of a job and half the width of its interval, in ms."""
     spec = spec or parsed(**SPECS[name])
     collected = Values(metrics(spec))
     add_exposed(collected, spec, [rank[name] for rank in ranks])
-    names = ("exposed_communication_ms", "exposed_communication_error_ms")
-    median, error = (statistics.median(collected.samples(metric, None) or ()) for metric in names)
-    return median, error
+    samples = collected.samples("exposed_communication_ms", None) or ()
+    low, high = median_interval(samples) or (-math.inf, math.inf)
+    return statistics.median(samples), (high - low) / 2
 
 
 def test_slower_communication_is_exposed(measured: Any) -> None:
-    (plain, error), (slow, error_of_slow) = exposed(measured[0], "flat"), exposed(measured[0], "sends slowly, flat")
-    assert abs(slow - plain - SLOWER_MS["cpu"]) <= 2 * (error + error_of_slow)
-    assert slow > SLOWER_MS["cpu"] / 2
+    """How much of it is for the GPUs' control to say: a busy host's steps vary by more."""
+    assert exposed(measured[0], "sends slowly, flat")[0] > SLOWER_MS["cpu"] / 2
 
 
-def test_the_optimizers_time_is_no_communication(measured: Any) -> None:
-    """A step that updates half of the parameters takes less time, of which nothing is hidden communication."""
-    (plain, error), (half, error_of_half) = exposed(measured[0], "flat"), exposed(measured[0], "updates half, flat")
-    assert half >= plain - 2 * (error + error_of_half)
+def same_optimizer(ranks: Any, name: str) -> bool:
+    """Whether every rank updates the same with communication and without it."""
+    sides = [rank[name]["optimizers"] for rank in ranks]
+    return all(side.get("silent") == side.get(parsed(**SPECS[name]).strategy) for side in sides)
+
+
+@pytest.mark.parametrize("name", RIGHT[1:])
+def test_the_optimizers_time_is_no_communication(measured: Any, name: str) -> None:
+    """The side without communication has the same optimizer, of the same parameters, and the same part of its state."""
+    assert same_optimizer(measured[0], name)
+    assert ("silent" in measured[0][0][name]["optimizers"]) == (parsed(**SPECS[name]).mode == "train_step")
+
+
+def test_an_optimizer_that_updates_less_is_noticed(measured: Any) -> None:
+    assert not same_optimizer(measured[0], "updates half of one side, flat")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +293,20 @@ def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, sil
     assert check.ok is is_ok, check.detail
     assert "e+" not in check.detail
     assert collected.samples("net_cost_ms", None) == pytest.approx([time - 40 for time in shared])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "known_to"),
+    [
+        ([4.4, 4.5, 4.6, 4.7, 4.8, 30.0], "known to ± 13% of the step"),  # the table's interval: 4.4 to 30
+        ([4.4, 4.5, 4.6, 4.7, 4.8, 5.4], "known to ± 0.5% of the step"),
+        ([4.4, 4.5, 4.6, 4.7, 4.8], "5 of 6 rounds, of which a median has an interval: raise measure_steps"),
+    ],
+)
+def test_the_error_of_the_exposed_time_is_that_of_its_median(rounds: list[float], known_to: str) -> None:
+    check = check_exposed(rounds, 100.0)
+    assert known_to in check.detail
+    assert check.ok is (known_to == "known to ± 0.5% of the step")
 
 
 @pytest.mark.parametrize(
@@ -552,11 +592,10 @@ def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter: float) -> None:
     spec = parsed(**fields)
-    assert tolerance(spec, "whole_gradient_error") == pytest.approx(gradient)
-    assert tolerance(spec, "whole_gradient_error") < 1 / DdpSpec.model_fields["world_size"].metadata[1].le, (
+    assert tolerance(spec, "gradient_error") == pytest.approx(gradient)
+    assert tolerance(spec, "gradient_error") < 1 / DdpSpec.model_fields["world_size"].metadata[1].le, (
         "one rank is missed"
     )
-    assert tolerance(spec, "gradient_error") == pytest.approx(0.05 if gradient > 1e-3 else gradient)
     assert tolerance(spec, "parameter_error") == pytest.approx(parameter)
 
 
@@ -569,13 +608,32 @@ def test_errors_that_are_no_numbers() -> None:
     assert relative_error(one, zero) == float("inf")
     assert relative_error(zero, zero) == 0.0
     assert largest_error({"a": 0.5, "b": float("nan"), "c": float("inf")})[1] == "b"
-    tensors = {"large": torch.full((4,), 30.0), "tiny": torch.full((4,), 0.4), "zero": torch.zeros(4)}
-    errors = {"large": 0.0, "tiny": 0.1, "zero": 0.0}
-    both = relative_error(torch.tensor([30.0, 0.44]), torch.tensor([30.0, 0.4]))
-    assert whole_error(errors, tensors) == pytest.approx(both, rel=1e-5)
-    assert whole_error({**errors, "large": float("inf")}, tensors) == float("inf")
-    assert math.isnan(whole_error({**errors, "large": float("nan")}, tensors))
-    assert whole_error({"zero": float("inf")}, {"zero": zero}) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("share", "off_by", "is_ok"),
+    [
+        (SMALL_SHARE / 2, 0.017, True),  # rounding of one small gradient of a deep model in bf16
+        (1e-9, 1.0, True),  # a gradient that is zero but for rounding
+        (2 * SMALL_SHARE, 1 / 64, False),  # the others of 64 ranks
+        (SMALL_SHARE / 10, 0.7, False),  # a rank's own gradient instead of the mean
+    ],
+)
+def test_a_small_gradient_is_judged_by_its_share_of_all(share: float, off_by: float, is_ok: bool) -> None:
+    spec = parsed(strategy="flat", precision="bf16")
+    alone = {"large": torch.tensor([3.0, 4.0]), "small": torch.tensor([5 * share])}
+    errors = gradient_errors({**alone, "small": alone["small"] * (1 + off_by)}, alone)
+    assert errors["large"] == 0
+    assert errors["small"] == pytest.approx(off_by * min(share / SMALL_SHARE, 1), rel=1e-3)
+    assert (errors["small"] <= tolerance(spec, "gradient_error")) is is_ok
+    assert small_gradients(alone) == ({"small"} if share < SMALL_SHARE else set())
+
+
+def test_gradients_that_are_all_zero_are_equal() -> None:
+    zero, one = {"weight": torch.zeros(3)}, {"weight": torch.ones(3)}
+    assert gradient_errors(zero, zero) == {"weight": 0.0}
+    assert gradient_errors(one, zero) == {"weight": math.inf}
+    assert small_gradients(zero) == set()
 
 
 @pytest.mark.gpu
