@@ -1,4 +1,4 @@
-"""docs/operations.md, executed: the commands by which a folder becomes a queue of several people and hosts."""
+"""docs/lab-server.md and docs/operations.md, executed: a folder becomes a queue of several people and hosts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from app.cli.commands import cli
 from tests.app.api.test_writing import TINY
 from tests.postgres import Server, programs
 
-PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = (DOCS / "lab-server.md").read_text() + (DOCS / "operations.md").read_text()
 ADMIN = "the-admins-token"
 
 
 def commands(*beginnings: str) -> list[list[str]]:
-    """The words of the page's commands that begin so, in their order, with this process's variables."""
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    """The words of the pages' commands that begin so, in their order, with this process's variables."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGES, flags=re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith(beginnings)]
     return [shlex.split(os.path.expandvars(line), comments=True) for line in lines]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from app import logs
 from app.cli import terminal
 from app.errors import job_problem
-from app.server import logs
 from app.store.records import NewEvent, UnitRecord
 from app.text import characters
 from app.text.characters import one_line, shown
@@ -137,7 +137,7 @@ def test_nothing_prints_past_it() -> None:
 
 
 def test_the_servers_log_has_a_message_in_one_line() -> None:
-    formatter = logs._Formatter(logs.FORMAT)
+    formatter = logs.ConsoleFormatter()
     record = logging.LogRecord("x", logging.WARNING, "here", 1, "job %s", (f"{HOSTILE}\n2026 forged line",), None)
     assert formatter.format(record).endswith(rf"WARNING job {SHOWN}\n2026 forged line")
 

@@ -226,7 +226,7 @@ def test_large_tensors_have_longer_timeouts(tmp_path: Path, script: list[Script]
 
 def test_gpus_that_are_not_there_are_no_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(Unsupported, match="world_size 2: this worker's process sees 1 GPUs"):
+    with pytest.raises(Unsupported, match="world_size 2 needs 2 GPUs here; this worker's process sees 1"):
         run(Report(tmp_path), backend="nccl")
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 import torch
 
 from app.specs import Case
+from app.specs._base import Resources
 from tests.workers.reporting import Report
 from workers.jobs import _grid
 from workers.jobs._base import Resumable, Runner, Unit
@@ -42,6 +43,9 @@ class Spec:
     events: tuple[str, ...]
     precision: str | None = None
     device: str = "cpu"
+
+    def resources(self) -> Resources:
+        return Resources(device_type="cpu", devices=1)
 
     def cells(self) -> list[Cell]:
         return [Cell(event, self.precision) for event in self.events]
