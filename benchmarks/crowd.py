@@ -124,7 +124,7 @@ def _be_crowd(
 
 
 def main(
-    listeners: int = 200, pollers: int = 50, seconds: float = 30.0, jobs: int = 4000, postgresql: str | None = None
+    listeners: int = 200, pollers: int = 50, seconds: float = 30.0, jobs: int = 1000, postgresql: str | None = None
 ) -> None:
     """Measure without and with the crowd, SECONDS each. The sweep has JOBS jobs, which must last so long."""
     with started_service(postgresql) as service:
