@@ -156,6 +156,12 @@ def start_reduce_scatter(
     return _started("reduce_scatter", whole.nbytes, start)
 
 
+def start_broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Work:
+    """Start sending `tensor` from the rank `source`, by its number in the default group, to all of the group."""
+    start = functools.partial(dist.broadcast, tensor, source, group=group, async_op=True)
+    return _started("broadcast", tensor.nbytes, start)
+
+
 # torch 2.13 renamed both and warns of the former names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -24,6 +24,7 @@ from parallel.collectives import (
     default_group,
     owns_its_memory,
     start_all_gather,
+    start_broadcast,
     strides_of,
     view_like,
 )
@@ -168,10 +169,9 @@ class ShardedOptimizer(Optimizer):
     def _broadcast(self, parameter: Tensor) -> Work:
         source = dist.get_global_rank(self.group, self._owner[parameter])
         if parameter.is_contiguous():
-            work: Work = dist.broadcast(parameter.detach(), source, group=self.group, async_op=True)
-            return work
+            return start_broadcast(parameter.detach(), source, self.group)
         dense = parameter.detach().contiguous()
-        dist.broadcast(dense, source, group=self.group)
+        start_broadcast(dense, source, self.group).wait()
         parameter.detach().copy_(dense)
         return _Done()
 

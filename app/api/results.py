@@ -201,7 +201,7 @@ def is_unmodified(request: Request, content: Content) -> bool:
         return False
     try:
         return int(content.modified_at) <= parsedate_to_datetime(since).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
 
 

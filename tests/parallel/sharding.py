@@ -58,7 +58,9 @@ def bytes_of_a_step() -> dict[str, float]:
         if way == "sharded optimizer":
             model: Any = parallel.NaiveDataParallel(mine)
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            held = trainable[-1].detach()  # then it stays where it is, and is sent by itself
             optimizer: Any = parallel.ShardedOptimizer(trainable, torch.optim.SGD, lr=0.1)
+            del held
         else:
             model = parallel.FullyShardedDataParallel(mine, reshard_after_forward=way == "fully sharded")
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

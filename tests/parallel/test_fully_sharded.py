@@ -60,7 +60,7 @@ def test_bytes_of_a_step(two_and_three: Pool) -> None:
     for sent in two_and_three(sharding.bytes_of_a_step):
         assert sent["gathered once"] == pytest.approx(2 * sent["P"])
         assert sent["fully sharded"] == pytest.approx(3 * sent["P"])
-        assert 3 * sent["P"] <= sent["sharded optimizer"] < 3.5 * sent["P"]
+        assert 3 * sent["P"] <= sent["sharded optimizer"] < 3.6 * sent["P"]
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16", "float16"])

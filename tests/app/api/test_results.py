@@ -56,6 +56,7 @@ def test_a_download_is_sent_again_only_if_it_is_newer(site: Any, downloadable: s
         ({"If-Modified-Since": modified}, 304),
         ({"If-Modified-Since": "Thu, 01 Jan 2015 00:00:00 GMT"}, 200),
         ({"If-Modified-Since": "yesterday"}, 200),
+        ({"If-Modified-Since": f"Mon, 01 Jan {10**20} 00:00:00 GMT"}, 200),
         ({"If-Modified-Since": modified, "If-None-Match": '"another"'}, 200),
     ):
         assert site.http.get(downloadable, headers=headers).status_code == status, headers
