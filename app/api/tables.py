@@ -143,7 +143,7 @@ def chosen_format(request: Request, named: Format | None) -> Format:
         weights[media_type] = float(quality) if re.fullmatch(r"[01](\.\d{0,3})?", quality) else 0.0
     ours = {format_: weights.get(text.partition(";")[0], 0.0) for format_, text in MEDIA_TYPES.items()}
     best = max(ours, key=lambda format_: ours[format_])
-    return best if ours[best] > weights.get("*/*", 0.0) else "json"
+    return best if ours[best] and ours[best] >= weights.get("*/*", 0.0) else "json"
 
 
 @router.get(

@@ -142,6 +142,7 @@ def test_a_table_that_is_too_large_is_refused(
         ("application/json, text/markdown;q=0.9", "application/json"),
         ("text/html,application/xhtml+xml,*/*;q=0.8", "text/html"),
         ("text/csv;q=0.5, text/markdown;q=0.9", "text/markdown"),
+        ("text/csv, */*", "text/csv"),
         ("*/*", "application/json"),
         ("image/png", "application/json"),
         ("text/csv;q=nonsense", "application/json"),
