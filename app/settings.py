@@ -85,6 +85,8 @@ Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 PREFIX = "FLOPWATCH_"
 READ_ELSEWHERE = ("FLOPWATCH_URL",)
+SECRETS = ("FLOPWATCH_API_TOKEN", "FLOPWATCH_NOTIFY_SECRET")
+"""The variables that a server needs and a worker does not."""
 """Variables with the prefix that are read, but are not fields of Settings."""
 
 

@@ -1,4 +1,4 @@
-"""What listeners and pollers meet, and how long `POST /jobs` takes beside them, while a sweep runs.
+"""Counts the errors of listeners and pollers, and times `POST /jobs` beside them, while a sweep runs.
 
     python -m benchmarks.crowd [--postgresql postgresql+psycopg://user@host/postgres]
 

@@ -1,5 +1,5 @@
-"""What /metrics tells: the state of the database's jobs, workers and devices, which every server of the database tells
-alike, and the requests of this process.
+"""The metrics of /metrics: the state of the database's jobs, workers and devices, which every server of the database
+tells alike, and the requests of this process.
 """
 
 from __future__ import annotations

@@ -135,6 +135,8 @@ def up(
     data_dir: DataDir = None,
 ) -> None:
     """Run server and worker together until interrupted."""
+    from app.settings import SECRETS
+
     use_data_dir(data_dir)
     _use(allow_code=allow_code)
     settings = _server_settings(host, port, insecure=insecure)
@@ -144,7 +146,7 @@ def up(
     children = {
         "server": _start("app.cli", "serve"),
         # A worker needs no secret of the server, and runs code that others wrote.
-        "worker": _start("workers", "agent", without=("FLOPWATCH_API_TOKEN", "FLOPWATCH_NOTIFY_SECRET")),
+        "worker": _start("workers", "agent", without=SECRETS),
     }
     try:
         while not stop_signals and all(child.poll() is None for child in children.values()):

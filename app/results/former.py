@@ -21,7 +21,7 @@ HASH, FILE, FUNCTION = ".sha256", ".file", ".function"
 OF_THE_PLACE = ("device", "side", VERSION)
 """Columns beside a case's coordinates."""
 CODE = re.compile(r"(?<=@)\S+")
-"""What labels have behind a function's name: eight digits of the hash then, the file's name now."""
+"""The part of labels behind a function's name: eight digits of the hash then, the file's name now."""
 
 Work = frozenset[tuple[str, str]]
 

@@ -1,4 +1,4 @@
-"""What every worker does, wherever its jobs run: it registers, renews its claims, passes on cancels and drains."""
+"""The part that all workers share: registering, renewing claims, passing on cancels, draining."""
 
 from __future__ import annotations
 

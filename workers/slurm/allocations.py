@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.errors import STORE_UNAVAILABLE, LeaseLost, job_problem
+from app.logs import about
 from app.specs import SpecBase
 from app.store.database.locking import patience
 from app.store.queue.transitions import Queue
@@ -151,8 +152,11 @@ class Allocations(threading.Thread):
         with self._guard:
             own = list(self._own.values())
         for allocation in own:
-            if not allocation.submitted and allocation.reason is None and not self._submit(allocation):
-                break  # the look tells whether others would fare better
+            if allocation.submitted or allocation.reason is not None:
+                continue
+            with about(allocation.claim.job_id, allocation.claim.attempt):
+                if not self._submit(allocation):
+                    break  # the look tells whether others would fare better
         # Claims that end from here on are judged by the next look: one that was just taken over may look pending.
         ours_before = {allocation.mark for allocation in own if not allocation.ended}
         try:
@@ -213,9 +217,9 @@ class Allocations(threading.Thread):
             allocation.submitted = True
             arguments = self._arguments(allocation, spec)
             allocation.slurm_id = self._client.submit(arguments, script(self._settings, file, spec.resources().nodes))
-            logger.info("job %s: submitted as %s", allocation.claim.job_id, allocation.slurm_id)
+            logger.info("submitted as %s", allocation.slurm_id)
         except CommandFailed as error:
-            logger.warning("job %s: %s", allocation.claim.job_id, error)
+            logger.warning("%s", error)
             allocation.refusal, allocation.unanswered = str(error), isinstance(error, NoAnswer)
             return False
         except RunnerError as error:
@@ -251,6 +255,10 @@ class Allocations(threading.Thread):
 
     def _judge(self, allocation: Allocation, listed: Listed | None) -> None:
         """Decide what becomes of a claim that was ours a moment ago."""
+        with about(allocation.claim.job_id, allocation.claim.attempt):
+            self._decide(allocation, listed)
+
+    def _decide(self, allocation: Allocation, listed: Listed | None) -> None:
         if listed is not None and (allocation.unanswered or allocation.refusal is None or not listed.is_final):
             allocation.slurm_id, allocation.refusal, allocation.unanswered = listed.id, None, False
         match allocation.reason:
@@ -310,9 +318,9 @@ class Allocations(threading.Thread):
         try:
             write()
         except LeaseLost:
-            logger.debug("job %s: its agent has taken it over, or its claim was lost", allocation.claim.job_id)
+            logger.debug("its agent has taken it over, or its claim was lost")
         else:
-            logger.info("job %s: it has not begun: %s", allocation.claim.job_id, why)
+            logger.info("it has not begun: %s", why)
             if allocation.slurm_id is not None:
                 self._unwanted.add(allocation.slurm_id)
         self._drop(allocation)

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from app.settings import SECRETS
+
 logger = logging.getLogger(__name__)
 
 FINAL = frozenset(
@@ -90,10 +92,12 @@ class SlurmClient:
         self._run(["scancel", *sorted(ids)])
 
     def _run(self, command: list[str], stdin: str = "") -> str:
+        # Allocations have this worker's variables, and need no secrets.
         kept = {
-            name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(IGNORED)
+            name: value
+            for name, value in os.environ.items()
+            if name not in SECRETS and (name == "SLURM_CONF" or not name.startswith(IGNORED))
         }
-        kept.pop("FLOPWATCH_API_TOKEN", None)  # allocations have this worker's variables, and need no token
         try:
             done = subprocess.run(
                 command,

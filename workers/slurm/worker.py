@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+from app.logs import about
 from app.settings import Settings
 from app.specs._base import name_of_nodes
 from app.store.database.engine import Database, open_database
@@ -99,7 +100,8 @@ class SlurmWorker(Serving[Allocation]):
             if claim is None:
                 self._refused = True
                 return
-            logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
+            with about(claim.job_id, claim.attempt):
+                logger.info("submitting a job of kind %s", claim.kind)
             self.runs[claim.attempt_id] = self._allocations.add(claim)
 
 

@@ -51,6 +51,11 @@ def test_a_command_that_is_not_installed_is_named(commands: Path, monkeypatch: p
 def test_the_variables_of_an_allocation_do_not_reach_commands(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "3")
     monkeypatch.setenv("FLOPWATCH_API_TOKEN", "secret")
+    monkeypatch.setenv("FLOPWATCH_NOTIFY_SECRET", "another")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    play(commands, "sbatch", 'cat > /dev/null; echo "${SLURM_JOB_ID:-none} $SLURM_CONF${FLOPWATCH_API_TOKEN}"')
+    play(
+        commands,
+        "sbatch",
+        'cat > /dev/null; echo "${SLURM_JOB_ID:-none} $SLURM_CONF${FLOPWATCH_API_TOKEN}${FLOPWATCH_NOTIFY_SECRET}"',
+    )
     assert SlurmClient(10).submit([], "") == "none /etc/slurm.conf"
