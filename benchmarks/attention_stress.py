@@ -30,6 +30,7 @@ from torch import Tensor
 
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.oracle import limits
+from kernels.attention.problem import AttentionProblem
 from kernels.attention.reference import attention
 from kernels.attention.triton.tilings import padded_width
 from kernels.registry import ATTENTION
@@ -110,7 +111,7 @@ def compare(shape: Shape, seed: int, name: str = "hopper") -> Verdict:
         calls.append((out.detach(), *torch.autograd.grad(out, (q, k, v), gradient)))
     rights = _written_out(shape, q.double(), k.double(), v.double(), gradient.double())
     plains = _written_out(shape, q, k, v, gradient)
-    allowed = limits(plains, rights, shape.is_causal)
+    allowed = limits(plains, rights, AttentionProblem(is_causal=shape.is_causal))
     worst, wrong = 0.0, []
     for call, results in enumerate(calls, start=1):
         for result, given, right, limit in zip(RESULTS, results, rights, allowed, strict=True):

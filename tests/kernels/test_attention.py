@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.library import NO_KERNEL
-from kernels.attention.reference import attention, attention_with_logsumexp
+from kernels.attention.reference import attention
 from kernels.ranges import record_ranges
 from kernels.registry import ATTENTION
 
@@ -50,7 +50,7 @@ def test_reference_is_softmax_attention_with_a_top_left_mask(queries: int, keys:
     q, _, _ = draw(queries, 4, seed=1)
     k, v, _ = draw(keys, 4, seed=2)
     outputs, sums = by_hand(q, k, v, is_causal)
-    out, logsumexp = attention_with_logsumexp(q, k, v, is_causal)
+    out, logsumexp = attention(q, k, v, is_causal, return_lse=True)
     torch.testing.assert_close(out, torch.tensor(outputs, dtype=torch.float64))
     torch.testing.assert_close(logsumexp, torch.tensor(sums, dtype=torch.float64))
     torch.testing.assert_close(attention(q, k, v, is_causal), out, rtol=0, atol=0)
@@ -58,14 +58,14 @@ def test_reference_is_softmax_attention_with_a_top_left_mask(queries: int, keys:
 
 def test_reference_is_stable_for_large_scores() -> None:
     q, k, v = draw(2, 3, 8, 4, seed=3)
-    out, logsumexp = attention_with_logsumexp(1e4 * q, k, v, True)
+    out, logsumexp = attention(1e4 * q, k, v, True, return_lse=True)
     assert torch.isfinite(out).all()
     assert torch.isfinite(logsumexp).all()
 
 
 def test_reference_has_right_gradients() -> None:
     tensors = [tensor.requires_grad_() for tensor in draw(2, 5, 4, seed=4)]
-    assert torch.autograd.gradcheck(lambda q, k, v: attention_with_logsumexp(q, k, v, True), tensors)
+    assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, True, return_lse=True), tensors)
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")

@@ -50,6 +50,7 @@ class AttentionRunner(OperationRunner):
         import torch
 
         from kernels.attention.oracle import oracle
+        from kernels.attention.problem import AttentionProblem
         from kernels.tolerance import TF32_TOLERANCE, fixed_limits
         from workers.model.precision import PRECISIONS
 
@@ -61,7 +62,8 @@ class AttentionRunner(OperationRunner):
         q, k, v, grad_out = (
             torch.randn(shape, generator=generator, device=device).to(dtype) for shape in (queries, keys, keys, queries)
         )
-        expected = oracle(q, k, v, grad_out if backward else None, cell.causal)
+        problem = AttentionProblem(is_causal=cell.causal)
+        expected = oracle(q, k, v, grad_out if backward else None, problem)
         return Reference(
             inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
             grad_out=grad_out if backward else None,
