@@ -80,11 +80,12 @@ def compile_all(width: int, precision: str, dtype: torch.dtype) -> None:
     results = [torch.empty_like(out) for _ in range(3)]
     q, k, v, gradient = [tensor.bfloat16().repeat(3, 1, 1, 1) if precision == "split" else tensor for tensor in tensors]
     numbers = torch.empty(1, 1, LENGTH)
-    launch.forward(q, k, v, out, numbers, True, precision)
-    launch.keys(q, k, v, gradient, numbers, numbers, results[0], results[1], True, precision)
-    launch.queries(q, k, v, gradient, numbers, numbers, results[2], True, precision)
+    scoring = launch.Scoring.of(q, k, True)
+    launch.forward(q, k, v, out, numbers, scoring, precision)
+    launch.keys(q, k, v, gradient, numbers, numbers, results[0], results[1], scoring, precision)
+    launch.queries(q, k, v, gradient, numbers, numbers, results[2], scoring, precision)
     if dtype != torch.float32:
-        decoding.decode(q[:, :, :1], k, v, out[:, :, :1], numbers)
+        decoding.decode(q[:, :, :1], k, v, out[:, :, :1], numbers, launch.Scoring.of(q[:, :, :1], k, False))
 
 
 def compile_each_width_and_dtype() -> None:
