@@ -287,7 +287,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32
     options = Options(*given) if given else PLAIN_OPTIONS
-    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, (True, True, True), options))
+    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, needed=(True, True, True), options=options))
 
 
 def _allocate(
