@@ -140,7 +140,7 @@ def compare(shape: Shape, seed: int, name: str = "triton") -> Verdict:
 def _written_out(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
     """The reference's output and gradients, in the inputs' dtype."""
     inputs = [one.detach().requires_grad_() for one in (q, k, v)]
-    out = attention(*inputs, problem.is_causal, **problem.options(q.device))
+    out = attention(inputs[0], inputs[1], inputs[2], problem.is_causal, **problem.options(q.device))
     return out.detach(), *torch.autograd.grad(out, inputs, gradient)
 
 

@@ -462,9 +462,9 @@ constexpr size_t FORWARD_ARGUMENTS = 11;
 
 // Only calls without options are ever learned.
 bool has_options(at::ArrayRef<c10::IValue> options) {
-  const auto may_be_none = options.drop_back();
-  return options.back().toBool() || std::any_of(may_be_none.begin(), may_be_none.end(),
-                                                [](const c10::IValue& option) { return !option.isNone(); });
+  return std::any_of(options.begin(), options.end(), [](const c10::IValue& option) {
+    return !option.isNone() && !(option.isBool() && !option.toBool());
+  });
 }
 
 bool attempt_forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack& stack) {
