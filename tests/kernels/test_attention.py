@@ -108,7 +108,7 @@ TAKEN = {"eager": 3, "compiled": 3, "flex": 3, "tiled": 2, "triton": 3}
 """Of them, by the implementations that are none of SDPA's, which take two, and take any."""
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore")  # of FlexAttention without a compiler, and of why backends refuse
 @pytest.mark.parametrize(("name", "device"), [*CASES, ("flex", "cpu")])
 def test_implementations_compute_the_problems_that_they_take(
     name: str, device: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
@@ -174,3 +174,5 @@ def test_the_reference_compiles_to_one_graph() -> None:
     q, k, v = draw(1, 2, 8, 4, seed=8)
     compiled = torch.compile(attention, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v, True), attention(q, k, v, True))
+    options = AttentionProblem(window=3, softcap=2.0, document_lengths=(3, 0, 5), return_lse=True).options("cpu")
+    torch.testing.assert_close(compiled(q, k, v, **options), attention(q, k, v, **options))

@@ -309,7 +309,9 @@ def test_only_gradients_that_are_needed_are_computed(
     launched = []
     for name in ("keys", "queries"):
         real = getattr(launch, name)
-        monkeypatch.setattr(launch, name, lambda *args, real=real, name=name: launched.append(name) or real(*args))
+        monkeypatch.setattr(
+            launch, name, lambda *args, real=real, name=name, **rest: launched.append(name) or real(*args, **rest)
+        )
     inputs = draw_inputs(Shape(1, 2, 1, 17, 20, 16), rng, device=device)
     for index in wanted:
         inputs[index].requires_grad_()
