@@ -447,7 +447,12 @@ def on_two_nodes(site: Site, spec: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def test_a_collective_on_two_nodes(site: Site) -> None:
-    cells = {"operations": ["all_reduce", "broadcast"], "size_mb": [0.01], "measure_steps": 3, "warmup_steps": 1}
+    cells: dict[str, Any] = {
+        "operations": ["all_reduce", "broadcast"],
+        "size_mb": [0.01],
+        "measure_steps": 3,
+        "warmup_steps": 1,
+    }
     _, ranks = on_two_nodes(site, {"kind": "collective", **cells})
     assert [(row["operation"], row["rank"], row["node"]) for row in ranks] == [
         (operation, rank, rank) for operation in cells["operations"] for rank in (0, 1)
