@@ -8,7 +8,7 @@ from tests.parallel import timing, training
 from tests.parallel.pool import Pool
 
 
-@pytest.mark.parametrize("what", ["bucketed, in place", "fully sharded"])
+@pytest.mark.parametrize("what", ["fully sharded"])
 def test_operations_can_be_started_together(ranks: Pool, what: str) -> None:
     assert all(count > 4 for count in ranks(training.together, what))
 

@@ -12,7 +12,7 @@ from tests.parallel.pool import Pool
 
 OPTIMIZERS = ["AdamW", "AdamW, fused", "SGD"]
 KINDS = ["fully sharded", "fully sharded, gathered once", "sharded optimizer", "bucketed"]
-ALIKE = ["naive", "flat", "overlapped", "bucketed, in place"]
+ALIKE = ["naive", "flat", "overlapped"]
 """Nothing is divided, as in the bucketed wrapper."""
 EVERY = [*itertools.product(KINDS, OPTIMIZERS), *((kind, "AdamW") for kind in ALIKE)]
 

@@ -26,12 +26,6 @@ WRAPPERS = {
     "bucketed, one": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=None),
     "bucketed, tiny": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=1e-6),
     "bucketed": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=0.0005),
-    "bucketed, in place": functools.partial(
-        parallel.BucketedDataParallel, bucket_size_mb=0.0005, gradients_as_views=False
-    ),
-    "bucketed, growing": functools.partial(
-        parallel.BucketedDataParallel, bucket_size_mb=0.01, first_bucket_size_mb=0.0002
-    ),
 }
 STEPS = 4
 
@@ -251,8 +245,6 @@ def raises(what: str) -> str:
             parallel.NaiveDataParallel(nn.Linear(2, 2 + dist.get_rank()))
         elif what == "size":
             parallel.BucketedDataParallel(nn.Linear(2, 2), 0)
-        elif what == "first":
-            parallel.BucketedDataParallel(nn.Linear(2, 2), 1, first_bucket_size_mb=2)
         elif what == "sparse":
             model = parallel.BucketedDataParallel(nn.Embedding(3, 2, sparse=True), 1)
             model(torch.tensor([1])).sum().backward()

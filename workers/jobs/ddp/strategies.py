@@ -129,8 +129,6 @@ def wrap(
             wrapped = parallel.BucketedDataParallel(
                 module,
                 spec.bucket_size_mb,
-                first_bucket_size_mb=spec.first_bucket_size_mb,
-                gradients_as_views=spec.gradients_as_views,
                 process_group=group,
             )
         case "fsdp":
