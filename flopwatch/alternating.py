@@ -23,7 +23,7 @@ def comparisons(
     pairs = [
         {"kind": "compare", "baseline": _of_side(specs[work]), "candidate": _of_side(spec)}
         for work, spec in after.items()
-        if work in specs and _versions(specs[work]) != _versions(spec)
+        if work in specs and versions(specs[work]) != versions(spec)
     ]
     return pairs, len(pairs) == len(after)
 
@@ -38,7 +38,8 @@ def replicates(comparison: Mapping[str, Any], percent: float, most: int | None =
     return min(most or MOST, max(FEWEST, *known)) if known else FEWEST
 
 
-def _versions(spec: Mapping[str, Any]) -> list[str]:
+def versions(spec: Mapping[str, Any]) -> list[str]:
+    """Return the hashes of the uploaded code that a spec names."""
     return [code["sha256"] for code in spec.values() if isinstance(code, Mapping) and "sha256" in code]
 
 

@@ -239,7 +239,7 @@ class Flopwatch(Connection):
             name: of the job; None: both versions.
 
         Raises:
-            ClientError: a version has no such file or function, or no code is named.
+            ClientError: a version has no such file or function, both have the same code, or no code is named.
             Refused, Unreachable: as `submit`.
         """
         if not any((implementation, model, step)):
@@ -251,6 +251,10 @@ class Flopwatch(Connection):
             )
             for side, version in (("baseline", old), ("candidate", new))
         }
+        if alternating.versions(sides["baseline"]) == alternating.versions(sides["candidate"]):
+            raise ClientError(
+                f"{old} and {new} have the same code. In folders, a file is named as from inside of them."
+            )
         comparison = {"kind": "compare", **sides, "replicates": replicates}
         return self.submit(comparison, name=name or f"{old} → {new}", labels=labels)
 
@@ -300,7 +304,7 @@ class Flopwatch(Connection):
             _refuse_code(implementation, model, step)
         body = {
             "base": self.with_code(
-                self._with_preset(base, preset), implementation=implementation, model=model, step=step
+                self._with_preset(base, preset), implementation=implementation, model=model, step=step, code=code
             ),
             "grid": {path: list(values) for path, values in (grid or {}).items()},
             "fit": None if fit is None else dict(fit),
@@ -374,7 +378,7 @@ class Flopwatch(Connection):
         try:
             files = put_into(changed, self.specs(), named, folder, version)
         except ValueError as error:
-            raise ClientError(f"{error}.") from error
+            raise ClientError(str(error)) from error
         self._check_modules(files)
         for file in files:
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
