@@ -6,7 +6,7 @@ A real server and worker compare two files that repeat a matrix product: 60 and 
 comparison has as many cases as `--slower` or `--equal` says, each a sequence length of its own: a process takes seconds
 to start and less than one for a case. It corrects for their number, so that it finds a difference in any of 20 equal
 cases once in 20 times. If a slower case is not found, the comparison is measured once more with as many processes as it
-asks for, but at most `--most`, as `check --alternate` does. `--load` processes that multiply matrices keep the host busy
+asks for, at most `--most`, as `check --alternate` does. `--load` processes that multiply matrices keep the host busy
 meanwhile.
 """
 
