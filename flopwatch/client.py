@@ -52,8 +52,9 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.imports import complaint_about, is_packed, modules_of
+from flopwatch.imports import complaint_about, modules_of
 from flopwatch.own_code import OwnCode, put_into
+from flopwatch.packing import is_packed
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -95,6 +96,8 @@ POLL_S = 0.5
 BULK_TIMEOUT_S = 3600.0
 """Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
 turn."""
+MAX_NAME = 200
+"""Characters of a job's name."""
 ALL = 1_000_000
 """More entries than a list has."""
 FINISHED = ("succeeded", "failed", "cancelled")
@@ -256,7 +259,7 @@ class Flopwatch(Connection):
                 f"{old} and {new} have the same code. In folders, a file is named as from inside of them."
             )
         comparison = {"kind": "compare", **sides, "replicates": replicates}
-        return self.submit(comparison, name=name or f"{old} → {new}", labels=labels)
+        return self.submit(comparison, name=name or f"{old} → {new}"[-MAX_NAME:], labels=labels)
 
     def sweep(
         self,
