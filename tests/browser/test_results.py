@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
@@ -220,6 +220,37 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
     assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
 
 
+def test_a_job_of_many_cells_is_readable(site: PlayedSite, page: Page) -> None:
+    job = site.submit()["id"]
+    cells = [(name, length) for name in ("eager", "tiled", "triton", "flex") for length in (8, 16, 32)]
+    rows = [
+        measured(
+            "forward_ms", 1.0, "ok" if name in ("eager", "tiled") else "unsupported", implementation=name, length=length
+        )
+        for name, length in cells
+    ]
+    reason = "implementation flex needs a compiler that this host lacks: " + "a long path, " * 20
+    rows = [row if row.outcome == "ok" else replace(row, reason=reason) for row in rows]
+    site.worker.finish(site.worker.claim_job(job), measurements=rows)
+    page.goto(f"/ui/jobs/{job}")
+    expect(page.get_by_label("Table of results").locator("tbody tr")).to_have_count(len(cells))
+    details = page.locator("#measurements")
+    expect(details.locator("table")).not_to_be_visible()
+    details.locator("summary").click()
+    expect(details.locator(".reason").first).to_be_visible()
+    right = right_edge(details)
+    assert all(right_edge(one) <= right for one in details.locator(".reason").all())
+    assert_fits(page)
+    page.goto(f"/tables?job={job}&format=html")
+    assert page.evaluate("document.compatMode") == "CSS1Compat"
+
+
+def right_edge(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"]
+
+
 def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
     sweep = submit_sweep(site)
     jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
@@ -235,7 +266,8 @@ def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_
             page.goto((tmp_path / "export.html").as_uri())
             for caption in captions:
                 expect(drawn(page, caption).locator(".main-svg").first).to_be_visible()
-            assert_readable(page)
+            assert_fits(page)
+        assert_readable(page)
         page.get_by_text("Numbers of this plot").first.click()
         expect(page.locator(".plot-data td").first).to_have_text("process 1")
         assert page.evaluate("() => 'Plotly' in window")
