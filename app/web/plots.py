@@ -449,7 +449,7 @@ RATIO_TICKS = (
     (0.9, 0.95, 1, 1.05, 1.1),
     (0.8, 0.9, 1, 1.1, 1.25),
     (0.5, 0.8, 1, 1.25, 2),
-    (0.2, 0.5, 1, 2, 5),
+    (0.2, 0.5, 0.7, 1, 1.4, 2, 5),
     (0.01, 0.1, 1, 10, 100),
 )
 """Places of ticks, for ratios near 1 and further from it, as many as a phone has room for: a ratio and its inverse are
