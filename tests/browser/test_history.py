@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,9 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import update
 
 from app.store import tables
-from tests.app.conftest import Site, serving
+from tests.app.conftest import Site
 from tests.browser.checks import assert_readable
-from tests.browser.conftest import PATIENCE_MS
+from tests.browser.conftest import PlayedSite
 from tests.builders import measured
 
 VERSIONS = 20
@@ -51,23 +49,9 @@ def finish_versions(site: Site, number: int = VERSIONS) -> None:
         assert site.http.put(f"/baselines/{name}", json={"job": job}).status_code == 201
 
 
-@pytest.fixture(autouse=True)
-def _patience() -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-
-
-class PlayedSite(Site):
-    """As the site of the acceptance tests, for the fixtures of the browser."""
-
-    @property
-    def client(self) -> Any:
-        return self.http
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[PlayedSite]:
-    with serving(tmp_path, lease_s=600) as running:
-        yield PlayedSite(running.url, running.services, running.worker, running.http)
+def site(played: PlayedSite) -> PlayedSite:
+    return played
 
 
 def test_the_history_of_many_versions(site: PlayedSite, page: Page) -> None:

@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.conftest import Site
 from tests.browser.checks import WIDTHS, assert_readable
-from tests.browser.conftest import PATIENCE_MS, Watch
+from tests.browser.conftest import Watch
 from tools.service import submit, wait_for_job
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
@@ -28,11 +28,6 @@ addEventListener("message", ({ data, source, origin }) => {
   else document.title = `${data.perfetto.fileName}: ${data.perfetto.buffer.byteLength} bytes`;
 });
 </script>"""
-
-
-@pytest.fixture(autouse=True)
-def _patience() -> None:
-    expect.set_options(timeout=PATIENCE_MS)
 
 
 def shown(site: Site, page: Page, kind: str, **fields: Any) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
-from tests.app.conftest import CAPABILITIES, KINDS, Site, serving
+from tests.app.conftest import CAPABILITIES, KINDS, Site
 from tests.browser.checks import WIDTHS, assert_fits, assert_readable
-from tests.browser.conftest import PATIENCE_MS, Watch, watched_page
+from tests.browser.conftest import PlayedSite, Watch, watched_page
 from tests.builders import measured
 
 PROCESSES = 8
@@ -27,23 +27,9 @@ LENGTHS = (128, 256, 512)
 GPU = {"type": "cuda", "uuid": "GPU-0", "name": "Test GPU", "memory_mib": 81_920}
 
 
-@pytest.fixture(autouse=True)
-def _patience() -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-
-
-class PlayedSite(Site):
-    """As the site of the acceptance tests, for the fixtures of the browser."""
-
-    @property
-    def client(self) -> Any:
-        return self.http
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[PlayedSite]:
-    with serving(tmp_path, lease_s=600) as running:
-        yield PlayedSite(running.url, running.services, running.worker, running.http)
+def site(played: PlayedSite) -> PlayedSite:
+    return played
 
 
 def finish(
