@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.conftest import environment
 from tests.forked import ForkedService
 
-pytest.importorskip("schemathesis")
+pytest.importorskip("schemathesis", reason="pip install -e .[dev]")
 
 SEED = 1
 TOKEN = "the admin's"
