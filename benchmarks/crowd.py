@@ -4,7 +4,8 @@
 
 It starts a server and a worker. Each listener follows the events of one of the sweep's jobs, and of another one when
 that has ended. Each poller asks once a second for one of them, for the sweep, or for its page. One client submits
-ten jobs a second, or fewer if they take longer. An error is an answer other than 200 or 201, or a stream that ends before its job has.
+ten jobs a second, or fewer if they take longer. An error is an answer other than 200 or 201, or a stream that ends
+before its job has.
 """
 
 from __future__ import annotations
@@ -99,9 +100,7 @@ class Crowd:
             self.polls_ms.append(1000 * (time.perf_counter() - begun))
             await asyncio.sleep(max(0.0, begun + POLL_S - time.perf_counter()))
 
-    async def _ask(
-        self, path: str, headers: Mapping[str, str]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _ask(self, path: str, headers: Mapping[str, str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Send a GET, and read the head of its answer."""
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 24)
         sent = {"Host": self.host, "Connection": "close", **headers}

@@ -635,6 +635,8 @@ def _page(
             following = str(ids[-1])
             break
         ids.append(row_id)
+    if not ids:
+        return [], None
     rows = connection.execute(select(id_column.table).where(id_column.in_(ids)).order_by(id_column.desc())).mappings()
     return rows.all(), following
 
