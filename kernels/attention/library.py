@@ -39,18 +39,24 @@ def _fused(backend: SDPBackend) -> AttentionFunction:
         if q.dim() == 3:  # the fused backends want a heads axis
             with_heads = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal
             return fused_attention(*with_heads, scale=scale, **masks).squeeze(1)
-        mask = _mask(q, k, is_causal, **masks) if masks else None
+        is_causal, mask = _mask(q, k, is_causal, **masks) if masks else (is_causal, None)
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(
-                q, k, v, mask, is_causal=is_causal and not masks, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+                q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
             )
 
     return fused_attention
 
 
-def _mask(q: Tensor, k: Tensor, is_causal: bool, document_ends: Tensor | None = None, **masks: Any) -> Tensor:
+def _mask(
+    q: Tensor, k: Tensor, is_causal: bool, document_ends: Tensor | None = None, **masks: Any
+) -> tuple[bool, Tensor | None]:
+    """The arguments `is_causal` and `attn_mask`, which not every backend takes, only where it is needed."""
+    band = band_of(q.shape[2], k.shape[2], is_causal, **masks)
+    if document_ends is None and band.lower is None and band.upper in (None, 0):
+        return band.upper == 0, None
     version = None if document_ends is None else document_ends._version
-    return _remembered_mask(q.shape[2], k.shape[2], q.device, is_causal, document_ends, version, **masks)
+    return False, _remembered_mask(q.shape[2], k.shape[2], q.device, is_causal, document_ends, version, **masks)
 
 
 # One mask: it grows with the square of the length. The key of a tensor is the tensor itself.
@@ -60,7 +66,8 @@ def _remembered_mask(
     **masks: Any,
 ) -> Tensor:  # fmt: skip
     hidden = visible_keys(queries, keys, device, is_causal, document_ends=document_ends, **masks).hidden(slice(0, keys))
-    return torch.ones(queries, keys, dtype=torch.bool, device=device) if hidden is None else ~hidden
+    assert hidden is not None
+    return ~hidden
 
 
 @functools.cache

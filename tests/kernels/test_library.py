@@ -50,6 +50,18 @@ def test_compiled_attention_agrees_with_eager(device: str, monkeypatch: pytest.M
     torch.testing.assert_close(given, torch.autograd.grad(right.sum(), (q, k, v)), atol=1e-5, rtol=1e-4)
 
 
+def test_backends_get_a_mask_only_where_there_is_one() -> None:
+    q, k = torch.empty(1, 1, 4, 8), torch.empty(1, 1, 9, 8)
+    assert library._mask(q, q, True, bottom_right=True) == (True, None)
+    assert library._mask(q[:, :, :1], k, True, bottom_right=True) == (False, None)
+    ends = torch.tensor([2, 4], dtype=torch.int32)
+    is_causal, mask = library._mask(q, q, True, document_ends=ends)
+    assert (is_causal, mask.int().tolist()) == (False, [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]])
+    assert library._mask(q, q, True, document_ends=ends)[1] is mask, "made once for a batch"
+    ends[0] = 4
+    assert library._mask(q, q, True, document_ends=ends)[1].sum() == 10, "other documents in the same memory"
+
+
 def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """More sizes than torch compiles by default. The backend is a stub: what is counted is who asks for kernels."""
     compiled = []
