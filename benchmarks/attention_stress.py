@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import random
 import threading
@@ -87,17 +88,17 @@ def draw_shape(rng: random.Random, features: Set[str] = FEATURES) -> Shape:
         queries = keys = max(queries, keys)
         ends = sorted(rng.choices(range(queries + 1), k=rng.randint(0, 12)))  # some are the same: of length 0
         documents = tuple(end - start for start, end in itertools.pairwise([0, *ends, queries]))
-    key_heads = rng.choice((1, 2, 3))
+    key_heads, head_dim = rng.choice((1, 2, 3)), rng.choice(HEAD_DIMS)
     problem = AttentionProblem(
         num_heads=key_heads * rng.choice((1, 1, 2, 4)), num_kv_heads=key_heads, is_causal=rng.random() < 0.6,
         bottom_right=rng.random() < 0.3 and "bottom_right" in features,
         window=length() if rng.random() < 0.3 and "window" in features else None,
         document_lengths=documents,
-        scale=rng.uniform(0.02, 0.5) if rng.random() < 0.3 and "scale" in features else None,
+        scale=rng.uniform(0.3, 2) / math.sqrt(head_dim) if rng.random() < 0.3 and "scale" in features else None,
         softcap=rng.uniform(1, 50) if rng.random() < 0.2 and "softcap" in features else None,
     )  # fmt: skip
     return Shape(
-        rng.choice((1, 2, 5)), queries, keys, rng.choice(HEAD_DIMS), problem,
+        rng.choice((1, 2, 5)), queries, keys, head_dim, problem,
         rng.choice((torch.bfloat16, torch.float16)), rng.random() < 0.3,
     )  # fmt: skip
 

@@ -57,7 +57,9 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionP
 
     Gradients of q and k are differences of two terms. For inputs of size 1, each term has about the size 1 divided by
     the number of keys that a query sees. If queries see few keys, the terms nearly cancel: FlashAttention computes the
-    subtracted term, D, from a rounded output, where plain PyTorch's terms cancel exactly.
+    subtracted term, D, from a rounded output, where plain PyTorch's terms cancel exactly. With a scale of σ/√head_dim,
+    each term is σ times the sum of the squared weights: exp(σ² - 1) times as large, as scores are spread by σ, and 1
+    at most.
 
     Args:
         plain: The output, and the gradients of q, k and v if any, computed in the results' dtype.
@@ -69,7 +71,9 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionP
         cancelling = 0.0
         if index in (1, 2) and other.any():
             seen, share_of_keys = _seen(right[0], right[2], problem)
-            term = seen[seen > 0].double().pow(-2).sum().div(seen.shape[0]).sqrt().item()
+            scaled = 1.0 if problem.scale is None else problem.scale * math.sqrt(right[0].shape[-1])
+            terms = scaled * (math.exp(min(scaled**2, 50) - 1) / seen[seen > 0].double()).clamp(max=1)
+            term = terms.square().sum().div(seen.shape[0]).sqrt().item()
             # The gradient of a key that no query sees has no terms: it is exactly zero.
             elements = other.numel() * (share_of_keys if index == 2 else 1)
             cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
