@@ -22,6 +22,11 @@ MAX_CELLS = 10_000
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$")]
 WarmupSteps = Annotated[int, Field(ge=0, le=100_000)] | None
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+KeyHeads = Annotated[int, Field(ge=1, le=1024)] | None
+Window = Annotated[int, Field(ge=1, le=1_048_576)] | None
+DocumentLengths = (
+    Annotated[list[Annotated[int, Field(ge=0, le=1_048_576)]], Field(min_length=1, max_length=1000)] | None
+)
 
 
 class StrictModel(BaseModel):
@@ -179,7 +184,7 @@ class SpecBase(StrictModel):
         The case is derived from the fields, so a new field is part of it unless the class says otherwise. A cell of a
         grid has the same case as a job with that single cell.
         """
-        identity = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
+        identity = self._measured()
         if cell is not None:
             identity = {**cell.coordinates(), **identity}
         identity, labels = self.normalised(identity)
@@ -240,9 +245,14 @@ class SpecBase(StrictModel):
         """Return all coordinates of the job; an axis with several values has them joined in one ("16/32/64")."""
         if not self.axes:
             return dict(self.case().coordinates)
-        common = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
+        common = self._measured()
         along = {name: listed(getattr(self, field)) for field, name in self.axes.items() if getattr(self, field)}
         return {**along, **common}
+
+    def _measured(self) -> dict[str, Scalar]:
+        """Return the fields that change the work and are no axes, flat; a list is one text ("512/256")."""
+        fields = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
+        return {name: "/".join(map(str, value)) if isinstance(value, list) else value for name, value in fields.items()}
 
     @classmethod
     def example(cls) -> Self:
@@ -343,6 +353,16 @@ def check_number_of_cells(spec: SpecBase, field: str) -> None:
     """
     if (number := spec.number_of_cells()) > MAX_CELLS:
         raise field_error(field, f"{number} cells; a job has at most {MAX_CELLS}: make several jobs of it")
+
+
+def check_documents(document_lengths: Sequence[int] | None, field: str, tokens: int, of: str) -> None:
+    """Check that packed documents fill their sequence, whose number of tokens is the field `of`.
+
+    Raises:
+        PydanticCustomError: they do not; blames `field`; for a model validator to raise.
+    """
+    if document_lengths is not None and (total := sum(document_lengths)) != tokens:
+        raise field_error(field, f"they have {total} tokens together, and {of} is {tokens}: make them equal")
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE, MODEL_SIZES
-from app.specs._base import Resources, SpecBase, StrictModel, field_error
+from app.specs._base import Resources, SpecBase, StrictModel, check_documents, field_error
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
@@ -100,6 +100,9 @@ class EstimateSpec(SpecBase):
     def _fields_go_together(self) -> Self:
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+        if self.architecture == "transformer":
+            lengths = self.model.document_lengths
+            check_documents(lengths, "model/document_lengths", self.context_length, "context_length")
         return self
 
     def resources(self) -> Resources:
@@ -112,7 +115,7 @@ class EstimateSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set the sizes of the other architecture to null."""
         del identity["model.size"]
-        identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        identity |= self.model.coordinates()
         unused = "stack." if self.architecture == "transformer" else "model."
         identity |= dict.fromkeys(name for name in identity if name.startswith(unused))
         if self.architecture == "feed_forward_stack":

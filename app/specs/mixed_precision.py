@@ -11,7 +11,19 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE
-from app.specs._base import Cell, Device, Name, Named, Resources, Seed, SpecBase, check_lists, field_error, listed
+from app.specs._base import (
+    Cell,
+    Device,
+    Name,
+    Named,
+    Resources,
+    Seed,
+    SpecBase,
+    check_documents,
+    check_lists,
+    field_error,
+    listed,
+)
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
@@ -99,6 +111,7 @@ class MixedPrecisionSpec(SpecBase):
         check_lists(self)
         if not self.accumulations and not self.audits:
             raise field_error("accumulations", "there is nothing to do: give accumulations, audits or both")
+        check_documents(self.model.document_lengths, "model/document_lengths", self.context_length, "context_length")
         return self
 
     def resources(self) -> Resources:
@@ -117,7 +130,7 @@ class MixedPrecisionSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields without effect to null: sums have no model."""
         del identity["model.size"]
-        identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        identity |= self.model.coordinates()
         audit = identity.get("audit")
         without_effect = set(OF_AUDITS if audit is None else OF_ACCUMULATIONS)
         if audit != "transformer":
