@@ -64,7 +64,7 @@ class Options(NamedTuple):
         """Check them for these inputs. Raises ValueError: they do not fit."""
         check_options(self.scale, self.window, self.softcap)
         if self.document_ends is not None:
-            check_documents(q, k, self.document_ends)
+            check_documents(q.shape[-2], k.shape[-2], q.device, self.document_ends)
         return launch.Scoring.of(
             q, k, is_causal, scale=self.scale, window=self.window, softcap=self.softcap,
             bottom_right=self.bottom_right, documents=self.document_ends is not None,

@@ -36,50 +36,43 @@ class VisibleKeys(NamedTuple):
 
 
 def visible_keys(
-    q: Tensor, k: Tensor, is_causal: bool, *,
+    queries: int, keys: int, device: torch.device, is_causal: bool, *,
     window: int | None = None, bottom_right: bool = False, document_ends: Tensor | None = None,
 ) -> VisibleKeys:  # fmt: skip
-    """Return which keys the queries (…, queries, head_dim) see of the keys (…, keys, head_dim).
+    """Return which keys the queries see; the arguments are those of `kernels.flash_attention`.
 
     Raises:
         ValueError: `document_ends` do not fit.
     """
-    queries, keys = q.shape[-2], k.shape[-2]
     band = band_of(queries, keys, is_causal, window=window, bottom_right=bottom_right)
-    rows = torch.arange(queries, device=q.device)
+    rows = torch.arange(queries, device=device)
     first = None if band.lower is None else (rows + band.lower).clamp(min=0)
     end = None if band.upper is None else (rows + (band.upper + 1)).clamp(0, keys)
     if document_ends is not None:
-        check_documents(q, k, document_ends)
-        starts, stops = document_bounds(document_ends, keys).long()
+        check_documents(queries, keys, device, document_ends)
+        numbers = documents_of(document_ends, keys)
+        starts = torch.searchsorted(numbers, numbers)
+        stops = torch.searchsorted(numbers, numbers, right=True)
         first = starts if first is None else torch.maximum(first, starts)
         end = stops if end is None else torch.minimum(end, stops)
     return VisibleKeys(first, end, may_see_nothing(queries, keys, band))
 
 
-def check_documents(q: Tensor, k: Tensor, document_ends: Tensor) -> None:
+def check_documents(queries: int, keys: int, device: torch.device, document_ends: Tensor) -> None:
     """Check the form of `document_ends`. Their values, which may be on a GPU, are not read.
 
     Raises:
         ValueError: they do not fit the queries and keys.
     """
-    if document_ends.dim() != 1 or document_ends.dtype != torch.int32 or document_ends.device != q.device:
+    if document_ends.dim() != 1 or document_ends.dtype != torch.int32 or document_ends.device != device:
         raise ValueError(
-            f"document_ends must be int32 with one axis on {q.device}, not {document_ends.dtype} with "
+            f"document_ends must be int32 with one axis on {device}, not {document_ends.dtype} with "
             f"{document_ends.dim()} on {document_ends.device}"
         )
-    if document_ends.shape[0] == 0 or q.shape[-2] != k.shape[-2]:
-        raise ValueError(
-            f"document_ends are of packed sequences, with as many queries as keys, not {q.shape[-2]} and {k.shape[-2]}"
-        )
+    if queries != keys:
+        raise ValueError(f"packed documents have as many queries as keys, not {queries} and {keys}")
 
 
-def document_bounds(document_ends: Tensor, tokens: int) -> Tensor:
-    """Return, for each token, where its document starts and stops: (2, tokens), int32.
-
-    Tokens behind the last end are one more document.
-    """
-    document = torch.searchsorted(document_ends, torch.arange(tokens, device=document_ends.device), right=True)
-    bounds = torch.nn.functional.pad(document_ends, (1, 0), value=0)
-    bounds = torch.nn.functional.pad(bounds, (0, 1), value=tokens).clamp(max=tokens)
-    return torch.stack((bounds[document], bounds[document + 1])).int()
+def documents_of(document_ends: Tensor, tokens: int) -> Tensor:
+    """Return the number of each token's document, (tokens,). Tokens behind the last end are one more document."""
+    return torch.searchsorted(document_ends, torch.arange(tokens, device=document_ends.device), right=True)

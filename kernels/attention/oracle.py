@@ -79,12 +79,13 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionP
 
 def _visible(q: Tensor, k: Tensor, problem: AttentionProblem) -> tuple[Tensor, Tensor, bool]:
     """The first key that each query sees, the end of these keys, and whether some see none."""
-    problem.band(q.shape[-2], k.shape[-2])  # checks the documents' lengths
+    queries, keys = q.shape[-2], k.shape[-2]
+    problem.band(queries, keys)  # checks the documents' lengths
     names = ("window", "bottom_right", "document_ends")
     options = {name: value for name, value in problem.options(q.device).items() if name in names}
-    first, end, may_be_none = visible_keys(q, k, problem.is_causal, **options)
-    none = torch.zeros(q.shape[-2], dtype=torch.int64, device=q.device)
-    return none if first is None else first, none + k.shape[-2] if end is None else end, may_be_none
+    first, end, may_be_none = visible_keys(queries, keys, q.device, problem.is_causal, **options)
+    none = torch.zeros(queries, dtype=torch.int64, device=q.device)
+    return none if first is None else first, none + keys if end is None else end, may_be_none
 
 
 def _seen(q: Tensor, k: Tensor, problem: AttentionProblem) -> tuple[Tensor, float]:

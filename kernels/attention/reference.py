@@ -35,8 +35,11 @@ def attention(
         (…, queries, head_dim); with `return_lse` also the log-sum-exps (…, queries).
     """
     check_options(scale, window, softcap)
-    seen = visible_keys(q, k, is_causal, window=window, bottom_right=bottom_right, document_ends=document_ends)
-    hidden = seen.hidden(slice(0, k.shape[-2]))
+    queries, keys = q.shape[-2], k.shape[-2]
+    seen = visible_keys(
+        queries, keys, q.device, is_causal, window=window, bottom_right=bottom_right, document_ends=document_ends
+    )
+    hidden = seen.hidden(slice(0, keys))
     return attend(q, k, v, hidden, seen.may_be_none, scale=scale, softcap=softcap, return_lse=return_lse)
 
 
@@ -49,7 +52,7 @@ def attend(
     `may_be_none` tells whether it hides all keys from some queries.
     """
     with named("scores"):
-        k, v = (_repeated(tensor, q) for tensor in (k, v))
+        k, v = (repeated(tensor, q) for tensor in (k, v))
         scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -71,7 +74,7 @@ def attend(
     return out, logsumexp if empty is None else logsumexp.masked_fill(empty.squeeze(-1), -math.inf)
 
 
-def _repeated(tensor: Tensor, q: Tensor) -> Tensor:
+def repeated(tensor: Tensor, q: Tensor) -> Tensor:
     """Keys or values with a head for each head of the queries."""
     if tensor.dim() < 4 or tensor.shape[-3] == q.shape[-3]:
         return tensor
