@@ -4,6 +4,7 @@ its tables."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Location = tuple[int | str, ...]
 MAX_CELLS = 10_000
 """Largest number of cells of one job."""
+MAX_LISTED = 4
+"""Largest number of values that the text of a list has."""
 
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$")]
 WarmupSteps = Annotated[int, Field(ge=0, le=100_000)] | None
@@ -250,9 +253,9 @@ class SpecBase(StrictModel):
         return {**along, **common}
 
     def _measured(self) -> dict[str, Scalar]:
-        """Return the fields that change the work and are no axes, flat; a list is one text ("512/256")."""
+        """Return the fields that change the work and are no axes, flat; a list is one text."""
         fields = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
-        return {name: "/".join(map(str, value)) if isinstance(value, list) else value for name, value in fields.items()}
+        return {name: _as_text(name, value) if isinstance(value, list) else value for name, value in fields.items()}
 
     @classmethod
     def example(cls) -> Self:
@@ -277,6 +280,15 @@ def _is_used(coordinate: str, identity: Mapping[str, Scalar]) -> bool:
         return identity[coordinate] is not None
     beside = coordinate.rpartition(".")[0] + "."
     return any(value is not None for name, value in identity.items() if name.startswith(beside))
+
+
+def _as_text(name: str, values: Sequence[Scalar]) -> str:
+    """Write a list as "512/256", a longer one as "16 document lengths (1a2b3c4d)": keys and tables have this text."""
+    text = "/".join(map(str, values))
+    if len(values) <= MAX_LISTED:
+        return text
+    what = name.rpartition(".")[2].replace("_", " ")
+    return f"{len(values)} {what} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:

@@ -42,7 +42,7 @@ def _coordinate(name: str, value: Any) -> str:
         return f"{name}={ARROW.join(map(_part, value.split(ARROW)))}"
     parts = [_part(part) for part in (value.split("/") if isinstance(value, str) else [value])]
     if len(parts) > MAX_LISTED:
-        return f"{len(parts)} {name.removesuffix('s').replace('_', ' ')}s"
+        return f"{len(parts)} {name.replace('_', ' ')}s"
     text = "/".join(parts)
     return f"{name}={text}" if all(map(_is_number_or_flag, parts)) else text
 
