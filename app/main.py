@@ -47,6 +47,7 @@ from app.api.tokens import TokenBody
 from app.settings import Settings
 from app.specs import KINDS
 from app.web import docs, export, pages
+from app.web.live import Refreshes
 
 ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, export, specs),
@@ -83,7 +84,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     problems.install(app, pages.error_page)
     app.add_middleware(Compression)
     app.add_middleware(Gate, hosts=AllowedHosts(settings.host, settings.allowed_hosts), error_page=pages.error_page)
-    app.state.requests = Requests()
+    app.state.requests, app.state.refreshes = Requests(), Refreshes()
     app.add_middleware(Counted, requests=app.state.requests)
     for module in ROUTERS:
         app.include_router(module.router)

@@ -18,14 +18,25 @@ def comparisons(
     """Return the specs, without replicates, of the comparisons of a baseline's jobs with those of a candidate: of each
     two specs that name different versions of one's code and are otherwise the same. The second value is True if that is
     all of the candidate's work."""
-    specs = {_work(job["spec"]): job["spec"] for job in baseline}
+    before = [job["spec"] for job in baseline]
     after = {_work(job["spec"]): job["spec"] for job in candidate}
-    pairs = [
-        {"kind": "compare", "baseline": _of_side(specs[work]), "candidate": _of_side(spec)}
-        for work, spec in after.items()
-        if work in specs and _versions(specs[work]) != _versions(spec)
-    ]
+    pairs = []
+    for work, spec in after.items():
+        same = next((one for one in (_as_now(one, spec) for one in before) if _work(one) == work), spec)
+        if versions(same) != versions(spec):
+            pairs.append({"kind": "compare", "baseline": _of_side(same), "candidate": _of_side(spec)})
     return pairs, len(pairs) == len(after)
+
+
+def _as_now(former: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a former spec with what an earlier release did not record: fields that came later, and the names of files,
+    both as in the present spec."""
+    codes = {
+        name: {"file": spec[name].get("file"), **value}
+        for name, value in former.items()
+        if _is_code(value) and _is_code(spec.get(name))
+    }
+    return {**spec, **former, **codes}
 
 
 def replicates(comparison: Mapping[str, Any], percent: float, most: int | None = None) -> int:
@@ -38,8 +49,13 @@ def replicates(comparison: Mapping[str, Any], percent: float, most: int | None =
     return min(most or MOST, max(FEWEST, *known)) if known else FEWEST
 
 
-def _versions(spec: Mapping[str, Any]) -> list[str]:
-    return [code["sha256"] for code in spec.values() if isinstance(code, Mapping) and "sha256" in code]
+def versions(spec: Mapping[str, Any]) -> list[str]:
+    """Return the hashes of the uploaded code that a spec names."""
+    return [code["sha256"] for code in spec.values() if _is_code(code)]
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, Mapping) and "sha256" in value
 
 
 def _of_side(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,9 +65,7 @@ def _of_side(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _work(spec: Mapping[str, Any]) -> str:
     """Return what a spec asks for, without the version of its code."""
     kept = {
-        name: {part: value[part] for part in ("function", "file") if part in value}
-        if isinstance(value, Mapping) and "sha256" in value
-        else value
+        name: {part: value[part] for part in ("function", "file") if part in value} if _is_code(value) else value
         for name, value in spec.items()
         if name not in OF_THE_RUN
     }

@@ -52,8 +52,9 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.imports import complaint_about, is_packed, modules_of
+from flopwatch.imports import complaint_about, modules_of
 from flopwatch.own_code import OwnCode, put_into
+from flopwatch.packing import is_packed
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -95,6 +96,8 @@ POLL_S = 0.5
 BULK_TIMEOUT_S = 3600.0
 """Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
 turn."""
+MAX_NAME = 200
+"""Characters of a job's name."""
 ALL = 1_000_000
 """More entries than a list has."""
 FINISHED = ("succeeded", "failed", "cancelled")
@@ -239,7 +242,7 @@ class Flopwatch(Connection):
             name: of the job; None: both versions.
 
         Raises:
-            ClientError: a version has no such file or function, or no code is named.
+            ClientError: a version has no such file or function, both have the same code, or no code is named.
             Refused, Unreachable: as `submit`.
         """
         if not any((implementation, model, step)):
@@ -251,8 +254,12 @@ class Flopwatch(Connection):
             )
             for side, version in (("baseline", old), ("candidate", new))
         }
+        if alternating.versions(sides["baseline"]) == alternating.versions(sides["candidate"]):
+            raise ClientError(
+                f"{old} and {new} have the same code. In folders, a file is named as from inside of them."
+            )
         comparison = {"kind": "compare", **sides, "replicates": replicates}
-        return self.submit(comparison, name=name or f"{old} → {new}", labels=labels)
+        return self.submit(comparison, name=name or f"{old} → {new}"[-MAX_NAME:], labels=labels)
 
     def sweep(
         self,
@@ -300,7 +307,7 @@ class Flopwatch(Connection):
             _refuse_code(implementation, model, step)
         body = {
             "base": self.with_code(
-                self._with_preset(base, preset), implementation=implementation, model=model, step=step
+                self._with_preset(base, preset), implementation=implementation, model=model, step=step, code=code
             ),
             "grid": {path: list(values) for path, values in (grid or {}).items()},
             "fit": None if fit is None else dict(fit),
@@ -374,7 +381,7 @@ class Flopwatch(Connection):
         try:
             files = put_into(changed, self.specs(), named, folder, version)
         except ValueError as error:
-            raise ClientError(f"{error}.") from error
+            raise ClientError(str(error)) from error
         self._check_modules(files)
         for file in files:
             self.send("PUT", f"/files/{file.sha256}", content=file.content)

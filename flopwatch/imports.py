@@ -13,12 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-ZIP = b"PK\x03\x04"
-
-
-def is_packed(content: bytes) -> bool:
-    """Return True for a packed folder, False for a file."""
-    return content.startswith(ZIP)
+from flopwatch.packing import is_packed
 
 
 def complaint_about(workers: Sequence[Mapping[str, Any]], file: str, *, is_folder: bool) -> str | None:

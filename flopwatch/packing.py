@@ -1,6 +1,6 @@
 """Packs the folder of a project for its upload. Equal contents give equal bytes, and so one SHA-256.
 
-Standard library only. `workers.uploaded` unpacks it.
+Standard library only. `workers.uploaded` unpacks it; the file that is meant is the archive's comment.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def pack(folder: Path, file: Path) -> bytes:
         raise ValueError(f"{file} does not go along: git does not track it (git add {file}), or it is hidden or a link")
     _check_sizes(folder, {each: (root / each).stat().st_size for each in files})
     return _packed(((each, (root / each).read_bytes()) for each in files), name)
+
+
+def is_packed(content: bytes) -> bool:
+    """Return True for a packed folder, False for a file."""
+    return content.startswith(b"PK\x03\x04")
 
 
 def pack_archive(content: bytes, folder: Path, file: Path) -> bytes:

@@ -63,10 +63,6 @@ class Traffic:
     all_gather: int = 0
     reduce_scatter: int = 0
 
-    def per_rank(self, ranks: int) -> float:
-        """Return the bytes that each rank sends, and receives, in rings."""
-        return float(sum(size * traffic_factor(name, ranks) for name, size in vars(self).items()))
-
 
 def step_traffic(
     strategy: str,

@@ -83,12 +83,8 @@ def default_group() -> dist.ProcessGroup:
 def start_all_reduce(
     tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, dtype: torch.dtype | None = None
 ) -> Work:
-    """Start reducing a tensor in place; with a dtype, it is sent and added in that."""
-    if dtype not in (None, tensor.dtype):
-        sent = tensor.to(dtype)
-        return _CopiedBack(start_all_reduce(sent, operation, group), [tensor], [sent])
-    start = functools.partial(dist.all_reduce, tensor, op=operation, group=group, async_op=True)
-    return _started("all_reduce", tensor.nbytes, start)
+    """Start reducing a contiguous tensor in place; with a dtype, it is sent and added in that."""
+    return start_all_reduces([tensor], operation, group, dtype)
 
 
 def start_all_reduces(
@@ -187,8 +183,8 @@ def start_together(
     """Start operations of one kind at once: NCCL makes one kernel of them, so that small ones cost no launch each.
 
     Args:
-        starts: Each starts one operation on tensors of `device`; all are all-reduces with one reduction, all-gathers,
-            or reduce-scatters with one reduction.
+        starts: Each starts one operation on tensors of `device`; all are all-gathers, or reduce-scatters with one
+            reduction. All-reduces have `start_all_reduces`.
         keep: Tensors that must live until the operations are done.
     """
     if len(starts) < 2 or not runs_together(group, device):

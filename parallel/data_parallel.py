@@ -193,8 +193,6 @@ class Bucket:
     that memory. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory is
     allocated when the bucket is sent, and freed when the gradients are set to None.
 
-    With `copies` False no gradient is copied: the group gets a list of them.
-
     Autograd appends each parameter whose gradient is complete to `arrived`. The hook is `list.append`, in C: Python
     code for each parameter would delay the backward pass if the host is slower than the device. Only one parameter has
     a Python hook, set by `watch`: the one whose gradient arrived last in the previous round. If another gradient
@@ -202,8 +200,7 @@ class Bucket:
     the round.
     """
 
-    def __init__(self, members: Sequence[tuple[str, nn.Parameter]], *, copies: bool = True) -> None:
-        self.copies = copies and len(members) > 1
+    def __init__(self, members: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.names = [name for name, _ in members]
         self.parameters = [parameter for _, parameter in members]
         first = self.parameters[0]
@@ -283,8 +280,9 @@ class Bucket:
         for parameter in self.parameters:
             parameter.grad = None
         self.missing = [index for index, gradient in enumerate(gradients) if gradient is None]
-        if not self.copies:
-            self.views = [self._in_place(index, gradient, factor) for index, gradient in enumerate(gradients)]
+        if len(gradients) == 1:
+            self.memory = self._in_place(gradients[0], factor)
+            self.views = [self.memory]
             return
         memory = self.memory = self._memory_of(gradients)
         self.views = [memory.as_strided(*place) for place in self._places]
@@ -305,9 +303,9 @@ class Bucket:
         if to:
             torch._foreach_copy_(to, copied)
 
-    def _in_place(self, index: int, gradient: Tensor | None, factor: float) -> Tensor:
-        """Return a gradient without copying it, or a copy if other tensors use its memory."""
-        shape, strides, _ = self._places[index]
+    def _in_place(self, gradient: Tensor | None, factor: float) -> Tensor:
+        """Return the only gradient without copying it, or a copy if other tensors use its memory."""
+        shape, strides, _ = self._places[0]
         if gradient is not None and gradient.stride() == strides and owns_its_memory(gradient):
             gradient = gradient.detach()
             return gradient if factor == 1.0 else gradient.mul_(factor)
@@ -318,11 +316,9 @@ class Bucket:
         self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, dtype: torch.dtype | None = None
     ) -> None:
         """Start reducing the gradients, in another dtype if there is one."""
-        if self.memory is not None:
-            self.work = start_all_reduces([self.memory], operation, group, dtype)
-            return
-        flat = [view if view.is_contiguous() else view.as_strided((view.numel(),), (1,)) for view in self.views]
-        self.work = start_all_reduces(flat, operation, group, dtype)
+        assert self.memory is not None
+        flat = self.memory if self.memory.is_contiguous() else self.memory.as_strided((self.memory.numel(),), (1,))
+        self.work = start_all_reduces([flat], operation, group, dtype)
 
     def set_gradients(self, used: Callable[[str], bool]) -> None:
         """Wait for the averages and make them the parameters' gradients. `used` returns whether the parameter of a name
@@ -365,13 +361,12 @@ class OverlappingDataParallel(DataParallel):
         process_group: dist.ProcessGroup | None,
         divide: Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Parameter]]]],
         *,
-        copies: bool = True,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(module, process_group, reduce_dtype=reduce_dtype)
         # The last layers' gradients are complete first.
         divided = divide(list(reversed(self.trainable.items())))
-        self.buckets = [Bucket(members, copies=copies) for members in divided]
+        self.buckets = [Bucket(members) for members in divided]
         self._index_of = {name: index for index, name in enumerate(self.trainable)}
         self._sent = 0
         self._used_by_any: GradientUsage | None = None
@@ -501,15 +496,11 @@ class BucketedDataParallel(OverlappingDataParallel):
         module: As in DataParallel.
         bucket_size_mb: Largest size of a bucket of several parameters in MB of 2²⁰ bytes; None: one bucket (per dtype),
             so that nothing overlaps but the order of its parts.
-        first_bucket_size_mb: Size of the first bucket; each further one is twice as large, up to `bucket_size_mb`, so
-            that sending begins early. None: all have the same size.
-        gradients_as_views: False: gradients stay where autograd left them, and NCCL takes a bucket's in one launch. It
-            saves reading and writing every gradient once, and costs one operation per gradient on other backends.
         process_group: As in DataParallel.
         reduce_dtype: As in DataParallel.
 
     Raises:
-        ValueError: a size is not positive, or the first one exceeds the others.
+        ValueError: the size is not positive.
         RuntimeError: as in DataParallel.
     """
 
@@ -518,52 +509,32 @@ class BucketedDataParallel(OverlappingDataParallel):
         module: nn.Module,
         bucket_size_mb: float | None = 25.0,
         *,
-        first_bucket_size_mb: float | None = None,
-        gradients_as_views: bool = True,
         process_group: dist.ProcessGroup | None = None,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
-        for name, size in (("bucket_size_mb", bucket_size_mb), ("first_bucket_size_mb", first_bucket_size_mb)):
-            if size is not None and not size > 0:
-                raise ValueError(f"{name} must be more than 0, not {size}")
-        if None not in (bucket_size_mb, first_bucket_size_mb) and first_bucket_size_mb > bucket_size_mb:  # type: ignore[operator]
-            raise ValueError(
-                f"first_bucket_size_mb ({first_bucket_size_mb}) must not exceed bucket_size_mb ({bucket_size_mb})"
-            )
-        largest = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
-        first = largest if first_bucket_size_mb is None else first_bucket_size_mb * MIB
-        divide = functools.partial(into_buckets, largest=largest, first=first)
-        super().__init__(module, process_group, divide, copies=gradients_as_views, reduce_dtype=reduce_dtype)
+        if bucket_size_mb is not None and not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb must be more than 0, not {bucket_size_mb}")
+        limit = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
+        super().__init__(module, process_group, functools.partial(into_buckets, limit=limit), reduce_dtype=reduce_dtype)
 
 
-def into_buckets(
-    parameters: Sequence[tuple[str, nn.Parameter]], largest: float, first: float
-) -> list[list[tuple[str, nn.Parameter]]]:
-    """Divide parameters, in the order given, into buckets of at most `first`, 2 × `first`, … `largest` bytes.
+def into_buckets(parameters: Sequence[tuple[str, nn.Parameter]], limit: float) -> list[list[tuple[str, nn.Parameter]]]:
+    """Divide parameters, in the order given, into buckets of at most `limit` bytes; larger ones have their own.
 
     Buckets are in the order in which they are full: by the place of their last parameter.
     """
     buckets: list[list[tuple[int, str, nn.Parameter]]] = []
     filling: dict[tuple[torch.device, torch.dtype], list[tuple[int, str, nn.Parameter]]] = {}
-    limit = first
-
-    def close(bucket: list[tuple[int, str, nn.Parameter]]) -> None:
-        nonlocal limit
-        buckets.append(bucket)
-        limit = min(largest, 2 * limit)
-
     for place, (name, parameter) in enumerate(parameters):
         kind = (parameter.device, parameter.dtype)
-        bucket = filling.setdefault(kind, [])
-        if parameter.nbytes >= limit and parameter.nbytes >= largest:
-            close([(place, name, parameter)])
+        if parameter.nbytes >= limit:
+            buckets.append([(place, name, parameter)])
             continue
+        bucket = filling.setdefault(kind, [])
         if bucket and sum(member.nbytes for _, _, member in bucket) + parameter.nbytes > limit:
-            close(bucket)
+            buckets.append(bucket)
             bucket = filling[kind] = []
         bucket.append((place, name, parameter))
-    for bucket in filling.values():
-        if bucket:
-            close(bucket)
+    buckets += [bucket for bucket in filling.values() if bucket]
     buckets.sort(key=lambda bucket: bucket[-1][0])
     return [[(name, parameter) for _, name, parameter in bucket] for bucket in buckets]

@@ -50,7 +50,7 @@ from parallel.collectives import (
 )
 from parallel.data_parallel import dense_gradient
 from parallel.meta import children_first, materialise, reset_parameters
-from parallel.sharded_gradient import ShardedGradient
+from parallel.sharded_gradient import ShardedPart
 from parallel.sharded_state import (
     broadcast_objects,
     broadcast_whole,
@@ -104,11 +104,8 @@ class UnitParameter:
         values = original.new_zeros(self.part_numel, device=device)
         if not original.is_meta:
             self.copy_part(values, original.detach())
-        part = nn.Parameter(values, original.requires_grad)
-        if part.requires_grad:
-            # Autograd writes a gradient itself where a part is used outside the forward pass, as by a penalty.
-            hook = functools.partial(_mark_gradient, group=self.group)
-            part.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        part = ShardedPart(values, original.requires_grad)
+        part.group = self.group
         return part
 
     def take_memory(self) -> None:
@@ -166,12 +163,6 @@ class UnitParameter:
             self.part.grad.add_(gradient)
         else:
             self.part.grad = gradient
-        self.mark_gradient()
-
-    def mark_gradient(self) -> None:
-        """See to it that the norm of a part's gradient is that of all parts, whoever wrote it."""
-        if self.is_sharded:
-            _mark_gradient(self.part, self.group)
 
 
 class ShardedUnit:
@@ -706,8 +697,7 @@ class FullyShardedDataParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients such that their norm, over all ranks' parts together, is at most `max_norm`.
 
-        Call it on every rank. It exchanges all norms at once; `torch.nn.utils.clip_grad_norm_` gives the same, with one
-        exchange per parameter.
+        Call it on every rank. `torch.nn.utils.clip_grad_norm_` does the same, without this check.
 
         Returns:
             The norm before scaling, the same on every rank.
@@ -718,16 +708,7 @@ class FullyShardedDataParallel(nn.Module):
         """
         if any(unit.in_backward or unit.reduced for unit in self.units):
             raise RuntimeError("call finish_gradient_synchronization() after backward() and before clip_grad_norm_()")
-        for parameter in self._sharded.values():
-            # One that the caller has set may be a plain tensor.
-            parameter.mark_gradient()
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if not gradients:
-            return torch.zeros((), device=self._device)
-        norms = torch._foreach_norm(gradients, norm_type)
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / (total + 1e-6), max=1.0))
-        return total
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     # State
 
@@ -854,11 +835,6 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
             yield f"{prefix}{name}", child
         else:
             yield from _unit_modules(child, f"{prefix}{name}.")
-
-
-def _mark_gradient(part: Tensor, group: dist.ProcessGroup) -> None:
-    if part.grad is not None and not isinstance(part.grad, ShardedGradient):
-        part.grad = ShardedGradient.part_of(part.grad, group)
 
 
 def _remove_all(hooks: list[Any]) -> None:

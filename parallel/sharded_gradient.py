@@ -1,4 +1,4 @@
-"""Gradients of which each rank has a part, and whose norms are those of all parts.
+"""Parts of parameters, and their gradients, whose norms are those of all parts.
 
 `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` know nothing of sharding. Were parts plain tensors, each
 rank would clip by the norm of its own parts, or skip a step alone, and the ranks' parts would no longer be of one
@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import _foreach_supported_types as _in_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as _in_clipping
 from torch.utils._pytree import tree_leaves
 
 from parallel.collectives import start_all_reduce
@@ -64,6 +66,39 @@ class ShardedGradient(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A process group cannot be saved.
         return self.as_subclass(Tensor).clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+_stored_gradient: Any = Tensor.grad  # the attribute's descriptor, in C
+
+
+class ShardedPart(nn.Parameter):
+    """This rank's part of a parameter, in one dimension. Its gradient is a ShardedGradient, whoever wrote it: this
+    package, autograd where the part is used outside the forward pass, or the caller."""
+
+    group: dist.ProcessGroup | None = None
+    """None: a copy, which belongs to no model."""
+
+    @property
+    def grad(self) -> Tensor | None:
+        with torch._C.DisableTorchFunction():
+            gradient: Tensor | None = _stored_gradient.__get__(self)
+            if gradient is None or self.group is None or isinstance(gradient, ShardedGradient):
+                return gradient
+            self.grad = part = ShardedGradient.part_of(gradient, self.group)
+            return part
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        with torch._C.DisableTorchFunction():
+            _stored_gradient.__set__(self, gradient)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+# As torch does for its DTensor: otherwise it would take the tensors one by one.
+_in_optimizers.append(ShardedPart)
+_in_clipping.append(ShardedGradient)
 
 
 def _parts_again(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -6,34 +6,15 @@ Tensors travel one by one: beyond the parts, each rank's device has one full ten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-
-class Divided(Protocol):
-    """A parameter of which each rank has a part."""
-
-    @property
-    def part(self) -> Tensor:
-        """This rank's part, in one dimension."""
-        ...
-
-    @property
-    def shape(self) -> torch.Size:
-        """The full parameter's shape."""
-        ...
-
-    def gathered(self, part: Tensor) -> Tensor:
-        """Return the full tensor of which every rank has a part."""
-        ...
-
-    def copy_part(self, part: Tensor, whole: Tensor) -> None:
-        """Fill a part with this rank's elements of a full tensor."""
-        ...
+if TYPE_CHECKING:
+    from parallel.fully_sharded import UnitParameter
 
 
 class Travelling:
@@ -76,7 +57,7 @@ def broadcast_whole(
 @torch.no_grad()
 def full_optimizer_state(
     optimizer: Optimizer,
-    divided: Mapping[int, Divided],
+    divided: Mapping[int, UnitParameter],
     groups: Sequence[dist.ProcessGroup],
     *,
     rank0_only: bool,
@@ -107,7 +88,7 @@ def full_optimizer_state(
 def load_full_optimizer_state(
     optimizer: Optimizer,
     state: Mapping[str, Any] | None,
-    divided: Mapping[int, Divided],
+    divided: Mapping[int, UnitParameter],
     names: Mapping[int, str],
     groups: Sequence[dist.ProcessGroup],
     device: torch.device,
@@ -158,7 +139,7 @@ def load_full_optimizer_state(
 
 
 def _why_not_loaded(
-    state: Mapping[str, Any], optimizer: Optimizer, divided: Mapping[int, Divided], names: Mapping[int, str]
+    state: Mapping[str, Any], optimizer: Optimizer, divided: Mapping[int, UnitParameter], names: Mapping[int, str]
 ) -> str | None:
     """Return why a state with full tensors does not fit an optimizer; None if it fits."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -185,7 +166,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _is_part(value: object, one: Divided) -> bool:
+def _is_part(value: object, one: UnitParameter) -> bool:
     return isinstance(value, Tensor) and value.shape == one.part.shape
 
 
@@ -193,7 +174,7 @@ def _copy(value: Any, *, on_host: bool) -> Any:
     return value.detach().to("cpu" if on_host else value.device, copy=True) if isinstance(value, Tensor) else value
 
 
-def _described(value: Any, one: Divided | None) -> Any:
+def _described(value: Any, one: UnitParameter | None) -> Any:
     """Return a tensor's description, or what is small enough to be sent with the descriptions."""
     if not isinstance(value, Tensor):
         return value

@@ -71,6 +71,8 @@ def failure_code(error: BaseException) -> str:
         return error.code
     if isinstance(error, TooLarge):
         return "too_large"
+    if isinstance(error, ModuleNotFoundError):
+        return "invalid_environment"
     return "storage_full" if is_no_space(error) else "failed"
 
 

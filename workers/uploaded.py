@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flopwatch.packing import MAX_BYTES, MAX_FILES
+from flopwatch.packing import MAX_BYTES, MAX_FILES, is_packed
 from workers.outcome import InvalidEnvironment, RunnerError
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 FOLDER = "UPLOADED_CODE"
 """Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""
-PACKED = b"PK\x03\x04"
-"""The first bytes of a packed folder (flopwatch.packing); its comment names the file that a spec means."""
 UNPACKING_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, ValueError, RuntimeError),  # a RuntimeError: it is encrypted
     *(FileExistsError, NotADirectoryError, IsADirectoryError),
@@ -59,7 +57,7 @@ def write(folder: Path, contents: Iterable[bytes]) -> dict[str, str]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for content in contents:
         sha256 = hashlib.sha256(content).hexdigest()
-        if content.startswith(PACKED):
+        if is_packed(content):
             _unpack(content, folder / sha256)
         else:
             (folder / f"{_name(sha256)}.py").write_bytes(content)

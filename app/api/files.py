@@ -14,14 +14,13 @@ from app.api.parameters import NO_QUERY, ETag, Json, declared
 from app.api.schemas import CodeFile
 from app.api.services import CurrentServices
 from app.errors import FieldError, InvalidRequest
+from flopwatch.packing import is_packed
 
 router = APIRouter(prefix="/files", tags=["files"])
 
 Sha256 = Annotated[
     str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256 of the content, in lower-case hexadecimal digits.")
 ]
-FOLDER = b"PK\x03\x04"
-"""The first bytes of a packed folder (flopwatch.packing), which workers unpack."""
 SOURCE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
@@ -44,7 +43,7 @@ async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Re
     actual = hashlib.sha256(content).hexdigest()
     if actual != sha256:
         raise _wrong(f"The body's SHA-256 is {actual}, not that of the path: it was damaged, or is another file.")
-    if not content.startswith(FOLDER):
+    if not is_packed(content):
         _check_source(content)
     file, is_new = await services.writes.run(lambda: services.uploads.put(content))
     return Json(file, status_code=201 if is_new else 200, headers={"Location": file["url"]} if is_new else {})
@@ -80,5 +79,5 @@ def read(request: Request, services: CurrentServices, sha256: Sha256) -> Respons
     headers = {"ETag": str(tag), "Cache-Control": "no-cache"}
     if tag.is_known_to(request):
         return Response(status_code=304, headers=headers)
-    media_type = "application/zip" if content.startswith(FOLDER) else "text/plain; charset=utf-8"
+    media_type = "application/zip" if is_packed(content) else "text/plain; charset=utf-8"
     return Response(content, media_type=media_type, headers=headers)

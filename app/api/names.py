@@ -1,8 +1,7 @@
 """Checks names that only workers know (kinds, models, attention implementations), and lists them in schemas.
 
 The server cannot know these names by itself, since it imports no torch. While no worker has registered, it accepts any
-name, and the worker that claims the job decides. Uploaded code is different: only a worker that has registered that it
-may run code does so, so uploaded code is refused until there is such a worker.
+name, and the worker that claims the job decides.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def _wrong_code(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
     named = list(codes_of(spec.model_dump(mode="json")))
     files = known.existing_files({sha256 for _, sha256 in named})
     for where, sha256 in named:
-        if RUNS_CODE not in known.capabilities:
+        if known and RUNS_CODE not in known.capabilities:
             yield where, NOBODY_RUNS_CODE
         elif sha256 not in files:
             yield (*where, "sha256"), f"Nobody has uploaded such a file: send it first, with PUT {url_of(sha256)}"

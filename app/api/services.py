@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
+from anyio.to_thread import current_default_thread_limiter, run_sync
 from fastapi import Depends, Request
 
 from app.api.changes import Changes
@@ -38,6 +38,9 @@ from app.store.tokens import Tokens
 logger = logging.getLogger(__name__)
 
 TABLES_AT_ONCE = 2
+READ_THREADS = 8
+"""Number of threads for all other reads. They compute more than they wait, so more would not be faster, and those of
+writes would find no connection to PostgreSQL free (see CONNECTIONS)."""
 CHECKPOINT_S = 60.0
 NOTE_USES_S = 60.0
 MAX_LEASE_POLL_S = 5.0
@@ -76,6 +79,7 @@ class Services:
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Services]:
     """Open and migrate the database, run its upkeep inside the context, and close it."""
+    current_default_thread_limiter().total_tokens = READ_THREADS
     database = await run_sync(open_database, settings)
     try:
         settings = await run_sync(with_agreed_lease, database, settings)

@@ -138,12 +138,19 @@ def chosen_format(request: Request, named: Format | None) -> Format:
         return named
     weights: dict[str, float] = {}
     for part in request.headers.get("accept", "").split(","):
-        media_type, *parameters = (word.strip().lower() for word in part.split(";"))
+        media_range, *parameters = (word.strip().lower() for word in part.split(";"))
         quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
-        weights[media_type] = float(quality) if re.fullmatch(r"[01](\.\d{0,3})?", quality) else 0.0
-    ours = {format_: weights.get(text.partition(";")[0], 0.0) for format_, text in MEDIA_TYPES.items()}
-    best = max(ours, key=lambda format_: ours[format_])
-    return best if ours[best] and ours[best] >= weights.get("*/*", 0.0) else "json"
+        weights[media_range] = float(quality) if re.fullmatch(r"[01](\.\d{0,3})?", quality) else 0.0
+
+    def preference(format_: Format) -> tuple[float, int]:
+        """The weight of the narrowest range that has the format; of equal weights, the narrower range goes first."""
+        media_type = MEDIA_TYPES[format_].partition(";")[0]
+        ranges = ("*/*", f"{media_type.partition('/')[0]}/*", media_type)
+        width = max((width for width, one in enumerate(ranges) if one in weights), default=0)
+        weight = weights.get(ranges[width], 0.0)
+        return weight, width if weight else 0
+
+    return max(MEDIA_TYPES, key=preference)
 
 
 @router.get(

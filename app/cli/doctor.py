@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ import typer
 
 from app.cli.common import DataDir, use_data_dir
 from app.cli.terminal import cell, echo, echo_json
+from app.importing import program
 
 if TYPE_CHECKING:
     from app.checkup import Finding
@@ -107,9 +107,7 @@ def _worker() -> Iterator[Finding]:
     from app.checkup import Finding, broken
 
     # No colour, no settings: what it prints is one finding a line.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workers", "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(program("workers", "doctor"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     last = "its start"
     try:
         output, errors = process.communicate(timeout=WORKER_S)

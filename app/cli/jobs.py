@@ -156,18 +156,21 @@ def run_script(
         code=code,
     )
     job = server.submit(spec, **_options(name, label, priority, timeout_s, 2, None))
-    if not as_json:
-        for event in server.events(job):
-            if event.type == "log":
-                echo(event.data["text"], nl=False)
-    _go_on(server, job, wait=True, at_most=None, as_json=as_json)
+    _go_on(server, job, wait=True, at_most=None, as_json=as_json, follow=True)
 
 
 def _go_on(
-    server: Flopwatch, job: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str = ""
+    server: Flopwatch,
+    job: dict[str, Any],
+    *,
+    wait: bool,
+    at_most: float | None,
+    as_json: bool,
+    note: str = "",
+    follow: bool = False,
 ) -> None:
-    """Print the result of a submission and, if asked, wait for the job; exits with 1 unless it succeeded, or with
-    WRONG."""
+    """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
+    unless it succeeded, or with WRONG."""
     from app.cli.output import print_answer, print_job, print_json, progress_display
     from app.cli.specs import without_effect
 
@@ -184,8 +187,11 @@ def _go_on(
         elif at_most is None:
             echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
-        with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])), progress_display() as show:
-            job = server.wait(job, timeout_s=at_most, show=show, check=False)
+        with _going_on_when_interrupted(lambda: _how_it_goes_on(server, job["id"])):
+            if follow and not as_json:
+                _follow(server, job["id"])
+            with progress_display() as show:
+                job = server.wait(job, timeout_s=at_most, show=show, check=False)
     if as_json:
         print_json(job)
     elif wait:
@@ -424,9 +430,14 @@ def logs(
         if not follow or server.job(job_id)["finished_at"]:
             echo(server.logs(job_id, attempt=attempt), nl=False)
             return
-        for event in server.events(job_id):
-            if event.type == "log":
-                echo(event.data["text"], nl=False)
+        _follow(server, job_id)
+
+
+def _follow(server: Flopwatch, job_id: int) -> None:
+    """Print a job's output until it is done."""
+    for event in server.events(job_id):
+        if event.type == "log":
+            echo(event.data["text"], nl=False)
 
 
 @with_server

@@ -153,6 +153,8 @@ def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
     answer = {"profile": _print_kernels, "compare": _print_comparison}.get(job["kind"])
     if answer is None or job["state"] != "succeeded" or not answer(server, job):
         print_results(server, job)
+    if job["state"] == "failed":
+        echo(f"`flopwatch logs {job['id']}` prints its output")
 
 
 def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:

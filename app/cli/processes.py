@@ -30,7 +30,7 @@ from app.cli.common import (
     warn_of_unknown_settings,
 )
 from app.cli.terminal import echo, fail
-from app.importing import without_collector
+from app.importing import program, without_collector
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -426,7 +426,7 @@ def _as_file(content: bytes) -> str:
 def _become_workers(*arguments: str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "workers", *arguments])  # noqa: S606
+    os.execv(sys.executable, program("workers", *arguments))  # noqa: S606
 
 
 def _start(module: str, *arguments: str, without: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -434,11 +434,10 @@ def _start(module: str, *arguments: str, without: Sequence[str] = ()) -> subproc
     from app.settings import unknown_variables
 
     # In a group of its own: an interrupt from the terminal reaches `up` alone, which stops them in order.
-    command = [sys.executable, "-m", module, *arguments]
     # This process has already warned of unknown settings.
     left_out = {*without, *unknown_variables(os.environ)}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=_end_with_parent)
+    return subprocess.Popen(program(module, *arguments), env=environment, process_group=0, preexec_fn=_end_with_parent)
 
 
 def _end_with_parent() -> None:

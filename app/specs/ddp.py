@@ -17,6 +17,8 @@ FULLY_SHARDED = ("fsdp", "torch_fsdp")
 LOCAL_ONLY = ("step_code", "trace", "snapshot")
 """Fields that need files on the nodes of all ranks."""
 WITH_BUCKETS = ("bucketed", "torch_ddp")
+GONE = {"first_bucket_size_mb": None, "gradients_as_views": True}
+"""Fields of release 0.1.0, and their defaults."""
 
 
 class DdpSpec(TrainingSpec):
@@ -39,12 +41,6 @@ class DdpSpec(TrainingSpec):
     """`nccl` runs on GPUs, `gloo` on a CPU."""
     bucket_size_mb: float | None = Field(default=25.0, gt=0, le=1e6)
     """`bucketed` and `torch_ddp` only: largest size of a bucket in MB of 2²⁰ bytes; null: one bucket."""
-    first_bucket_size_mb: float | None = Field(default=None, gt=0, le=1e6)
-    """`bucketed` only: size of the first bucket in MB; each further one is twice as large, up to `bucket_size_mb`.
-    Null: as large as the others."""
-    gradients_as_views: bool = True
-    """`bucketed` only: copy gradients into their bucket, once. If false, NCCL reduces them in place, in one launch for
-    each bucket; gloo reduces each separately."""
     sharded_optimizer: bool = False
     """Each rank keeps and updates only a part of the optimizer's state. With `torch_ddp`, torch's
     ZeroRedundancyOptimizer does so."""
@@ -126,6 +122,17 @@ class DdpSpec(TrainingSpec):
 
     @model_validator(mode="before")
     @classmethod
+    def _fields_of_release_0_1_0(cls, fields: Any) -> Any:
+        """Take specs that release 0.1.0 stored with fields that are gone, if they had no effect."""
+        if not isinstance(fields, Mapping):
+            return fields
+        for name, default in GONE.items():
+            if fields.get(name, default) is not default:
+                raise field_error(name, "is gone: buckets are alike, and gradients are views of them; leave it out")
+        return {name: value for name, value in fields.items() if name not in GONE}
+
+    @model_validator(mode="before")
+    @classmethod
     def _own_step_has_no_strategy(cls, fields: Any) -> Any:
         if isinstance(fields, Mapping) and fields.get("step_code") is not None and "strategy" not in fields:
             return {**fields, "strategy": "none"}
@@ -150,15 +157,6 @@ class DdpSpec(TrainingSpec):
         elif not self.reshard_after_forward:
             raise field_error(
                 "reshard_after_forward", f"{self.strategy} keeps parameters whole: choose fsdp, or leave it out"
-            )
-        if (
-            self.strategy == "bucketed"
-            and None not in (self.bucket_size_mb, self.first_bucket_size_mb)
-            and self.first_bucket_size_mb > self.bucket_size_mb  # type: ignore[operator]
-        ):
-            raise field_error(
-                "first_bucket_size_mb",
-                f"must not exceed bucket_size_mb ({self.bucket_size_mb:g}): choose a smaller one",
             )
         return self
 
@@ -213,8 +211,9 @@ class DdpSpec(TrainingSpec):
         identity.pop("new_tokens", None)
         if self.strategy not in WITH_BUCKETS:
             identity["bucket_size_mb"] = None
-        if self.strategy != "bucketed":
-            identity |= {"first_bucket_size_mb": None, "gradients_as_views": None}
+        if self.strategy == "bucketed":
+            # In release 0.1.0, which could also do without, it was part of the key.
+            identity["gradients_as_views"] = True
         if self.strategy not in FULLY_SHARDED:
             identity["reshard_after_forward"] = None
         if self.strategy not in FULLY_SHARDED or self.precision != "bf16":

@@ -33,7 +33,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if settings.artifacts_url is not None and settings.object_store_url is None:
         folders.append(settings.artifacts_dir)
     for folder in folders:
-        yield from _folder(folder)
+        yield from _folder(folder, with_sqlite=settings.database_url is None and folder == settings.data_dir)
     if settings.database_url is None and not (settings.data_dir / DATABASE).exists():
         yield absent("database", f"none yet in {settings.data_dir}: the first server or worker makes it")
         return
@@ -46,7 +46,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield broken("database", f"{error.title}: {error.detail}", _database_cure(error, settings))
 
 
-def _folder(folder: Path) -> Iterator[Finding]:
+def _folder(folder: Path, *, with_sqlite: bool) -> Iterator[Finding]:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     what = str(folder) if existing == folder else f"{folder}, not made yet, in {existing}"
     status = existing.stat()
@@ -59,7 +59,8 @@ def _folder(folder: Path) -> Iterator[Finding]:
         return
     yield works("permissions", f"{what}: writable")
     try:
-        refuse_network_file_system(existing)
+        if with_sqlite:
+            refuse_network_file_system(existing)
         with tempfile.TemporaryFile(dir=existing) as file:
             os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
     except FlopwatchError as error:

@@ -445,11 +445,15 @@ def ratios(compared: Sequence[Ratio]) -> Figure:
 
 
 RATIO_TICKS = (
-    (0.8, 0.9, 0.95, 0.98, 1, 1.02, 1.05, 1.1, 1.25),
-    (0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 5),
-    (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100),
+    (0.95, 0.98, 1, 1.02, 1.05),
+    (0.9, 0.95, 1, 1.05, 1.1),
+    (0.8, 0.9, 1, 1.1, 1.25),
+    (0.5, 0.8, 1, 1.25, 2),
+    (0.2, 0.5, 0.7, 1, 1.4, 2, 5),
+    (0.01, 0.1, 1, 10, 100),
 )
-"""Places of ticks, for ratios near 1 and further from it: a ratio and its inverse are equally far from 1."""
+"""Places of ticks, for ratios near 1 and further from it, as many as a phone has room for: a ratio and its inverse are
+equally far from 1."""
 
 
 def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
@@ -457,7 +461,7 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
     ends = [
         end for ratio in compared for end in (ratio.ratio, ratio.low, ratio.high, 1.0) if end is not None and end > 0
     ]
-    low, high = min(ends) / 1.02, max(ends) * 1.02
+    low, high = min(ends), max(ends)
     ticks = next((each for each in RATIO_TICKS if each[0] <= low and high <= each[-1]), RATIO_TICKS[-1])
     directions = frozenset(ratio.better for ratio in compared)
     sides: dict[frozenset[Direction | None], str] = {
@@ -468,7 +472,7 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
     return {
         "title": {"text": title},
         "type": "log",
-        "range": [math.log10(low), math.log10(high)],
+        "range": [math.log10(low / 1.02), math.log10(high * 1.02)],
         "tickvals": list(ticks),
         "ticktext": [number(tick) for tick in ticks],
     }

@@ -45,6 +45,7 @@ class Entry:
 @functools.cache
 def _templates() -> Jinja2Templates:
     templates = Jinja2Templates(directory=Path(__file__).parent / "html")
+    templates.env.auto_reload = False
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
     templates.env.filters |= {
         "number": number,

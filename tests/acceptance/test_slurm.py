@@ -1,9 +1,10 @@
-"""Jobs on a throw-away Slurm cluster, whatever Slurm does meanwhile. After each test nothing is left of its jobs: no
-allocation, no process and no file."""
+"""Jobs on a throw-away Slurm cluster, with the queue on PostgreSQL, whatever Slurm does meanwhile. After each test
+nothing is left of its jobs: no allocation, no process and no file. Controls run the same with a mechanism taken out."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
+    cleaned_up,
     get,
     open_gate,
     plain_job,
@@ -26,8 +28,10 @@ from tests.acceptance.sabotage import (
     started,
     wait_for_start,
     wait_for_state,
+    wait_until_gone,
 )
 from tests.forked import ForkedService
+from tests.postgres import Server
 from tests.slurm_cluster import Cluster
 from tools.service import Service, submit, wait_for_job
 from tools.waiting import wait_until
@@ -35,6 +39,10 @@ from tools.waiting import wait_until
 pytestmark = pytest.mark.acceptance
 
 ENDS_S = 120.0
+CONTROL_S = 2.0
+"""How long a control waits for what must not happen."""
+LATER = ["--begin=now+1hour"]
+"""Arguments of sbatch by which allocations stay pending."""
 
 
 @dataclass
@@ -70,6 +78,12 @@ class Site:
         assert worker.poll() is None, log.read_text()
         return worker
 
+    def submit_pending(self, behaviour: str) -> int:
+        """Submit a job whose allocation stays pending; returns its id once its progress says so."""
+        job_id = submit(self.client, plain_job(behaviour))
+        wait_until(lambda: "BeginTime" in get(self.client, f"/jobs/{job_id}")["progress"]["message"], what="its reason")
+        return job_id
+
     def is_clean(self) -> bool:
         """Return True if nothing is left of any job."""
         files = sorted(path.name for path in (self.folder / "handover").glob("*"))
@@ -77,11 +91,13 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def shared_server(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def shared_server(slurm: Cluster, postgres: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("slurm")
-    with ForkedService(folder / "service", {**environment(folder), **plain_kind(), **slurm.environment}) as running:
-        running.start_server()
-        yield running
+    with postgres.database() as url:
+        settings = {**environment(folder), **plain_kind(), **slurm.environment, "FLOPWATCH_DATABASE_URL": str(url)}
+        with ForkedService(folder / "service", settings) as running:
+            running.start_server()
+            yield running
 
 
 @pytest.fixture
@@ -120,43 +136,94 @@ def test_a_job_runs_in_an_allocation(site: Site) -> None:
     assert site.client.get(f"/jobs/{job_id}/measurements").json()["rows"]
 
 
-@pytest.mark.parametrize("number", [3, pytest.param(50, marks=pytest.mark.long)])
-def test_many_jobs(site: Site, number: int) -> None:
+@pytest.mark.long
+def test_many_jobs(site: Site) -> None:
+    number = 50
     site.start_worker()
     jobs = [submit(site.client, plain_job("counted", number=index)) for index in range(number)]
-    assert [wait_for_job(site.client, job, timeout_s=60 + 5 * number)["state"] for job in jobs] == [
-        "succeeded"
-    ] * number
+    assert {wait_for_job(site.client, job, timeout_s=60 + 5 * number)["state"] for job in jobs} == {"succeeded"}
     assert sorted(map(int, (site.misbehave / "runs").read_text().split())) == [*range(number)]
 
 
-def test_a_pending_job_is_cancelled(site: Site) -> None:
-    site.start_worker(extra_arguments=["--begin=now+1hour"])
-    job_id = submit(site.client, plain_job("counted"))
-    wait_until(lambda: "BeginTime" in get(site.client, f"/jobs/{job_id}")["progress"]["message"], what="its reason")
+def cancels_a_pending_job(site: Site, *, patience_s: float = ENDS_S) -> None:
+    site.start_worker(extra_arguments=LATER)
+    job_id = site.submit_pending("counted")
     site.client.post(f"/jobs/{job_id}/cancel")
     assert ends(site, job_id)["state"] == "cancelled"
+    wait_until(lambda: not site.cluster.allocations(), timeout_s=patience_s, what="no allocation")
 
 
-def test_a_running_job_is_cancelled(site: Site) -> None:
-    site.start_worker()
+def test_a_pending_job_is_cancelled(site: Site) -> None:
+    cancels_a_pending_job(site)
+
+
+@pytest.mark.long
+def test_control_of_cancelled_allocations(site: Site) -> None:
+    site.service.environment.update(plain_kind("scancel"))
+    with pytest.raises(TimeoutError, match="no allocation"):
+        cancels_a_pending_job(site, patience_s=CONTROL_S)
+    site.cluster.run("scancel", f"--user={os.geteuid()}")
+
+
+def cancels_a_running_job(site: Site, *, sabotage: str = "", patience_s: float = ENDS_S) -> None:
+    site.start_worker(sabotage=sabotage)
     job_id = submit(site.client, plain_job("gated"))
-    wait_for_start(site.misbehave)
+    (child,) = wait_for_start(site.misbehave)
     site.client.post(f"/jobs/{job_id}/cancel")
+    wait_until_gone(child, timeout_s=patience_s)
     assert ends(site, job_id)["error"]["code"] == "cancelled"
 
 
-def test_a_job_times_out(site: Site) -> None:
-    site.start_worker()
-    job_id = submit(site.client, plain_job("stubborn", timeout_s=0.5))
+@pytest.mark.long
+def test_a_running_job_is_cancelled(site: Site) -> None:
+    cancels_a_running_job(site)
+
+
+@pytest.mark.long
+def test_control_an_agent_that_does_not_hear_of_cancels(site: Site) -> None:
+    with pytest.raises(TimeoutError, match="to be gone"):
+        cancels_a_running_job(site, sabotage="notice_of_cancels", patience_s=CONTROL_S)
+    open_gate(site.misbehave)
+
+
+def times_out(site: Site, *, sabotage: str = "", patience_s: float = ENDS_S) -> None:
+    site.start_worker(sabotage=sabotage)
+    job_id = submit(site.client, plain_job("stubborn", timeout_s=4.0))
+    wait_until_gone(*wait_for_start(site.misbehave), timeout_s=6.0 + patience_s)
     assert ends(site, job_id)["error"]["code"] == "timeout"
 
 
-def test_a_script_that_fails_says_why(site: Site) -> None:
+@pytest.mark.long
+def test_a_job_times_out(site: Site) -> None:
+    times_out(site)
+
+
+@pytest.mark.long
+def test_control_of_the_timeout(site: Site) -> None:
+    with cleaned_up(site.misbehave), pytest.raises(TimeoutError, match="to be gone"):
+        times_out(site, sabotage="subreaper", patience_s=CONTROL_S)
+
+
+def error_of_a_script_that_fails(site: Site, *, patience_s: float = ENDS_S) -> dict[str, Any]:
+    """The error of a job whose agent never begins."""
     site.start_worker(setup="echo there is no such module >&2; exit 3")
-    error = ends(site, submit(site.client, plain_job("counted")))["error"]
+    job_id = submit(site.client, plain_job("counted"))
+    wait_until(lambda: f"flopwatch-{job_id}-1" in site.cluster.allocations("FAILED"), what="its allocation's end")
+    error: dict[str, Any] = wait_for_job(site.client, job_id, timeout_s=patience_s)["error"]
+    return error
+
+
+def test_a_script_that_fails_says_why(site: Site) -> None:
+    error = error_of_a_script_that_fails(site)
     assert error["code"] == "invalid_environment"
     assert "there is no such module" in error["detail"]
+
+
+@pytest.mark.long
+def test_control_of_jobs_that_never_began(site: Site) -> None:
+    site.service.environment.update(plain_kind("ended_allocations"))
+    with pytest.raises(TimeoutError):
+        error_of_a_script_that_fails(site, patience_s=CONTROL_S)
 
 
 def test_what_slurm_refuses_says_why(site: Site) -> None:
@@ -168,7 +235,7 @@ def test_what_slurm_refuses_says_why(site: Site) -> None:
 
 
 def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
-    site.start_worker(gpus_per_node=4, extra_arguments=["--begin=now+1hour"])
+    site.start_worker(gpus_per_node=4, extra_arguments=LATER)
     job_id = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 6, "nodes": 2}})
     wait_until(site.cluster.allocations, what="its allocation")
     assert site.cluster.run("squeue", "-h", "-o", "%b %D").split() == ["gres:gpu:3", "2"]
@@ -189,22 +256,19 @@ def test_a_worker_that_ends_gives_back_what_waits_and_leaves_what_runs(site: Sit
     wait_for_start(site.misbehave)
     worker.terminate()
     assert worker.wait(30) == 0
-    worker = site.start_worker(extra_arguments=["--begin=now+1hour"])
-    waiting = submit(site.client, plain_job("gated"))
-    wait_until(lambda: "BeginTime" in get(site.client, f"/jobs/{waiting}")["progress"]["message"], what="its reason")
+    worker = site.start_worker(extra_arguments=LATER)
+    waiting = site.submit_pending("gated")
     worker.terminate()
     assert worker.wait(30) == 0
-    wait_for_state(site.client, waiting, "queued")
+    assert wait_for_state(site.client, waiting, "queued")["attempt"] == 0
     assert site.cluster.allocations() == [f"flopwatch-{running}-1"]
     open_gate(site.misbehave)
     assert ends(site, running)["state"] == "succeeded"
-    site.start_worker()
-    assert ends(site, waiting)["attempt"] == 1
+    site.start_worker()  # which tidies up
 
 
 def test_a_killed_workers_allocations_do_not_run(site: Site) -> None:
-    site.start_worker(extra_arguments=["--begin=now+1hour"]).kill()
-    worker = site.start_worker(extra_arguments=["--begin=now+1hour"])
+    worker = site.start_worker(extra_arguments=LATER)
     job_id = submit(site.client, plain_job("counted"))
     wait_until(site.cluster.allocations, what="its allocation")
     worker.kill()
@@ -336,10 +400,38 @@ def test_a_killed_controller_costs_no_job(site: Site) -> None:
     assert ends(site, second)["state"] == "succeeded"
     assert attempt_states(site.client, job_id) == attempt_states(site.client, second) == ["succeeded"]
     assert len(started(site.misbehave)) == 1
-    # The new controller may wait a minute before it asks for nodes that it does not remember.
-    for name in ("n1", "n2"):
-        site.cluster.kill(name)
-        site.cluster.start_node(name)
+
+
+def starts_in_an_allocation_that_starts_twice(site: Site, *, sabotage: str = "") -> int:
+    """How often a job runs whose allocation starts again after its end, as if nobody had removed its files."""
+    worker = site.start_worker(sabotage=sabotage)
+    job_id = submit(site.client, plain_job("gated"))
+    wait_for_start(site.misbehave)
+    (taken,) = (site.folder / "handover").glob("*.taken")
+    content = taken.read_text()
+    slurm_id = site.cluster.run("squeue", "-h", "-o", "%i").strip()
+    site.cluster.run("scontrol", "update", f"JobId={slurm_id}", "Requeue=1")
+    open_gate(site.misbehave)
+    assert ends(site, job_id)["state"] == "succeeded"
+    wait_until(site.is_clean, what="nothing to be left")
+    worker.terminate()
+    assert worker.wait(30) == 0
+    taken.with_suffix(".json").write_text(content)
+    site.cluster.run("scontrol", "requeue", slurm_id)
+    log = taken.with_suffix(".log")
+    wait_until(lambda: log.exists() and not site.cluster.allocations(), timeout_s=ENDS_S, what="its second end")
+    log.unlink()
+    return len(started(site.misbehave))
+
+
+@pytest.mark.long
+def test_an_allocation_that_starts_again_runs_nothing(site: Site) -> None:
+    assert starts_in_an_allocation_that_starts_twice(site) == 1
+
+
+@pytest.mark.long
+def test_control_of_second_starts(site: Site) -> None:
+    assert starts_in_an_allocation_that_starts_twice(site, sabotage="takeover_of_ended_claims") == 2
 
 
 def on_two_nodes(site: Site, spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -355,7 +447,12 @@ def on_two_nodes(site: Site, spec: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def test_a_collective_on_two_nodes(site: Site) -> None:
-    cells = {"operations": ["all_reduce", "broadcast"], "size_mb": [0.01], "measure_steps": 3, "warmup_steps": 1}
+    cells: dict[str, Any] = {
+        "operations": ["all_reduce", "broadcast"],
+        "size_mb": [0.01],
+        "measure_steps": 3,
+        "warmup_steps": 1,
+    }
     _, ranks = on_two_nodes(site, {"kind": "collective", **cells})
     assert [(row["operation"], row["rank"], row["node"]) for row in ranks] == [
         (operation, rank, rank) for operation in cells["operations"] for rank in (0, 1)

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.processes import is_alive
+from tools.service import Service
 from tools.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -45,29 +46,11 @@ exec {python} -m app.cli "$@"
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workflow() -> dict[str, Any]:
     (text,) = re.findall(r"```yaml\n(# \.github/workflows/.*?)```", PAGE, flags=re.DOTALL)
     found: dict[str, Any] = yaml.safe_load(text)
     return found
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A folder with the command where `make install` puts it."""
-    command = tmp_path / ".venv" / "bin" / "flopwatch"
-    command.parent.mkdir(parents=True)
-    command.write_text(COMMAND.format(python=sys.executable))
-    command.chmod(0o755)
-    return tmp_path
-
-
-@pytest.fixture
-def without_baseline(site: Any) -> Iterator[None]:
-    """The service that tests share has no baseline `main`, before and after."""
-    site.client.delete("/baselines/main")
-    yield
-    site.client.delete("/baselines/main")
 
 
 def steps_of(job: dict[str, Any], event: str) -> list[str]:
@@ -122,7 +105,56 @@ def test_actions_are_pinned_and_no_push_is_dropped(workflow: dict[str, Any]) -> 
     assert "github.event_name == 'push' && github.sha" in workflow["concurrency"]["group"]
 
 
-@pytest.mark.usefixtures("without_baseline")
+Event = Callable[..., tuple[list[int], str]]
+
+
+@pytest.fixture(scope="module")
+def happens(
+    workflow: dict[str, Any], started_service: tuple[Service, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Event:
+    """Runs the workflow for an event, after a change of the code; returns its steps' exit codes, and their output."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    command = checkout / ".venv" / "bin" / "flopwatch"  # where `make install` puts it
+    command.parent.mkdir(parents=True)
+    command.write_text(COMMAND.format(python=sys.executable))
+    command.chmod(0o755)
+    (checkout / "data").mkdir()
+    (job,) = workflow["jobs"].values()
+    assert REAL_SIZE in str(job["steps"])
+    assert job["env"]["FLOPWATCH_PORT"] == PORT
+    port = started_service[0].client().base_url.port
+    assert port is not None
+    settings = job["env"] | {"FLOPWATCH_DATA_DIR": str(checkout / "data"), "FLOPWATCH_PORT": str(port)}
+    environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT), "GITHUB_SHA": SHA}
+    environment.pop("FLOPWATCH_URL", None)
+
+    def run_all(event: str, seconds: float, output: str) -> tuple[list[int], str]:
+        (checkout / "my_attention.py").write_text(f"# {event}\n" + SOURCE.format(seconds=seconds, output=output))
+        scripts = [small(script, port) for script in steps_of(job, event)]
+        assert scripts[0] == "make install"
+        ran = [run(script, checkout, environment) for script in scripts[1:]]
+        server = int((checkout / "flopwatch.pid").read_text())
+        wait_until(lambda: not is_alive(server), timeout_s=10, what="the end of the server, by the last step")
+        return [code for code, _ in ran], "".join(printed for _, printed in ran)
+
+    return run_all
+
+
+@pytest.fixture(scope="module")
+def _pushed(happens: Event, started_service: tuple[Service, Any]) -> Iterator[None]:
+    """A push has set the baseline `main`, which the service that tests share lacks before and after."""
+    client = started_service[0].client()
+    client.delete("/baselines/main")
+    codes, printed = happens("push", 0.020, RIGHT)
+    assert codes == [0, 0, 0, 0], "start, measure, set, and end"
+    assert '{"status":"ready"}' in printed, "curl has asked the server"
+    (kept,) = client.get("/baselines/main").json()["cases"]
+    assert client.get(f"/jobs/{kept['jobs'][0]}").json()["labels"] == {"commit": SHA}
+    yield
+    client.delete("/baselines/main")
+
+
+@pytest.mark.usefixtures("_pushed", "site")
 @pytest.mark.parametrize(
     ("seconds", "output", "exit_code", "words"),
     [
@@ -133,38 +165,10 @@ def test_actions_are_pinned_and_no_push_is_dropped(workflow: dict[str, Any]) -> 
     ],
     ids=["equal", "a fifth slower", "wrong", "failing"],
 )
-def test_a_push_sets_the_baseline_of_pull_requests(
-    workflow: dict[str, Any], site: Any, checkout: Path, seconds: float, output: str, exit_code: int, words: str
+def test_a_pull_request_is_checked_against_the_last_push(
+    happens: Event, seconds: float, output: str, exit_code: int, words: str
 ) -> None:
     """The code sleeps, so that its time is known on a busy host, too."""
-    (job,) = workflow["jobs"].values()
-    port = site.client.base_url.port
-    assert REAL_SIZE in str(job["steps"])
-    assert job["env"]["FLOPWATCH_PORT"] == PORT
-    (checkout / "data").mkdir()
-    settings = job["env"] | {"FLOPWATCH_DATA_DIR": str(checkout / "data"), "FLOPWATCH_PORT": str(port)}
-    environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT), "GITHUB_SHA": SHA}
-    environment.pop("FLOPWATCH_URL", None)
-
-    codes, printed = [], ""
-    for event, source in (("push", (0.020, RIGHT)), ("pull_request", (seconds, output))):
-        (checkout / "my_attention.py").write_text(f"# {event}\n" + SOURCE.format(seconds=source[0], output=source[1]))
-        scripts = [small(script, port) for script in steps_of(job, event)]
-        assert scripts[0] == "make install"
-        assert len(scripts) == 5
-        for script in scripts[1:]:
-            code, out = run(script, checkout, environment)
-            codes.append(code)
-            printed += out
-        server = int((checkout / "flopwatch.pid").read_text())
-        wait_until(
-            lambda server=server: not is_alive(server), timeout_s=10, what="the end of the server, by the last step"
-        )
-
-    assert codes == [0] * 6 + [exit_code, 0], (
-        "start, measure, set or check, and end: of the push, then the pull request"
-    )
-    assert printed.count('{"status":"ready"}') == 2, "curl has asked the server"
+    codes, printed = happens("pull_request", seconds, output)
+    assert codes == [0, 0, exit_code, 0], "start, measure, check, and end"
     assert words in printed
-    (kept,) = site.client.get("/baselines/main").json()["cases"]
-    assert site.client.get(f"/jobs/{kept['jobs'][0]}").json()["labels"] == {"commit": SHA}

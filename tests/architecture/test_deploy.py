@@ -31,7 +31,7 @@ def verified(unit: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     copy = folder / unit.name
-    copy.write_text(unit.read_text().replace("/opt/flopwatch/bin/flopwatch", str(program)))
+    copy.write_text(re.sub(r"/\S+/bin/flopwatch", str(program), unit.read_text()))
     command = ["systemd-analyze", "verify", "--man=no", str(copy)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.acceptance.conftest import Site, site, started_service
+from tests.app import conftest as played_sites
 
-__all__ = ["chromium", "page", "site", "started_service", "watch"]
+__all__ = ["PlayedSite", "chromium", "page", "played", "site", "started_service", "watch"]
 
 PATIENCE_MS = 30_000
 FLAGS = (
@@ -90,6 +92,21 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """End the browser with the last test of this folder: its event loop is in the way of other tests' own."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         _started.close()
+
+
+class PlayedSite(played_sites.Site):
+    """A server whose worker the test plays; with a `client`, as the site of the acceptance tests."""
+
+    @property
+    def client(self) -> httpx.Client:
+        return self.http
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Iterator[PlayedSite]:
+    """A module's fixture `site` returns this one if its tests play the worker."""
+    with played_sites.serving(tmp_path, lease_s=600) as running:
+        yield PlayedSite(running.url, running.services, running.worker, running.http)
 
 
 @pytest.fixture

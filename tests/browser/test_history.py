@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,15 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import update
 
 from app.store import tables
-from tests.app.conftest import Site, serving
+from tests.app.conftest import Site
 from tests.browser.checks import assert_readable
-from tests.browser.conftest import PATIENCE_MS
+from tests.browser.conftest import PlayedSite
 from tests.builders import measured
 
-VERSIONS = 40
+VERSIONS = 20
 CASE = {"model": "small", "context_length": 256, "precision": "bf16"}
-SLOWER_FROM = 24
-OOM_AT = 30
+SLOWER_FROM = 12
+OOM_AT = 15
 
 
 def finish_versions(site: Site, number: int = VERSIONS) -> None:
@@ -47,27 +45,13 @@ def finish_versions(site: Site, number: int = VERSIONS) -> None:
         with site.services.database.write() as connection:
             finished = update(tables.job).where(tables.job.c.id == job)
             connection.execute(finished.values(finished_at=begin + timedelta(days=version)))
-    for name, job in (("release-1", 20), ("main", 24)):
+    for name, job in (("release-1", 8), ("main", 12)):
         assert site.http.put(f"/baselines/{name}", json={"job": job}).status_code == 201
 
 
-@pytest.fixture(autouse=True)
-def _patience() -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-
-
-class PlayedSite(Site):
-    """As the site of the acceptance tests, for the fixtures of the browser."""
-
-    @property
-    def client(self) -> Any:
-        return self.http
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[PlayedSite]:
-    with serving(tmp_path, lease_s=600) as running:
-        yield PlayedSite(running.url, running.services, running.worker, running.http)
+def site(played: PlayedSite) -> PlayedSite:
+    return played
 
 
 def test_the_history_of_many_versions(site: PlayedSite, page: Page) -> None:
@@ -83,21 +67,19 @@ def test_the_history_of_many_versions(site: PlayedSite, page: Page) -> None:
     expect(page.locator("tbody tr")).to_have_count(VERSIONS)
     assert_readable(page)
 
-    page.get_by_label("Pick job 21").check()
+    page.get_by_label("Pick job 9").check()
     expect(page.get_by_role("button", name="Versions between")).to_be_disabled()
-    page.get_by_label("Pick job 30").check()
+    page.get_by_label("Pick job 14").check()
     page.get_by_role("button", name="Versions between").click()
     between = page.locator("#between")
-    expect(between).to_contain_text("versions from job 21 to job 30")
+    expect(between).to_contain_text("versions from job 9 to job 14")
     expect(between.locator("pre")).to_contain_text("git log --oneline ")
-    assert_readable(page)
-    between.get_by_role("link", name="Compare job 21 with job 30").click()
+    between.get_by_role("link", name="Compare job 9 with job 14").click()
     expect(page.get_by_role("heading", name="Compare")).to_be_visible()
-    expect(page.locator("#candidate-30")).to_contain_text("1 process each")
+    expect(page.locator("#candidate-14")).to_contain_text("1 process each")
 
     page.goto("/ui/history?job=1&along=version&device=1x NVIDIA H200")
     expect(page.locator("#figure-history")).to_have_attribute("data-drawn", "yes")
-    assert_readable(page)
     page.goto("/ui/baselines")
     assert_readable(page)
     page.get_by_role("link", name="main").click()
@@ -117,4 +99,3 @@ def test_a_note_is_written_on_the_page(site: PlayedSite, page: Page) -> None:
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#note")).to_contain_text("See the profile.")
     assert site.job(job)["labels"] == {"kept": "yes", "tried": "fused loss"}
-    assert_readable(page)

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.conftest import Site
-from tests.browser.checks import assert_readable
-from tests.browser.conftest import PATIENCE_MS, Watch
+from tests.browser.checks import WIDTHS, assert_readable
+from tests.browser.conftest import Watch
 from tools.service import submit, wait_for_job
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
@@ -28,11 +28,6 @@ addEventListener("message", ({ data, source, origin }) => {
   else document.title = `${data.perfetto.fileName}: ${data.perfetto.buffer.byteLength} bytes`;
 });
 </script>"""
-
-
-@pytest.fixture(autouse=True)
-def _patience() -> None:
-    expect.set_options(timeout=PATIENCE_MS)
 
 
 def shown(site: Site, page: Page, kind: str, **fields: Any) -> int:
@@ -65,7 +60,12 @@ def rows(panel: Locator) -> Locator:
 
 
 def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, watch: Watch) -> None:
+    page.set_viewport_size({"width": WIDTHS[1], "height": 844})
     job_id = shown(site, page, "profile", measure_steps=2, profile_steps=1)
+    expect(page.locator("#panel-classes figure")).to_have_attribute("data-drawn", "waiting")
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.locator("script[src*=plotly]").count() == 0, "a phone loads Plotly when one scrolls to a plot"
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
     expect(drawn(page, "classes").locator(".plot")).to_have_accessible_name(re.compile("by class"))
     roofline = opened(page, "roofline")
     # On a busy host the ceilings are not steady, and not recorded.
@@ -97,10 +97,8 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
     flames.get_by_role("button", name="Show all").click()
     expect(flames.get_by_role("status")).to_contain_text("all: ")
     assert_readable(page)
-    page.goto(f"/jobs/{job_id}/export")
-    expect(page.get_by_role("region", name="Flame graph").locator("svg rect").first).to_be_visible()
-    page.goto(f"/ui/jobs/{job_id}")
-    opened(page, "flame-graph")
+    exported = site.client.get(f"/jobs/{job_id}/export").raise_for_status().text
+    assert "<rect" in exported.partition('aria-label="Flame graph"')[2]
     hand_the_trace_over(page, watch, site.client.get(f"/jobs/{job_id}/artifacts/trace.json.gz").content)
 
 

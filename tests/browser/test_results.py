@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
-from tests.app.conftest import CAPABILITIES, KINDS, Site, serving
+from tests.app.conftest import CAPABILITIES, KINDS, Site
 from tests.browser.checks import WIDTHS, assert_fits, assert_readable
-from tests.browser.conftest import PATIENCE_MS, Watch, watched_page
+from tests.browser.conftest import PlayedSite, Watch, watched_page
 from tests.builders import measured
 
 PROCESSES = 8
@@ -27,23 +27,9 @@ LENGTHS = (128, 256, 512)
 GPU = {"type": "cuda", "uuid": "GPU-0", "name": "Test GPU", "memory_mib": 81_920}
 
 
-@pytest.fixture(autouse=True)
-def _patience() -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-
-
-class PlayedSite(Site):
-    """As the site of the acceptance tests, for the fixtures of the browser."""
-
-    @property
-    def client(self) -> Any:
-        return self.http
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[PlayedSite]:
-    with serving(tmp_path, lease_s=600) as running:
-        yield PlayedSite(running.url, running.services, running.worker, running.http)
+def site(played: PlayedSite) -> PlayedSite:
+    return played
 
 
 def finish(
@@ -220,6 +206,37 @@ def test_no_column_of_a_comparison_is_cut(site: PlayedSite, page: Page) -> None:
     assert table.evaluate("region => region.scrollWidth - region.clientWidth") == 0
 
 
+def test_a_job_of_many_cells_is_readable(site: PlayedSite, page: Page) -> None:
+    job = site.submit()["id"]
+    cells = [(name, length) for name in ("eager", "tiled", "triton", "flex") for length in (8, 16, 32)]
+    rows = [
+        measured(
+            "forward_ms", 1.0, "ok" if name in ("eager", "tiled") else "unsupported", implementation=name, length=length
+        )
+        for name, length in cells
+    ]
+    reason = "implementation flex needs a compiler that this host lacks: " + "a long path, " * 20
+    rows = [row if row.outcome == "ok" else replace(row, reason=reason) for row in rows]
+    site.worker.finish(site.worker.claim_job(job), measurements=rows)
+    page.goto(f"/ui/jobs/{job}")
+    expect(page.get_by_label("Table of results").locator("tbody tr")).to_have_count(len(cells))
+    details = page.locator("#measurements")
+    expect(details.locator("table")).not_to_be_visible()
+    details.locator("summary").click()
+    expect(details.locator(".reason").first).to_be_visible()
+    right = right_edge(details)
+    assert all(right_edge(one) <= right for one in details.locator(".reason").all())
+    assert_fits(page)
+    page.goto(f"/tables?job={job}&format=html")
+    assert page.evaluate("document.compatMode") == "CSS1Compat"
+
+
+def right_edge(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"]
+
+
 def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_path: Path) -> None:
     sweep = submit_sweep(site)
     jobs = [finish(site) for _ in range(2 * len(LENGTHS))]
@@ -235,7 +252,8 @@ def test_exported_files_need_no_server(site: PlayedSite, chromium: Browser, tmp_
             page.goto((tmp_path / "export.html").as_uri())
             for caption in captions:
                 expect(drawn(page, caption).locator(".main-svg").first).to_be_visible()
-            assert_readable(page)
+            assert_fits(page)
+        assert_readable(page)
         page.get_by_text("Numbers of this plot").first.click()
         expect(page.locator(".plot-data td").first).to_have_text("process 1")
         assert page.evaluate("() => 'Plotly' in window")

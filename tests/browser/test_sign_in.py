@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from app.api import gate
 from app.api.guard import COOKIE
 from tests.app.conftest import Site, serving
-from tests.browser.checks import assert_readable
+from tests.browser.checks import assert_fits, assert_readable, at_both_widths
 from tests.browser.conftest import Watch, watched_page
 
 pytestmark = pytest.mark.acceptance
@@ -76,7 +76,8 @@ def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
     page.get_by_role("button", name="Submit").click()
     expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
     assert [job["submitted_by"] for job in jobs(guarded)] == ["ada"]
-    assert_readable(page)
+    for _scheme in at_both_widths(page):
+        assert_fits(page)
     page.get_by_role("button", name="Sign out (ada)").click()
     expect(page).to_have_url(re.compile("/ui/sign-in$"))
     assert page.context.cookies() == []

@@ -11,7 +11,7 @@ from flopwatch import alternating
 
 def job(sha256: str | None, **fields: Any) -> dict[str, Any]:
     code = None if sha256 is None else {"sha256": sha256, "function": "f", "file": "a.py", "revision": {"dirty": True}}
-    return {"spec": {"kind": "attention", "code": code, "seed": 0, **fields}}
+    return {"spec": {"kind": "attention", "code": code, "seed": 0, "dtypes": [], **fields}}
 
 
 def test_versions_of_the_same_work_are_compared_once() -> None:
@@ -26,6 +26,17 @@ def test_versions_of_the_same_work_are_compared_once() -> None:
     assert "replicates" not in spec["baseline"]
     assert not are_all, "nothing of the baseline is like the work in bf16"
     assert alternating.comparisons(baseline, candidate[:2]) == ([spec], True)
+
+
+def test_a_baseline_of_release_0_1_0_has_neither_file_names_nor_later_fields() -> None:
+    former = {"spec": {"kind": "attention", "code": {"sha256": "old", "function": "f"}, "seed": 0, "dtypes": []}}
+    (spec,), _ = alternating.comparisons([former], [job("new", window=None)])
+    assert spec["baseline"] == {
+        **former["spec"],
+        "code": {"sha256": "old", "function": "f", "file": "a.py"},
+        "window": None,
+    }
+    assert alternating.comparisons([former], [{"spec": {**job("new")["spec"], "code": None}}]) == ([], False)
 
 
 def test_equal_code_and_no_code_are_not() -> None:

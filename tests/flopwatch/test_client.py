@@ -35,6 +35,7 @@ from flopwatch import (
     client,
     connection,
 )
+from flopwatch.own_code import OwnCode
 
 ROOT = Path(__file__).parents[2]
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -558,3 +559,28 @@ def test_a_token_that_no_server_takes_is_refused_unprinted(monkeypatch: pytest.M
     with pytest.raises(ClientError, match="FLOPWATCH_API_TOKEN: is empty, or begins") as refused:
         Flopwatch("http://127.0.0.1:1")
     assert "secret" not in str(refused.value)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "size.py").write_text("SIZE = 7\n")
+    (folder / "train.py").write_text("import size\n\n\ndef make_step(device):\n    return print\n")
+    return folder
+
+
+def test_the_folder_of_ones_code_goes_along_with_a_sweep(fresh_site: Any, project: Path) -> None:
+    named = f"{project / 'train.py'}:make_step"
+    with Flopwatch(fresh_site.url) as server:
+        sweep = server.sweep({"kind": "benchmark"}, {"seed": [1, 2]}, step=named, code=project)
+        specs = [job["spec"] for job in server.jobs_of_sweep(sweep)]
+    assert {spec["step_code"]["sha256"] for spec in specs} == {OwnCode.read(named, project).sha256}
+
+
+def test_versions_with_the_same_code_are_not_compared(fresh_site: Any, project: Path) -> None:
+    """The path leads out of both folders."""
+    (project / "old").mkdir()
+    old, named = project / "old", f"{project / 'train.py'}:make_step"
+    with Flopwatch(fresh_site.url) as server, pytest.raises(ClientError, match="have the same code"):
+        server.versus(str(old), str(project), {"kind": "benchmark"}, step=named)

@@ -53,8 +53,8 @@ def test_output_logsumexp_and_gradients_agree_with_the_oracle(
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_gradients_agree_with_finite_differences(is_causal: bool, rng: random.Random) -> None:
-    q = draw(2, 20, 3, rng=rng).requires_grad_()
-    k, v = (draw(2, 18, 3, rng=rng).requires_grad_() for _ in range(2))
+    q = draw(1, 20, 2, rng=rng).requires_grad_()
+    k, v = (draw(1, 18, 2, rng=rng).requires_grad_() for _ in range(2))
     assert torch.autograd.gradcheck(lambda *tensors: TiledFlashAttention2.apply(*tensors, is_causal), (q, k, v))
 
 

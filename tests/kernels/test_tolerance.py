@@ -59,7 +59,7 @@ def test_one_wrong_element_of_a_row_is_wrong(dtype: torch.dtype, is_causal: bool
     for right, limit in zip((expected.out, *expected.gradients), expected.limits, strict=True):
         given = right.to(dtype)
         assert error(given, right).why_wrong(limit) is None
-        for row in rng.sample(range(700), 20):
+        for row in rng.sample(range(700), 4):
             worst = int(right[0, 1, row].abs().argmax())
             if right[0, 1, row, worst].abs() < right.square().mean().sqrt():
                 continue  # too small a row to matter

@@ -39,13 +39,6 @@ def ranks(three_ranks: Pool) -> Pool:
     return three_ranks
 
 
-@pytest.fixture(params=["two_ranks", "three_ranks"])
-def two_and_three(request: pytest.FixtureRequest) -> Pool:
-    """Two ranks, then three."""
-    pool: Pool = request.getfixturevalue(request.param)
-    return pool
-
-
 @pytest.fixture(scope="session")
 def two_gpus() -> Iterator[Pool]:
     """Two ranks over NCCL, each with a GPU."""

@@ -24,19 +24,6 @@ def add_up(rank: Rank, number: int) -> dict[str, Any]:
     return {"total": int(total), "ranks": dist.get_world_size(), "pid": os.getpid()}
 
 
-def all_reduce_without_one(rank: Rank, culprit: int) -> None:
-    """One rank dies while the others wait for it in an all-reduce."""
-    import torch
-    import torch.distributed as dist
-
-    rank.report(os.getpid())
-    dist.all_reduce(torch.ones(1))
-    rank.step_done()
-    if rank.index == culprit:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(torch.ones(1))
-
-
 def tell(rank: Rank, variable: str) -> list[Any]:
     return [rank.index, rank.world_size, rank.backend, os.environ.get(variable), (1, 2), float("inf")]
 

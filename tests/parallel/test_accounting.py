@@ -47,12 +47,11 @@ def test_bandwidths() -> None:
 def test_traffic_of_a_step() -> None:
     assert step_traffic("none", gradient_bytes=100, parameter_bytes=100) == Traffic()
     for strategy in ("naive", "flat", "overlapped", "bucketed", "torch_ddp"):
-        assert step_traffic(strategy, gradient_bytes=100, parameter_bytes=100).per_rank(4) == 150
+        assert step_traffic(strategy, gradient_bytes=100, parameter_bytes=100) == Traffic(all_reduce=100)
     sharded = step_traffic("bucketed", gradient_bytes=100, parameter_bytes=100, sharded_optimizer=True)
-    assert sharded.per_rank(4) == 225
-    # 3/2 of data parallelism if everything is sharded; half of it in half the bytes per element.
+    assert sharded == Traffic(all_reduce=100, all_gather=100)
     full = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=100)
-    assert full.per_rank(4) == 1.5 * 150
+    assert full == Traffic(all_gather=200, reduce_scatter=100)
     some = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80)
     assert some == Traffic(all_reduce=20, all_gather=160, reduce_scatter=80)
     three = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80, micro_batches=3)

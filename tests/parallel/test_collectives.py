@@ -8,9 +8,8 @@ from tests.parallel import timing, training
 from tests.parallel.pool import Pool
 
 
-@pytest.mark.parametrize("what", ["bucketed, in place", "fully sharded"])
-def test_operations_can_be_started_together(ranks: Pool, what: str) -> None:
-    assert all(count > 4 for count in ranks(training.together, what))
+def test_operations_can_be_started_together(ranks: Pool) -> None:
+    assert all(count > 4 for count in ranks(training.together))
 
 
 @pytest.mark.parametrize("wrapper", ["naive", "overlapped", "bucketed, one", "fully sharded"])

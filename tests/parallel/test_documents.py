@@ -1,4 +1,4 @@
-"""The documents' Python code runs as written, on two and three ranks."""
+"""The documents' Python code runs as written."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SAVES = {"parallel.md": False, "from-torch-parallel.md": True}
 
 
 @pytest.mark.parametrize("name", SAVES)
-def test_the_code_of_a_document_trains(two_and_three: Pool, tmp_path: Path, name: str) -> None:
-    for changed in two_and_three(documents.run, str(DOCS / name), str(tmp_path)):
+def test_the_code_of_a_document_trains(ranks: Pool, tmp_path: Path, name: str) -> None:
+    for changed in ranks(documents.run, str(DOCS / name), str(tmp_path)):
         assert changed["blocks.0.up.weight"]
         assert changed["norm.weight"]
         assert not changed["frozen.weight"]

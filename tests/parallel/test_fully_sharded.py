@@ -8,15 +8,14 @@ from tests.parallel import guards, rounding, sharding, training
 from tests.parallel.pool import Pool
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_training_equals_one_process_with_the_whole_batch(ranks: Pool, set_to_none: bool) -> None:
-    ranks(training.fully_sharded_parity, set_to_none)
+def test_training_equals_one_process_with_the_whole_batch(ranks: Pool) -> None:
+    ranks(training.fully_sharded_parity)
 
 
 @pytest.mark.parametrize("where", ["outside", "inside"])
 @pytest.mark.parametrize("how", ["reentrant", "non-reentrant"])
 def test_activation_checkpointing(two_ranks: Pool, where: str, how: str) -> None:
-    two_ranks(training.fully_sharded_parity, True, f"{where} {how}")
+    two_ranks(training.fully_sharded_parity, f"{where} {how}")
 
 
 def test_attention_that_autograd_does_not_look_into(ranks: Pool) -> None:
@@ -24,13 +23,12 @@ def test_attention_that_autograd_does_not_look_into(ranks: Pool) -> None:
 
 
 def test_gradients_accumulate(ranks: Pool) -> None:
-    ranks(training.fully_sharded_parity, True, "", 2)
+    ranks(training.fully_sharded_parity, "", 2)
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("evaluate_first", [False, True])
-def test_parameters_used_outside_their_modules(two_and_three: Pool, evaluate_first: bool, checkpoint: bool) -> None:
-    for report in two_and_three(training.fully_sharded_used_outside, evaluate_first, checkpoint):
+@pytest.mark.parametrize(("evaluate_first", "checkpoint"), [(False, True), (True, False)])
+def test_parameters_used_outside_their_modules(ranks: Pool, evaluate_first: bool, checkpoint: bool) -> None:
+    for report in ranks(training.fully_sharded_used_outside, evaluate_first, checkpoint):
         # The others are whole only while their unit runs.
         assert sorted(report["root"]) == [
             "attention.in_proj_weight",
@@ -41,23 +39,23 @@ def test_parameters_used_outside_their_modules(two_and_three: Pool, evaluate_fir
         ]
 
 
-def test_the_error_of_a_unit_that_uses_anothers_parameter_says_what_to_do(two_and_three: Pool) -> None:
-    for note in two_and_three(training.fully_sharded_used_in_another_unit, False):
+def test_the_error_of_a_unit_that_uses_anothers_parameter_says_what_to_do(ranks: Pool) -> None:
+    for note in ranks(training.fully_sharded_used_in_another_unit, False):
         assert "in the unit 'blocks.1', where parameters of other units are one-dimensional parts" in note
         assert "register that parameter in both modules (self.weight = other.weight)" in note
-    assert set(two_and_three(training.fully_sharded_used_in_another_unit, True)) == {""}
+    assert set(ranks(training.fully_sharded_used_in_another_unit, True)) == {""}
 
 
 @pytest.mark.parametrize("checkpoint", ["", "inside non-reentrant"])
-def test_units_may_stay_whole_between_their_passes(two_and_three: Pool, checkpoint: str) -> None:
-    for sent in two_and_three(sharding.not_resharded, checkpoint):
+def test_units_may_stay_whole_between_their_passes(ranks: Pool, checkpoint: str) -> None:
+    for sent in ranks(sharding.not_resharded, checkpoint):
         assert sent["all_gather whole"] < sent["all_gather parts"]
 
 
-def test_bytes_of_a_step(two_and_three: Pool) -> None:
+def test_bytes_of_a_step(ranks: Pool) -> None:
     """Gathering once is ZeRO's stage 1 in bytes: a reduction to the owners, and a gather; a sharded optimizer reduces
     for all ranks, and aligns parameters."""
-    for sent in two_and_three(sharding.bytes_of_a_step):
+    for sent in ranks(sharding.bytes_of_a_step):
         assert sent["gathered once"] == pytest.approx(2 * sent["P"])
         assert sent["fully sharded"] == pytest.approx(3 * sent["P"])
         assert 3 * sent["P"] <= sent["sharded optimizer"] < 3.6 * sent["P"]
@@ -84,28 +82,34 @@ def test_replicas_of_shards(four_ranks: Pool) -> None:
     four_ranks(sharding.hybrid_branches)
 
 
-@pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize(
-    ("compute", "reduce"), [(None, None), ("bfloat16", None), ("bfloat16", "float32"), (None, "bfloat16")]
+    ("compute", "reduce", "clip"),
+    [
+        (None, None, True),
+        (None, None, False),
+        ("bfloat16", None, True),
+        ("bfloat16", "float32", False),
+        (None, "bfloat16", False),
+    ],
 )
-def test_training_beside_torchs(two_and_three: Pool, compute: str | None, reduce: str | None, clip: bool) -> None:
+def test_training_beside_torchs(ranks: Pool, compute: str | None, reduce: str | None, clip: bool) -> None:
     """In float32 to its rounding; in bfloat16 as near to float32 as torch's, whose sums have another order."""
-    for difference in two_and_three(sharding.beside_torchs, compute, reduce, clip):
+    for difference in ranks(sharding.beside_torchs, compute, reduce, clip):
         if compute is None and reduce is None:
             assert max(difference.values()) < 1e-6
         else:
             assert 0 < difference["ours and alone"] < 2 * difference["torch's and alone"] + 1e-4
 
 
-def test_gradients_accumulate_in_the_dtype_of_the_reduction(two_and_three: Pool) -> None:
-    for error in two_and_three(sharding.accumulated):
+def test_gradients_accumulate_in_the_dtype_of_the_reduction(ranks: Pool) -> None:
+    for error in ranks(sharding.accumulated):
         for axes in (1, 2):
             assert error[f"float32 {axes}"] < 1e-6 < 1e-4 < error[f"bfloat16 {axes}"]
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
-def test_a_module_on_the_meta_device(two_and_three: Pool, compute: str | None) -> None:
-    for report in two_and_three(sharding.from_meta, compute):
+def test_a_module_on_the_meta_device(ranks: Pool, compute: str | None) -> None:
+    for report in ranks(sharding.from_meta, compute):
         # Beyond the parts, one layer's parameters exist at a time.
         assert report["existing"] < 0.9 * report["all"]
         device, values = report["errors"]
@@ -113,10 +117,9 @@ def test_a_module_on_the_meta_device(two_and_three: Pool, compute: str | None) -
         assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
 
 
-@pytest.mark.parametrize("finished", ["", " finished"])
-@pytest.mark.parametrize("passes", ["0 1", "1", "1 2", "0 1 2"])
-def test_gradients_accumulate_without_being_sent(two_and_three: Pool, passes: str, finished: str) -> None:
-    two_and_three(training.accumulating, passes + finished)
+@pytest.mark.parametrize("passes", ["0 1 finished", "1", "1 2 finished", "0 1 2"])
+def test_gradients_accumulate_without_being_sent(ranks: Pool, passes: str) -> None:
+    ranks(training.accumulating, passes)
 
 
 def test_states_that_do_not_fit_are_refused_on_every_rank(ranks: Pool) -> None:
@@ -126,10 +129,9 @@ def test_states_that_do_not_fit_are_refused_on_every_rank(ranks: Pool) -> None:
         assert "other parameter groups" in groups
 
 
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
-@pytest.mark.parametrize("how", ["ours", "torch's"])
-def test_gradients_are_clipped_by_the_norm_of_all_parts(two_and_three: Pool, how: str, norm_type: float) -> None:
-    norms = two_and_three(training.clipped, how, norm_type)
+@pytest.mark.parametrize(("how", "norm_type"), [("ours", 2.0), ("torch's", 1.0), ("torch's", float("inf"))])
+def test_gradients_are_clipped_by_the_norm_of_all_parts(ranks: Pool, how: str, norm_type: float) -> None:
+    norms = ranks(training.clipped, how, norm_type)
     assert all(one == norms[0] for one in norms)
 
 
@@ -144,15 +146,14 @@ def test_clipping_before_the_synchronization_is_refused(two_ranks: Pool) -> None
         assert "call finish_gradient_synchronization() after backward()" in text
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "AdamW, fused"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW, fused"])  # only fused ones unscale by themselves
 @pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer"])
-def test_infinity_in_one_ranks_part_skips_the_step_on_all(two_and_three: Pool, kind: str, optimizer: str) -> None:
-    for scales in two_and_three(training.scaled, kind, optimizer):
+def test_infinity_in_one_ranks_part_skips_the_step_on_all(ranks: Pool, kind: str, optimizer: str) -> None:
+    for scales in ranks(training.scaled, kind, optimizer):
         assert scales == [64.0, 32.0, 32.0, 32.0]
 
 
-@pytest.mark.parametrize("where", ["in the loss", "a pass of its own"])
-@pytest.mark.parametrize("how", ["ours", "torch's"])
+@pytest.mark.parametrize(("how", "where"), [("ours", "in the loss"), ("torch's", "a pass of its own")])
 def test_gradients_that_autograd_or_a_user_wrote_are_clipped_by_the_norm_of_all_parts(
     two_ranks: Pool, how: str, where: str
 ) -> None:

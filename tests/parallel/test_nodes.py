@@ -17,6 +17,7 @@ import pytest
 from parallel.nodes import Nodes, interface_to
 from parallel.process_group import RanksFailed, children_of, launch
 from tests.parallel.node_functions import add_up
+from tests.processes import alive
 
 SERVE = """
 import sys
@@ -59,25 +60,23 @@ def run(nodes: Nodes, folder: Path, fail_at: int | None = None) -> tuple[list[An
     return results, met
 
 
-def test_ranks_of_two_nodes_meet_again_and_again(nodes: Nodes, tmp_path: Path) -> None:
+def test_ranks_of_two_nodes_meet_again_and_one_that_dies_ends_all(nodes: Nodes, tmp_path: Path) -> None:
+    before = set(children_of(os.getpid()))
     with second_node(nodes, tmp_path) as second, closing(socket.socket()) as stranger:
         stranger.bind((nodes.address, nodes.ports[0]))  # who is there is silent
         stranger.listen()
-        for _ in range(2):
-            results, met = run(nodes, tmp_path)
-            assert [result["sum"] for result in results] == [1.0] * 2
-            assert [result["local_rank"] for result in results] == [0, 0]
-            assert [result["launcher"] for result in results] == [os.getpid(), second.pid]
-            assert met == [{"name": "second"}]
-            assert (tmp_path / "rank-1.log").read_text() == "this is rank 1\n"
-
-
-def test_a_rank_that_dies_elsewhere_ends_all(nodes: Nodes, tmp_path: Path) -> None:
-    with second_node(nodes, tmp_path):
+        results, met = run(nodes, tmp_path)
+        assert [result["sum"] for result in results] == [1.0] * 2
+        assert [result["local_rank"] for result in results] == [0, 0]
+        assert [result["launcher"] for result in results] == [os.getpid(), second.pid]
+        assert met == [{"name": "second"}]
+        assert (tmp_path / "rank-1.log").read_text() == "this is rank 1\n"
         with pytest.raises(RanksFailed) as raised:
             run(nodes, tmp_path, fail_at=1)
         assert raised.value.rank == 1
         assert "this is rank 1" in raised.value.log
+        # Rank 0, which waited for it in an all-reduce, has ended.
+        assert not alive([pid for pid in children_of(os.getpid()) if pid not in {*before, second.pid}])
 
 
 def test_who_has_another_key_is_no_node(nodes: Nodes, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Launching ranks and ending them together.
 
 Most tests launch ranks that do not import torch, and for which sleep stands for an operation: the launcher's part is
-the same. Two tests use gloo.
+the same. One test uses gloo.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,70 +108,34 @@ class StepClock:
         return time.monotonic() + self._offset_s
 
 
-@dataclass
-class AtOnce:
-    """What two launches of two ranks with torch left that ran at the same time: the ranks of one add up, one rank of
-    the other is killed."""
-
-    results: list[Any]
-    reports: list[Any]
-    failure: RanksFailed
-    pids: list[int]
-    before: tuple[Any, ...]
-    after: tuple[Any, ...]
-
-
-@pytest.fixture(scope="module")
-def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
-    """Launch both, in an environment that names a taken port."""
+def test_ranks_of_launches_at_once_meet_and_return_and_nothing_is_left(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an environment that names a taken port."""
     reports: list[Any] = []
-    failures: list[RanksFailed] = []
-    pids: list[int] = []
+    others: list[Any] = []
 
     def state() -> tuple[Any, ...]:
         return listening_of(os.getpid()), threading.active_count(), signal.getsignal(signal.SIGTERM)
 
     # Made here: pytest's folders are not for two threads at a time.
-    failing, adding = tmp_path_factory.mktemp("failing"), tmp_path_factory.mktemp("adding")
-
-    def fail() -> None:
-        with pytest.raises(RanksFailed) as failure:
-            run(ranks.all_reduce_without_one, 1, folder=failing, pids=pids)
-        failures.append(failure.value)
-
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.MonkeyPatch.context() as patch:
+    alone, together = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("together")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Exception, match=r"(?i)address already in use"):  # it really is taken
             torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True)
-        patch.setenv("MASTER_ADDR", "127.0.0.1")
-        patch.setenv("MASTER_PORT", str(port))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
         before = state()
-        other = threading.Thread(target=fail)
+        other = threading.Thread(target=lambda: others.extend(run(ranks.add_up, 5, folder=alone, world_size=1)))
         other.start()
-        results = launch(
-            ranks.add_up,
-            3,
-            world_size=2,
-            backend="gloo",
-            folder=adding,
-            reported=lambda index, message: reports.append((index, message)),
-        )
+        options: dict[str, Any] = {"world_size": 2, "backend": "gloo", "folder": together}
+        results = launch(ranks.add_up, 3, reported=lambda *report: reports.append(report), **options)
         other.join()
-        return AtOnce(results, reports, failures[0], pids, before, state())
-
-
-def test_ranks_meet_and_return_and_nothing_is_left(at_once: AtOnce) -> None:
-    assert [result["total"] for result in at_once.results] == [7, 7]
-    assert sorted(index for index, message in at_once.reports if message == {"rank": index}) == [0, 1]
-    assert not alive([result["pid"] for result in at_once.results])
-    assert at_once.after == at_once.before
-
-
-def test_a_rank_killed_while_others_wait_in_an_all_reduce(at_once: AtOnce) -> None:
-    assert "rank 1 died after step 1" in str(at_once.failure)
-    assert at_once.failure.rank == 1
-    assert len(at_once.pids) == 2
-    assert not alive(at_once.pids)
+        assert state() == before
+    assert [result["total"] for result in (*results, *others)] == [7, 7, 5]
+    assert sorted(index for index, message in reports if message == {"rank": index}) == [0, 1]
+    assert not alive([result["pid"] for result in (*results, *others)])
 
 
 def test_ranks_inherit_the_environment_and_return_plain_data(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,14 @@ import pytest
 from tests.parallel import training
 from tests.parallel.pool import Pool
 
-OPTIMIZERS = ["AdamW", "AdamW, fused", "SGD"]
-KINDS = ["fully sharded", "fully sharded, gathered once", "sharded optimizer", "bucketed"]
-ALIKE = ["naive", "flat", "overlapped", "bucketed, in place"]
-"""Nothing is divided, as in the bucketed wrapper."""
-EVERY = [*itertools.product(KINDS, OPTIMIZERS), *((kind, "AdamW") for kind in ALIKE)]
+EVERY = [
+    ("fully sharded", "AdamW, fused"),
+    ("fully sharded", "SGD"),
+    ("fully sharded, gathered once", "AdamW"),
+    ("sharded optimizer", "AdamW, fused"),
+    ("sharded optimizer", "SGD"),
+    ("bucketed", "AdamW"),  # nothing is divided, as in the other wrappers
+]
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), EVERY)
@@ -28,13 +30,13 @@ def test_another_number_of_ranks_goes_on(
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), EVERY)
-def test_as_many_ranks_go_on_bit_by_bit(two_and_three: Pool, tmp_path: Path, kind: str, optimizer: str) -> None:
-    two_and_three(training.resumed_exactly, kind, optimizer, str(tmp_path / "saved"))
+def test_as_many_ranks_go_on_bit_by_bit(ranks: Pool, tmp_path: Path, kind: str, optimizer: str) -> None:
+    ranks(training.resumed_exactly, kind, optimizer, str(tmp_path / "saved"))
 
 
-def test_only_rank_0_keeps_what_is_saved(two_and_three: Pool) -> None:
+def test_only_rank_0_keeps_what_is_saved(ranks: Pool) -> None:
     """The others hold one parameter at a time, with gloo's copies of it (3 sizes, up to 5 with what malloc keeps); rank
     0 keeps four, and Adam's two numbers for each."""
-    for rank, report in enumerate(two_and_three(training.peak_of_saving, 1536)):
+    for rank, report in enumerate(ranks(training.peak_of_saving, 1536)):
         assert report["kept"] == pytest.approx(0 if rank else 12, rel=0.01)
         assert report["peak"] < (8 if rank else 18)

@@ -26,14 +26,8 @@ WRAPPERS = {
     "bucketed, one": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=None),
     "bucketed, tiny": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=1e-6),
     "bucketed": functools.partial(parallel.BucketedDataParallel, bucket_size_mb=0.0005),
-    "bucketed, in place": functools.partial(
-        parallel.BucketedDataParallel, bucket_size_mb=0.0005, gradients_as_views=False
-    ),
-    "bucketed, growing": functools.partial(
-        parallel.BucketedDataParallel, bucket_size_mb=0.01, first_bucket_size_mb=0.0002
-    ),
 }
-STEPS = 4
+STEPS = 3
 
 
 def device() -> torch.device:
@@ -74,8 +68,9 @@ def same_as(module: nn.Module, reference: nn.Module, *, gradients: bool = True) 
                 close(parameter.grad, gradient, f"gradient of {name}")
 
 
-def parity(wrapper: str, set_to_none: bool) -> None:
-    """Train some steps with every rank's part, and alone with the whole batch: all gradients and parameters agree."""
+def parity(wrapper: str) -> None:
+    """Train some steps with every rank's part, and alone with the whole batch: all gradients and parameters agree.
+    Between them, gradients become None and zero in turns."""
     model = WRAPPERS[wrapper](different_model())
     alone = first_ranks_model()
     for name, value in alone.named_buffers():
@@ -84,8 +79,8 @@ def parity(wrapper: str, set_to_none: bool) -> None:
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (model, alone))
     for step in range(STEPS):
         inputs, targets = batch(step)
-        ours.zero_grad(set_to_none=set_to_none)
-        theirs.zero_grad(set_to_none=set_to_none)
+        ours.zero_grad(set_to_none=step % 2 == 0)
+        theirs.zero_grad(set_to_none=step % 2 == 0)
         loss_of(model(part(inputs)), part(targets)).backward()
         model.finish_gradient_synchronization()
         loss_of(alone(inputs.to(device())), targets.to(device())).backward()
@@ -95,13 +90,13 @@ def parity(wrapper: str, set_to_none: bool) -> None:
     same_as(model.module, alone)
 
 
-def accumulation(wrapper: str, no_sync: bool) -> None:
+def accumulation(wrapper: str) -> None:
     """Two backward passes per step, with and without no_sync around the first, equal one over both batches."""
     model, alone = WRAPPERS[wrapper](different_model()), first_ranks_model()
     for step in range(2):
         for micro in range(2):
             inputs, targets = batch(10 * step + micro)
-            if no_sync and micro == 0:
+            if step == 0 and micro == 0:
                 with model.no_sync():
                     loss_of(model(part(inputs)), part(targets)).backward()
                     model.finish_gradient_synchronization()
@@ -251,8 +246,6 @@ def raises(what: str) -> str:
             parallel.NaiveDataParallel(nn.Linear(2, 2 + dist.get_rank()))
         elif what == "size":
             parallel.BucketedDataParallel(nn.Linear(2, 2), 0)
-        elif what == "first":
-            parallel.BucketedDataParallel(nn.Linear(2, 2), 1, first_bucket_size_mb=2)
         elif what == "sparse":
             model = parallel.BucketedDataParallel(nn.Embedding(3, 2, sparse=True), 1)
             model(torch.tensor([1])).sum().backward()
@@ -452,13 +445,11 @@ def outer_checkpointing(model: Everything, use_reentrant: bool) -> None:
     model.blocks.__class__ = Checkpointed
 
 
-def fully_sharded_parity(
-    set_to_none: bool, checkpoint: str = "", accumulate: int = 1, *, no_sync: str = "", **options: Any
-) -> None:
-    """Train some steps and compare gradients and weights with one process's.
+def fully_sharded_parity(checkpoint: str = "", accumulate: int = 1, *, no_sync: str = "", **options: Any) -> None:
+    """Train some steps and compare gradients and weights with one process's. Between steps, gradients become None and
+    zero in turns.
 
     Args:
-        set_to_none: Set gradients to None between steps, or to zero.
         checkpoint: "outside" or "inside", and the kind of activation checkpointing.
         accumulate: Backward passes per step.
         no_sync: The numbers of passes inside `no_sync`, separated by blanks; with "finished", they are finished there.
@@ -471,8 +462,8 @@ def fully_sharded_parity(
     model = parallel.FullyShardedDataParallel(model, **options)
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (model, alone))
     for step in range(STEPS):
-        ours.zero_grad(set_to_none=set_to_none)
-        theirs.zero_grad(set_to_none=set_to_none)
+        ours.zero_grad(set_to_none=step % 2 == 0)
+        theirs.zero_grad(set_to_none=step % 2 == 0)
         for micro in range(accumulate):
             inputs, targets = batch(10 * step + micro)
             if str(micro) in no_sync:
@@ -568,7 +559,7 @@ def fully_sharded_used_in_another_unit(tied: bool) -> str:
 
 
 def accumulating(no_sync: str) -> None:
-    fully_sharded_parity(True, "", 3, no_sync=no_sync)
+    fully_sharded_parity("", 3, no_sync=no_sync)
 
 
 def same_gradients(model: Any, alone: nn.Module) -> None:
@@ -873,32 +864,24 @@ def fully_sharded_opaque() -> None:
     same_state(model, alone)
 
 
-def together(what: str) -> int:
-    """Train as on NCCL, with operations started together; gloo knows the same calls. Return how many there were."""
-    manager, runs_together = dist._coalescing_manager, collectives.runs_together
-    reduce_together = dist.ProcessGroup.allreduce_coalesced
+def together() -> int:
+    """Shard as on NCCL, with operations started together; gloo knows the same calls. Return how many there were."""
+    manager, runs_together, averaging = dist._coalescing_manager, collectives.runs_together, collectives.averaging
     entered = []
 
     def counted(*arguments: Any, **named: Any) -> Any:
         entered.append(1)
         return manager(*arguments, **named)
 
-    def counted_reduction(*arguments: Any) -> Any:
-        entered.append(1)
-        return reduce_together(*arguments)
-
-    averages = collectives.averaging(collectives.default_group(), device())
-    dist._coalescing_manager = counted
-    dist.ProcessGroup.allreduce_coalesced = counted_reduction
-    collectives.runs_together = lambda group, device: True
+    averages = averaging(collectives.default_group(), device())
+    dist._coalescing_manager, collectives.runs_together = counted, lambda group, device: True
+    # gloo does not average by itself.
+    parallel.fully_sharded.averaging = lambda group, device: averages
     try:
-        # gloo does not average by itself.
-        parallel.data_parallel.averaging = parallel.fully_sharded.averaging = lambda group, device: averages
-        fully_sharded_parity(True) if what == "fully sharded" else parity(what, True)
+        fully_sharded_parity()
     finally:
         dist._coalescing_manager, collectives.runs_together = manager, runs_together
-        dist.ProcessGroup.allreduce_coalesced = reduce_together
-        parallel.data_parallel.averaging = parallel.fully_sharded.averaging = collectives.averaging
+        parallel.fully_sharded.averaging = averaging
     return len(entered)
 
 

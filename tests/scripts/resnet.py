@@ -50,7 +50,7 @@ def train_one_epoch(model, criterion, optimizer, data_loader, device):
     return loss.item()
 
 
-def main(device, batch_size=16, images=64):
+def main(device, batch_size=16, images=32):
     dataset = TensorDataset(torch.randn(images, 3, 32, 32), torch.randint(10, (images,)))
     data_loader = DataLoader(dataset, batch_size=batch_size, shuffle=True)
     model = ResNet().to(device)

@@ -50,6 +50,8 @@ class OwnStep:
         """The observers of the running step; None between steps."""
         self._open: str | None = None
         """The named phase that is open."""
+        self._left = False
+        """True if an error has left it."""
         self._names: dict[str, None] = {}
         self._of_every_step = dict.fromkeys(KINDS, 0.0)
         self._of_step = dict.fromkeys(KINDS, 0.0)
@@ -85,10 +87,11 @@ class OwnStep:
         """Do one step; the form in which `run_step` takes it."""
         assert self._step is not None
         self._of_step = dict.fromkeys(KINDS, 0.0)
-        self._observers, self._open = observers, None
+        self._observers, self._open, self._left = observers, None, False
         begin_phase(self._outside, observers)
         try:
             self._step()
+            self._end_left()
         finally:
             self._observers = None
         end_phase(self._outside, observers)
@@ -101,20 +104,35 @@ class OwnStep:
         Raises:
             WrongPhase: results cannot hold such a name.
         """
+        self._end_left()
         if self._observers is None or self._open is not None:
             with named(name):
                 yield
             return
-        observers = self._observers
-        # After an error there is no end: observers then still know the phase in which it was raised.
-        end_phase(self._outside, observers)
+        end_phase(self._outside, self._observers)
         self._know(name)
         self._open = name
-        begin_phase(name, observers)
-        yield
-        end_phase(name, observers)
-        self._open = None
-        begin_phase(REST, observers)
+        begin_phase(name, self._observers)
+        try:
+            yield
+        except BaseException:
+            # Observers still know the phase in which it was raised, until the step goes on.
+            self._left = True
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        """End the open phase."""
+        assert self._observers is not None
+        assert self._open is not None
+        end_phase(self._open, self._observers)
+        self._open, self._left = None, False
+        begin_phase(REST, self._observers)
+
+    def _end_left(self) -> None:
+        """End the phase that an error has left, if the step went on after it."""
+        if self._left:
+            self._end()
 
     def work(self, *, flops: float | None, tokens: float | None, items: float | None) -> None:
         """Add to the work of the running step or, outside of steps, set that of every step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,19 +17,6 @@ class Batches(Protocol):
     def next(self) -> tuple[Tensor, Tensor]:
         """Return the next inputs and targets."""
         ...
-
-
-class JoinedBatches:
-    """Batches of several supplies, one after the other in one batch."""
-
-    def __init__(self, supplies: Sequence[Batches]) -> None:
-        self.supplies = supplies
-        self.device = supplies[0].device
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, each (sum of the supplies' batch sizes, context_length)."""
-        inputs, targets = zip(*(supply.next() for supply in self.supplies), strict=True)
-        return torch.cat(inputs), torch.cat(targets)
 
 
 class RandomBatches:

@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from app.importing import program
 from workers.processes.limits import Limits
 from workers.processes.linux import adopt_orphans, die_with_parent, kill_all, reap, signal_all
 
@@ -209,9 +210,9 @@ def exec_child(messages: int, log: int, gate: int | None) -> Callable[[Request],
 
 def _command(request: Request, messages: int, gate: int | None) -> list[str]:
     if not request.wrap:
-        return [sys.executable, "-m", "workers", "child", str(messages), *([] if gate is None else [str(gate)])]
+        return program("workers", "child", str(messages), *([] if gate is None else [str(gate)]))
     request.file.write_bytes(request.to_line())
-    return [*request.wrap, sys.executable, "-m", "workers", "wrapped", str(request.file)]
+    return [*request.wrap, *program("workers", "wrapped", str(request.file))]
 
 
 def main(control: int, messages: int, log: int, gate: int | None = None) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Literal
 
 import psutil
 
+from app.importing import program
 from app.settings import OBJECT_STORES
 from workers.devices.locks import lock_folder
 from workers.outcome import HostExhausted, InvalidEnvironment
@@ -261,7 +261,7 @@ class Launcher:
     def _exec(self, descriptors: list[int], gate: socket.socket | None) -> int:
         at_gate = [] if gate is None else [gate.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-m", "workers", "keeper", *map(str, [*descriptors[:3], *at_gate])],
+            program("workers", "keeper", *map(str, [*descriptors[:3], *at_gate])),
             stdin=subprocess.DEVNULL,
             env=units_environment(self._mark),
             pass_fds=[*descriptors, *at_gate],
@@ -291,7 +291,7 @@ class Launcher:
         ours, theirs = socket.socketpair()
         with theirs:
             self._warm = subprocess.Popen(
-                [sys.executable, "-m", "workers", "warm", str(theirs.fileno())],
+                program("workers", "warm", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 env=units_environment(self._mark),
                 pass_fds=[theirs.fileno()],

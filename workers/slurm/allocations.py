@@ -11,7 +11,7 @@ import logging
 import math
 import shlex
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -180,8 +180,10 @@ class Allocations(threading.Thread):
             # has lost the claim.
             if one.is_pending and mark not in ours_before and self._folder.is_waiting(mark):
                 self._unwanted.add(one.id)
-        self._cancel(listed)
-        self._folder.tidy({*self._active, *self._marks()})
+        self._cancel({one.id for one in answer if not one.is_final})
+        with self._guard:
+            kept = self._active | self._own.keys()
+        self._folder.tidy(kept)
 
     def _without_slurm(self, own: Sequence[Allocation]) -> None:
         """Do what can be done while Slurm does not answer: end the claims that must end. The fence keeps their
@@ -193,20 +195,14 @@ class Allocations(threading.Thread):
             elif allocation.refusal is not None:
                 allocation.unanswered = True
 
-    def _marks(self) -> set[str]:
-        with self._guard:
-            return {*self._own}
-
-    def _cancel(self, listed: Mapping[str, Listed]) -> None:
-        ended = {one.id for one in listed.values() if one.is_final}
-        self._unwanted -= ended
+    def _cancel(self, lasting: set[str]) -> None:
+        """Cancel the unwanted ones of these ids. They stay unwanted until Slurm says that they have ended."""
+        self._unwanted &= lasting
         if self._unwanted:
             try:
                 self._client.cancel(self._unwanted)
             except CommandFailed as error:
                 logger.info("some allocations could not be cancelled, maybe since they have ended: %s", error)
-            # Those that still run are not needed either: the fence has ended their claims, and they see it.
-            self._unwanted &= {one.id for one in listed.values()} - ended
 
     def _submit(self, allocation: Allocation) -> bool:
         """Submit an allocation; returns False if sbatch failed. Then the look tells whether Slurm has it all the

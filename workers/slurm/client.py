@@ -37,6 +37,8 @@ LIST_FORMAT = "%A|%T|%r|%j|%k"
 IGNORED = ("SLURM_", "SQUEUE_", "SCANCEL_")
 """Variables of an allocation in which this worker may run itself, and of its user's habits, which would change what
 commands do. SLURM_CONF says which cluster it is."""
+AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+"""What commands say when the controller is away, or goes away meanwhile; their exit code does not tell."""
 
 
 class CommandFailed(Exception):
@@ -44,7 +46,7 @@ class CommandFailed(Exception):
 
 
 class NoAnswer(CommandFailed):
-    """A command did not answer in time. Slurm may have done what it asked for."""
+    """A command had no answer, or not in time. Slurm may have done what it asked for."""
 
 
 @dataclass(frozen=True)
@@ -115,5 +117,6 @@ class SlurmClient:
             raise CommandFailed(f"{command[0]} cannot be started: {error.strerror}") from error
         if done.returncode != 0:
             words = " ".join(done.stderr.split()) or "it said nothing"
-            raise CommandFailed(f"{command[0]} ended with exit code {done.returncode}: {words}")
+            kind = NoAnswer if any(one in words for one in AWAY) else CommandFailed
+            raise kind(f"{command[0]} ended with exit code {done.returncode}: {words}")
         return done.stdout

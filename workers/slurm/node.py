@@ -9,9 +9,12 @@ import contextlib
 import hashlib
 import logging
 import os
+import select
 import selectors
 import signal
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 
 from app.errors import CannotRunHere
@@ -69,9 +72,13 @@ class Node:
             signal.signal(signum, lambda *_: None)
         try:
             self._launcher.end_leftovers()
-            held = take_devices(self._locks, self._host, self._wake)
-            if held is None:
-                return
+            held = wait_for_devices(self._locks, self._host, self._has_signal)
+            if not has_all(held, self._host):
+                held.release()
+                if self._has_signal():
+                    return
+                raise CannotRunHere(f"Another Flopwatch held the devices of this node for {DEVICES_S:g} s.")
+            held = self._locks.keep_only(held, gpus=len(held.gpus), alone=not self._host.gpus)
             process = self._launcher.start(self._request(held), "fork", held.descriptors)
             try:
                 self._drain(process)
@@ -82,6 +89,9 @@ class Node:
             self._launcher.close()
             self._locks.close()
             self._scratch.close()
+
+    def _has_signal(self) -> bool:
+        return bool(select.select([self._wake], [], [], 0)[0])
 
     def _request(self, held: HeldDevices) -> Request:
         visible = ",".join(gpu.uuid for gpu in held.gpus)
@@ -121,22 +131,20 @@ or a killed job's processes may still be ending."""
 LOOK_S = 0.1
 
 
-def take_devices(locks: DeviceLocks, host: Host, wake: int) -> HeldDevices | None:
-    """Lock all devices of an allocation; None after a signal.
-
-    Raises:
-        CannotRunHere: others held some of them for DEVICES_S.
-    """
-    for _ in range(int(DEVICES_S / LOOK_S)):
+def wait_for_devices(locks: DeviceLocks, host: Host, stopped: Callable[[], bool]) -> HeldDevices:
+    """Lock all devices of an allocation; after DEVICES_S, or once `stopped` returns True, those that are free."""
+    give_up_at = time.monotonic() + DEVICES_S
+    while True:
         free = locks.take_free()
-        if free.descriptors and len(free.gpus) == len(host.gpus) and (free.alone or host.gpus):
-            return locks.keep_only(free, gpus=len(free.gpus), alone=not host.gpus)
+        if has_all(free, host) or stopped() or time.monotonic() >= give_up_at:
+            return free
         free.release()
-        with selectors.DefaultSelector() as selector:
-            selector.register(wake, selectors.EVENT_READ)
-            if selector.select(LOOK_S):
-                return None
-    raise CannotRunHere(f"Another Flopwatch held the devices of this node for {DEVICES_S:g} s.")
+        time.sleep(LOOK_S)
+
+
+def has_all(held: HeldDevices, host: Host) -> bool:
+    """Return True if these are all devices of the host: its GPUs, or without any the host alone."""
+    return bool(held.descriptors) and len(held.gpus) == len(host.gpus) and (held.alone or bool(host.gpus))
 
 
 def serve(settings: Settings, handed: HandedOver, nodes: int, index: int) -> None:

@@ -21,7 +21,7 @@ from workers.devices.locks import HeldDevices
 from workers.jobs._ranks import VARIABLE
 from workers.outcome import GivenBack
 from workers.slurm import handover, node
-from workers.slurm.node import DEVICES_S, LOOK_S
+from workers.slurm.node import DEVICES_S
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class OneJobAgent(Agent):
         self._launcher.end_leftovers()
         self._launcher.start_warm()  # who imports meanwhile need not be waited for: the job's time begins afterwards
         self._scratch.remove_those_of_dead_agents()
-        free = self._wait_for_devices()
+        free = node.wait_for_devices(self._locks, self._host, lambda: self._drains > 0)
         try:
             claim = self._take_over()
         except BaseException:
@@ -72,18 +72,6 @@ class OneJobAgent(Agent):
     @property
     def _state(self) -> LivingState:
         return "draining"
-
-    def _wait_for_devices(self) -> HeldDevices:
-        """Lock the devices; without some of them after a while, or after a signal."""
-        give_up_at = self._clock() + DEVICES_S
-        while True:
-            free = self._locks.take_free()
-            if free.descriptors and len(free.gpus) == len(self._host.gpus) and (free.alone or self._host.gpus):
-                return free
-            if self._drains or self._clock() >= give_up_at:
-                return free
-            free.release()
-            time.sleep(LOOK_S)
 
     def _take_over(self) -> Claim:
         new_token = secrets.token_hex(16)

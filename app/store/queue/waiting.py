@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +47,7 @@ def _reasons(connection: Connection) -> Callable[[Needs], str | None]:
     connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
     running, ids = _running(connection) if connected else ({}, {})
 
+    @cache  # most jobs of a page need the same
     def reason_for(job: Needs) -> str | None:
         return (
             pause_reason(job.kind, paused) or missing_for(job, connected) or occupied_for(job, connected, running, ids)

@@ -617,27 +617,28 @@ def _page(
     large: Sequence[Any],
     limit: int,
     after: str | None,
-) -> tuple[list[dict[str, Any]], str | None]:
+) -> tuple[Sequence[RowMapping], str | None]:
     """Return the rows of a page, newest first, and the cursor of the next one.
 
-    The page ends before its columns `large` have more than MAX_PAGE_BYTES together. Rows are read one by one, so that
-    no more than a page is in memory.
+    The page ends before its columns `large` have more than MAX_PAGE_BYTES together, so sizes are read before rows.
     """
     limit = min(limit, MAX_PAGE)
     if after is not None:
         query = query.where(id_column < _cursor(after))
     sizes = [func.coalesce(func.length(cast(column, Text)), 0) for column in large]
-    query = query.add_columns(functools.reduce(operator.add, sizes).label("page_bytes"))
-    rows: list[dict[str, Any]] = []
-    room = MAX_PAGE_BYTES
-    query = query.order_by(id_column.desc()).limit(limit + 1).execution_options(yield_per=1)
-    with connection.execute(query) as result:
-        for row in result.mappings():
-            room -= row["page_bytes"]
-            if len(rows) == limit or (rows and room < 0):
-                return rows, str(rows[-1]["id"])
-            rows.append(dict(row))
-    return rows, None
+    measured = query.with_only_columns(id_column, functools.reduce(operator.add, sizes))
+    ids: list[int] = []
+    room, following = MAX_PAGE_BYTES, None
+    for row_id, size in connection.execute(measured.order_by(id_column.desc()).limit(limit + 1)):
+        room -= size
+        if len(ids) == limit or (ids and room < 0):
+            following = str(ids[-1])
+            break
+        ids.append(row_id)
+    if not ids:
+        return [], None
+    rows = connection.execute(select(id_column.table).where(id_column.in_(ids)).order_by(id_column.desc())).mappings()
+    return rows.all(), following
 
 
 def _cursor(after: str) -> int:

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.access import Sender, access_of, check_own_jobs
 from app.api.bodies import read_limited
 from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
-from app.api.services import CurrentServices
+from app.api.services import CurrentServices, Services
 from app.api.sweeps import SweepBody, submit_sweep
 from app.errors import FieldError, InvalidRequest
 from app.metrics import headline
@@ -25,7 +25,7 @@ from app.states import JOB_STATES, JobState
 from app.store.queue.registration import ALIVE
 from app.text.cases import case_text
 from app.text.numbers import number
-from app.web.live import by_content
+from app.web.live import by_content, refreshed
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render
 
@@ -76,7 +76,12 @@ class Group:
 
 
 @router.get("")
-def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters, Query()]) -> Response:
+async def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters, Query()]) -> Response:
+    return await refreshed(request, lambda known: by_content(known, page(request, services, filters)))
+
+
+def page(request: Request, services: Services, filters: Filters) -> Response:
+    """Make the page of the chosen jobs."""
     chosen = {name: value for name, value in request.query_params.items() if value}
     labels: Any = [] if filters.label is None else [filters.label]
     listed, following = services.reading.jobs(
@@ -95,7 +100,7 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
     values = services.reading.first_values([job["id"] for job in listed if job["started_at"]], metrics)
     counts = services.reading.counts()
     is_first_visit = not any(counts.values())
-    page = render(
+    return render(
         request,
         "jobs.html",
         listed=listed,
@@ -111,7 +116,6 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
         paused=services.pausing.kinds(),
         workers=_alive(services.reading.workers(gone=0)) if is_first_visit else None,
     )
-    return by_content(request, page)
 
 
 def grouped(

@@ -26,7 +26,7 @@ from app.store.reading import members
 from app.text.cases import case_text
 from app.text.times import duration, parsed_time
 from app.text.values import value_text
-from app.web.live import clock, page_tag, tagged, unchanged
+from app.web.live import Known, clock, is_refresh, page_tag, refreshed, tagged, unchanged
 from app.web.pages.sweeps import varies
 from app.web.parameters import NONE_IF_EMPTY
 
@@ -74,14 +74,20 @@ def _index(text: str) -> tuple[str, int]:
 
 
 @router.get("/sweeps/{sweep_id}")
-def sweep(
+async def sweep(
     request: Request, services: CurrentServices, sweep_id: SweepId, query: Annotated[SweepQuery, Query()]
 ) -> Response:
+    return await refreshed(request, lambda known: page(request, services, sweep_id, query, known))
+
+
+def page(request: Request, services: Services, sweep_id: int, query: SweepQuery, known: Known) -> Response:
+    """Make the page of a sweep, with the chosen ones of its jobs, or answer 304."""
     version = services.reading.sweep_page_version(sweep_id)
     sweep = services.reading.sweep(sweep_id)
     finished = not sweep["counts"]["queued"] and not sweep["counts"]["running"]
-    tag = page_tag(version, str(request.query_params), clock(finished=finished), access_of(request).name)
-    if tag.is_known_to(request):
+    reader = None if is_refresh(request) else access_of(request).name
+    tag = page_tag(version, str(request.query_params), clock(finished=finished), reader)
+    if known(tag):
         return unchanged(tag, plots=True)
     progress = members.progress(services.database, sweep, datetime.now(UTC))
     choice = query.choice()

@@ -36,14 +36,14 @@ function plotly() {
   return library;
 }
 
-// A page's plots are drawn when they come near the window: there may be many.
-const nearby = new IntersectionObserver((entries) => {
+// A page's plots are drawn when they are seen: there may be many, and Plotly takes a phone a second.
+const seen = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
-    nearby.unobserve(target);
+    seen.unobserve(target);
     drawOrExplain(target);
   }
-}, { rootMargin: "400px" });
+});
 
 function drawOrExplain(figure) {
   draw(figure).catch((error) => showMessage(figure, `This plot could not be drawn: ${error.message}.`));
@@ -52,7 +52,7 @@ function drawOrExplain(figure) {
 export function drawPlots(root) {
   for (const figure of root.querySelectorAll("figure[data-plot]:not([data-drawn])")) {
     figure.dataset.drawn = "waiting";
-    nearby.observe(figure);
+    seen.observe(figure);
   }
 }
 
@@ -60,7 +60,7 @@ export function drawPlots(root) {
 const opened = new WeakSet();
 
 export function clearPlot(figure) {
-  nearby.unobserve(figure);
+  seen.unobserve(figure);
   if (figure.querySelector(".plot-data[open]")) opened.add(figure);
   const picture = figure.querySelector(".plot");
   if (picture && window.Plotly) window.Plotly.purge(picture);
@@ -312,7 +312,7 @@ if (IS_EXPORTED) {
   window.addEventListener("load", () => (window.requestIdleCallback ?? window.setTimeout)(() => {
     for (const figure of document.querySelectorAll("figure[data-drawn=waiting]")) {
       if (!figure.clientWidth) continue;
-      nearby.unobserve(figure);
+      seen.unobserve(figure);
       drawOrExplain(figure);
     }
   }));

@@ -486,6 +486,7 @@ class TestSessions:
         page = guarded.http.get("/ui", headers=cookie)
         assert page.status_code == 200
         assert "Sign out (read)" in page.text
+        assert "Sign out" not in guarded.http.get("/ui", headers={**cookie, "HX-Request": "true"}).text  # it is shared
         assert "Sign out" not in guarded.http.get("/ui", headers=bearer(tokens["read"])).text
         demo = guarded.http.post("/ui/demo", headers={**cookie, **FORM, "Origin": guarded.url})
         assert demo.status_code == 403

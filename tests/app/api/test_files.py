@@ -114,10 +114,12 @@ class TestUploading:
 
 
 class TestWhoMayRunIt:
-    @pytest.mark.parametrize("registered", [False, True], ids=["no worker at all", "a worker that does not allow it"])
-    def test_it_is_refused_with_the_cure_where_no_worker_may(self, fresh_site: Any, registered: bool) -> None:
-        if registered:
-            fresh_site.worker.register(KINDS, ABLE)
+    def test_it_waits_for_the_first_worker(self, fresh_site: Any) -> None:
+        job = fresh_site.http.post("/jobs", json={"spec": spec_of(upload(fresh_site))}).json()
+        assert job["waiting"].endswith("or `flopwatch worker`, with --allow-code")
+
+    def test_it_is_refused_with_the_cure_where_no_worker_may(self, fresh_site: Any) -> None:
+        fresh_site.worker.register(KINDS, ABLE)
         answer = fresh_site.http.post("/jobs", json={"spec": spec_of(upload(fresh_site))})
         assert answer.status_code == 422
         (error,) = answer.json()["errors"]
@@ -125,6 +127,7 @@ class TestWhoMayRunIt:
         assert "with --allow-code" in error["detail"]
 
     def test_a_comparison_and_a_sweep_are_refused_at_the_field(self, fresh_site: Any) -> None:
+        fresh_site.worker.register(KINDS, ABLE)
         side = {"kind": "attention", "implementations": ["eager"]}
         spec = {"kind": "compare", "baseline": side, "candidate": spec_of(upload(fresh_site))}
         refused = fresh_site.http.post("/jobs", json={"spec": spec}).json()

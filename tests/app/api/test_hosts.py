@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
+import httpx
 import pytest
 
 from app.api.hosts import AllowedHosts, is_loopback
@@ -114,6 +116,30 @@ def test_an_added_host_is_served(serve: Any, tmp_path: Any) -> None:
         headers = {"Host": "gpu-box:8000", "Origin": "http://gpu-box:8000"}
         assert site.http.post("/jobs", json={"spec": TINY}, headers=headers).status_code == 201
         assert site.http.get("/jobs", headers={"Host": "cpu-box"}).status_code == 421
+
+
+def test_behind_a_reverse_proxy(serve: Any, tmp_path: Any) -> None:
+    """A proxy that does what docs/reverse-proxy.md asks for: addresses are those that the browser knows."""
+    reason = "pip install -e .[dev]"
+    proxies = pytest.importorskip("werkzeug.middleware.http_proxy", reason=reason)
+    serving = pytest.importorskip("werkzeug.serving", reason=reason)
+    sent = {"Host": "flopwatch.example.org", "Origin": "https://flopwatch.example.org"}
+    with serve(tmp_path, allowed_hosts=(sent["Host"],)) as site:
+        target = {"target": f"{site.url}/", "host": None, "headers": {"X-Forwarded-Proto": "https"}}
+        server = serving.make_server("127.0.0.1", 0, proxies.ProxyMiddleware(None, {"/ui": target}))
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", headers=sent, trust_env=False) as browser:
+                answer = browser.post("/ui/new", data={"kind": "benchmark"})
+                assert (answer.status_code, answer.headers["location"]) == (303, "/ui/jobs/1")
+                page = browser.get("/ui/jobs/1").text
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+    assert "https://flopwatch.example.org/jobs" in page, "the command of curl"
+    assert "http://" not in page
 
 
 def test_a_request_without_a_host(site: Any) -> None:

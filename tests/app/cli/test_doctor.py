@@ -8,12 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.settings import Settings
+from app.store import checking
 from app.store.checking import of_clock
+from app.store.database.file_systems import refuse_network_file_system
 from tests.app.cli.conftest import PROJECT
 from tests.databases import put_database
 from tests.disks import mounted
@@ -72,21 +76,17 @@ def test_a_host_as_it_is(examine: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_no_compiler(examine: Any, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    code, findings = examine(PATH=str(tmp_path / "empty"), CXX="", CC="", TORCH_EXTENSIONS_DIR=str(tmp_path))
-    assert (code, "compiler" in broken(findings)) == (1, True)
-    assert "no C++ and no C compiler: cpu_* attention" in findings["compiler"]["found"]
-    assert "apt-get install g++" in findings["compiler"]["cure"]
-    assert "apt-get install g++" in findings["cpu_blocked"]["cure"], "what does not run for want of it says so, too"
-
-
-def test_a_wrong_triton(examine: Any, tmp_path: Path) -> None:
+def test_no_compiler_and_a_wrong_triton(examine: Any, tmp_path: Path) -> None:
     folder = tmp_path / "other" / "triton-2.1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 2.1.0\n")
-    code, findings = examine(tmp_path / "other")
-    assert (code, broken(findings)) == (1, {"triton"})
+    (tmp_path / "empty").mkdir()
+    nothing = {"PATH": str(tmp_path / "empty"), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    code, findings = examine(tmp_path / "other", **nothing)
+    assert (code, {"compiler", "triton"} <= broken(findings)) == (1, True)
+    assert "no C++ and no C compiler: cpu_* attention" in findings["compiler"]["found"]
+    assert "apt-get install g++" in findings["compiler"]["cure"]
+    assert "apt-get install g++" in findings["cpu_blocked"]["cure"], "what does not run for want of it says so, too"
     assert "triton 2.1.0 is installed, and flopwatch needs" in findings["triton"]["found"]
     assert findings["triton"]["cure"].startswith("pip install 'triton")
 
@@ -162,3 +162,15 @@ def test_a_kernel_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = doctor._tried("eager", tensors, torch.zeros(1, 2, 8, 8))
     assert wrong is not None
     assert "eager is wrong: its largest error is 1" in wrong.found
+
+
+def test_a_network_file_system_is_a_fault_with_sqlite_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"server:/home {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(checking, "refuse_network_file_system", partial(refuse_network_file_system, mount_table=mounts))
+
+    def faults(**settings: Any) -> list[str]:
+        return [one.name for one in checking.examine(Settings(data_dir=tmp_path, **settings)) if one.state == "broken"]
+
+    assert faults() == ["disk"]
+    assert faults(database_url="postgresql+psycopg://nobody@127.0.0.1:1/none") == ["database"]

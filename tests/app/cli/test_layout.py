@@ -24,16 +24,29 @@ HASH = "0123456789abcdef" * 4
 KERNEL = f"void at::native::vectorized_elementwise_kernel<4, {'at::native::Functor<float>, ' * 20}>(int)"
 
 
-@pytest.fixture
-def on_terminal(site: Any) -> Callable[..., str]:
-    """Run a command on a terminal of 80 columns; returns what it shows there."""
+SEPARATOR = "\x1e"
+RUN = f"""
+import sys
+from app.cli.commands import cli
+for command in {{commands!r}}:
+    cli(command, standalone_mode=False)
+    sys.stdout.write({SEPARATOR!r})
+"""
 
-    def run(*arguments: str) -> str:
+
+@pytest.fixture
+def on_terminal(site: Any) -> Callable[..., list[str]]:
+    """Run commands, one after the other, on a terminal of 80 columns; returns what each shows there."""
+
+    def run(*commands: tuple[str, ...]) -> list[str]:
         ours, terminals = pty.openpty()
         fcntl.ioctl(terminals, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
         settings = {name: value for name, value in environment(FLOPWATCH_URL=site.url).items() if name != "COLUMNS"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", *arguments], env=settings, stdout=terminals, stderr=subprocess.PIPE
+            [sys.executable, "-c", RUN.format(commands=commands)],
+            env=settings,
+            stdout=terminals,
+            stderr=subprocess.PIPE,
         )
         os.close(terminals)
         shown = b""
@@ -46,7 +59,7 @@ def on_terminal(site: Any) -> Callable[..., str]:
             os.close(ours)
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 0, errors.decode()
-        return shown.decode().replace("\r\n", "\n")
+        return shown.decode().replace("\r\n", "\n").split(SEPARATOR)[:-1]
 
     return run
 
@@ -78,7 +91,7 @@ def results(site: Any, measured: Any, reported: Any) -> tuple[str, str, str, str
 
 
 def test_every_table_fits_a_terminal_of_80_columns(
-    site: Any, flopwatch: Any, on_terminal: Callable[..., str], results: tuple[str, ...]
+    site: Any, flopwatch: Any, on_terminal: Callable[..., list[str]], results: tuple[str, ...]
 ) -> None:
     site.worker.register()
     flopwatch("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--name", "of a grid " * 10)
@@ -101,18 +114,17 @@ def test_every_table_fits_a_terminal_of_80_columns(
         ("baseline", "show", "kept"),
     ]
     widest = {}
-    for command in commands:
-        shown = on_terminal(*command)
+    for command, shown in zip(commands, on_terminal(*commands), strict=True):
         assert shown.strip()
         widest[" ".join(command)] = max(map(len, shown.splitlines()))
     assert {command: width for command, width in widest.items() if width > 80} == {}
 
 
 def test_jobs_say_what_they_share_once(
-    flopwatch: Any, on_terminal: Callable[..., str], results: tuple[str, ...]
+    flopwatch: Any, on_terminal: Callable[..., list[str]], results: tuple[str, ...]
 ) -> None:
     listed = ("jobs", "--label", "by=layout", "--limit", "4")
-    shown, piped = on_terminal(*listed), flopwatch(*listed).stdout
+    (shown,), piped = on_terminal(listed), flopwatch(*listed).stdout
     above = shown.partition("\n\n")[0]
     assert "kind: benchmark" in above
     assert "state: succeeded" in above
@@ -124,8 +136,8 @@ def test_jobs_say_what_they_share_once(
     assert max(map(len, piped.splitlines())) > 200
 
 
-def test_a_comparisons_names_are_whole(on_terminal: Callable[..., str], results: tuple[str, ...]) -> None:
-    shown = on_terminal("compare", *results[2:])
+def test_a_comparisons_names_are_whole(on_terminal: Callable[..., list[str]], results: tuple[str, ...]) -> None:
+    (shown,) = on_terminal(("compare", *results[2:]))
     for metric in ("forward_ms", "peak_memory_mib", "tokens_per_s"):
         assert re.search(rf"(?m)^(256|512) +{metric} ", shown), shown
 

@@ -412,7 +412,12 @@ def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
     ]:
         code = f"import sys; sys.argv = ['flopwatch', *{arguments!r}]; from app.cli import main; main()"
         process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         out, _ = process.communicate(json.dumps(spec), timeout=30)
         assert json.loads(out) == [process.pid, expected]

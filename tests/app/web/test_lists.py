@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from app.presets import DEMO_SWEEPS
+from app.web import live
 from tests.app.web.checker import page
 
+REFRESH = {"HX-Request": "true"}
 OWN = {"Sec-Fetch-Site": "same-origin", "Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -113,6 +115,25 @@ def test_a_list_that_has_not_changed_is_not_sent_again(fresh_site: Any) -> None:
     assert fresh_site.http.get("/ui", headers={"If-None-Match": tag}).status_code == 304
     fresh_site.submit()
     assert fresh_site.http.get("/ui", headers={"If-None-Match": tag}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/sweeps/1"])
+def test_refreshes_share_a_page_that_visits_get_anew(
+    fresh_site: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def tag(**headers: str) -> str:
+        return str(fresh_site.http.get(path, headers=headers).headers["etag"])
+
+    sweep = {"base": {"kind": "benchmark", "model": {"size": "tiny"}}, "grid": {"seed": [0, 1]}}
+    fresh_site.http.post("/sweeps", json=sweep).raise_for_status()
+    monkeypatch.setattr(live, "SHARED_S", 60.0)
+    refresh, visit = tag(**REFRESH), tag()
+    fresh_site.http.post("/sweeps/1/cancel").raise_for_status()
+    assert tag() != visit
+    assert tag(**REFRESH) == refresh
+    assert fresh_site.http.get(path, headers={**REFRESH, "If-None-Match": refresh}).status_code == 304
+    monkeypatch.setattr(live, "SHARED_S", 0.0)
+    assert tag(**REFRESH) != refresh
 
 
 def test_a_noisy_host_is_said_once_above_the_list(fresh_site: Any) -> None:

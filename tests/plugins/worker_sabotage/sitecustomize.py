@@ -161,6 +161,33 @@ def settling() -> None:
     replace(OneJobAgent, "_settle_s", 0.0)
 
 
+def scancel() -> None:
+    """A worker does not cancel allocations that nobody needs."""
+    from workers.slurm.client import SlurmClient
+
+    replace(SlurmClient, "cancel", lambda *_: None)
+
+
+def ended_allocations() -> None:
+    """A worker goes on waiting for an allocation that has ended."""
+    from workers.slurm.allocations import Allocations
+
+    replace(Allocations, "_never_began", lambda *_: None)
+
+
+def takeover_of_ended_claims() -> None:
+    """An agent may take over a claim that was taken over already, and has ended."""
+    from sqlalchemy import bindparam, update
+
+    from app.store import tables
+    from app.store.queue import fence
+
+    attempt = tables.attempt
+    of_claim = (attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("of_number"))
+    values = {"token": bindparam("new_token"), "worker_id": bindparam("by"), "state": "running", "ended_at": None}
+    replace(fence, "_TAKE_OVER", update(attempt).where(*of_claim).values(values).returning(attempt.c.id))
+
+
 def end_of_lost_claims() -> None:
     """A claim counts although its attempt was given up."""
     from sqlalchemy import update
@@ -322,6 +349,9 @@ MECHANISMS = {
         errors_of_uploads,
         found_allocations,
         settling,
+        scancel,
+        ended_allocations,
+        takeover_of_ended_claims,
         end_of_lost_claims,
         cancel_of_queued,
         cancel_wins,

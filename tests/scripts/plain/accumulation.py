@@ -43,6 +43,6 @@ class Trainer:
 
 if __name__ == "__main__":
     trainer = Trainer("cuda" if torch.cuda.is_available() else "cpu")
-    for step in range(20):
+    for step in range(5):
         loss = trainer.step()
     print(f"loss {loss:.4f}")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 batch_size, block_size, vocab_size = 8, 64, 65
 n_layer, n_head, n_embd = 2, 4, 64
-max_iters, learning_rate, grad_clip = 20, 1e-3, 1.0
+max_iters, learning_rate, grad_clip = 5, 1e-3, 1.0
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 
@@ -67,6 +68,20 @@ def test_what_lies_between_phases_is_the_rest() -> None:
         "[ +rest -rest +forward -forward +rest -rest +forward -forward +rest -rest +optimizer -optimizer +rest -rest ]"
     )
     assert own.phase_names == ("forward", "optimizer", "rest")
+
+
+def test_an_error_that_the_step_handles_ends_its_phase() -> None:
+    def body(own: OwnStep) -> None:
+        for _ in range(2):
+            with contextlib.suppress(StopIteration), own.phase("data"), own.phase("inside"):
+                next(iter(()))
+        with contextlib.suppress(StopIteration), own.phase("last"):
+            next(iter(()))
+
+    own = made(body)
+    heard(own)
+    assert heard(own) == "[ +rest -rest +data -data +rest -rest +data -data +rest -rest +last -last +rest -rest ]"
+    assert own.phase_names == ("data", "last", "rest")
 
 
 def test_phases_outside_of_steps_are_none() -> None:

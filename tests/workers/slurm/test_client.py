@@ -36,6 +36,13 @@ def test_an_error_is_told_in_the_commands_words(commands: Path) -> None:
         SlurmClient(10).cancel(["7"])
 
 
+def test_a_controller_that_is_away_has_refused_nothing(commands: Path) -> None:
+    words = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+    play(commands, "sbatch", f"cat > /dev/null; echo '{words}' >&2; exit 1")
+    with pytest.raises(NoAnswer, match="connect failure"):
+        SlurmClient(10).submit([], "")
+
+
 def test_no_command_is_waited_for_for_ever(commands: Path) -> None:
     play(commands, "squeue", "exec sleep 60")
     with pytest.raises(NoAnswer, match="did not answer within"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import parallel
 from workers.jobs.ddp import strategies
@@ -18,7 +18,6 @@ from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.values import SYNCHRONIZATION
 from workers.measure.host_memory import host_memory
 from workers.measure.memory import MIB, OutOfMemory, is_out_of_memory, short_message
-from workers.model.batches import JoinedBatches
 from workers.model.steps import TrainStep
 
 TRAINED_STEPS = 2
@@ -51,8 +50,9 @@ class ParityCheck:
         parameters. Then compare the gradients of a third step, which the single process computes from the strategy's
         parameters, so that only the communication differs.
 
-        The single process runs the ranks' batches one after the other and adds up their gradients, as the batch's mean
-        loss does. Where the strategy casts parameters, the single process has the same wrapper to itself.
+        The single process runs the ranks' batches one after the other, and averages their gradients after the backward
+        passes, as the ranks do: another loss before them would round every number otherwise. Where the strategy casts
+        parameters, the single process has the same wrapper to itself.
 
         Returns:
             On rank 0, JSON-ready: "gradient_error", the largest of `gradient_errors` in the third step,
@@ -203,20 +203,24 @@ def one_process(
         found: Takes the errors.
     """
     spec, ranks = context.spec, context.rank.world_size
-    batches = JoinedBatches([strategies.rank_batches(spec, index, context.device) for index in range(ranks)])
+    batches = [strategies.rank_batches(spec, index, context.device) for index in range(ranks)]
     strategy = NO_COMMUNICATION if group is None else spec.strategy
-    trained = strategies.build(spec, strategy, context.device, batches, group, ranks=ranks)
+    trained = strategies.build(spec, strategy, context.device, batches[0], group)
     step, finish = trained.step, trained.step.phases.get(SYNCHRONIZATION)
     start = {name: one.detach().to(keeper, copy=True) for name, one in full_parameters(trained).items()}
     changes: dict[str, float] = {}
     for number in range(TRAINED_STEPS + 1):
         step.prepare()
-        for index in range(step.micro_batches):
-            step.forward_micro_batch(index)
-            step.backward()
-            if finish is not None:
-                finish()
-            yield True
+        for rank in range(ranks):
+            if rank > 0:
+                step.inputs, step.targets = batches[rank].next()
+            for index in range(step.micro_batches):
+                step.forward_micro_batch(index)
+                step.backward()
+                if finish is not None:
+                    finish()
+                yield True
+        divide_gradients(trained.wrapped, ranks)
         if number < TRAINED_STEPS and isinstance(step, TrainStep):
             step.optimize()
         if number == TRAINED_STEPS - 1:
@@ -231,6 +235,13 @@ def one_process(
     small = small_gradients(gradients)
     if judged := {name: error for name, error in changes.items() if name not in small}:
         found["parameter_error"], found["parameter"] = largest_error(judged)
+
+
+@torch.no_grad()
+def divide_gradients(module: nn.Module, divisor: int) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.div_(divisor)
 
 
 def largest_error(errors: Mapping[str, float]) -> tuple[float, str]:

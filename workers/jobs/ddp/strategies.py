@@ -72,8 +72,6 @@ def build(
     device: torch.device,
     batches: Batches,
     group: dist.ProcessGroup | None = None,
-    *,
-    ranks: int = 1,
 ) -> Trained:
     """Build the model, wrap it as the strategy does, and make its step.
 
@@ -83,7 +81,6 @@ def build(
         device: The rank's device.
         batches: Makes the inputs and targets.
         group: The ranks that communicate; None: all of them.
-        ranks: Number of ranks whose sequences each batch has; the step runs them one after the other.
 
     Raises:
         OutOfMemory: it does not fit.
@@ -104,8 +101,7 @@ def build(
         call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
         name = spec.strategy if strategy == SILENT else strategy
         wrapped, finish = wrap(spec, name, call, group)
-        micro_batches = ranks * spec.accumulation_steps
-        step = make_step(spec, name, wrapped, batches, finish, group, micro_batches=micro_batches)
+        step = make_step(spec, name, wrapped, batches, finish, group)
         return Trained(strategy, model, wrapped, step, sizes)
 
 
@@ -133,8 +129,6 @@ def wrap(
             wrapped = parallel.BucketedDataParallel(
                 module,
                 spec.bucket_size_mb,
-                first_bucket_size_mb=spec.first_bucket_size_mb,
-                gradients_as_views=spec.gradients_as_views,
                 process_group=group,
             )
         case "fsdp":
@@ -194,8 +188,6 @@ def make_step(
     batches: Batches,
     finish: Callable[[], None] | None,
     group: dist.ProcessGroup | None = None,
-    *,
-    micro_batches: int = 1,
 ) -> BackwardStep:
     """Make the repeated step: that of other training kinds, with the communication between its phases."""
     casts = spec.casts and strategy in FULLY_SHARDED
@@ -203,7 +195,7 @@ def make_step(
     step: BackwardStep
     options: dict[str, Any] = {
         "model_has_loss": spec.fused_linear_cross_entropy,
-        "micro_batches": micro_batches,
+        "micro_batches": spec.accumulation_steps,
     }
     if spec.mode == "train_step":
         total = min_calls(spec.warmup_steps) + spec.measure_steps
@@ -212,7 +204,7 @@ def make_step(
         step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, **options)
     else:
         step = BackwardStep(wrapped, batches, precision, wrapped, **options)
-    if micro_batches > 1 and isinstance(
+    if spec.accumulation_steps > 1 and isinstance(
         wrapped, parallel.data_parallel.DataParallel | nn.parallel.DistributedDataParallel
     ):
         step.phases[ACCUMULATION] = wrapped.no_sync()(step.accumulate)

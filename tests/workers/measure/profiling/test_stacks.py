@@ -50,6 +50,7 @@ def test_device_time_belongs_to_the_launching_stack() -> None:
 
 
 def test_folded_lines_have_one_blank_less_and_one_number() -> None:
+    """The collapsed format of flamegraph.pl and speedscope, whose importer is in no package: only its page has it."""
     text = folded({("forward", "a; b\nc"): 2_600, ("backward",): 400, ("forward",): 1_000})
     assert text == "forward 1\nforward;a: b c 3\n"
 
