@@ -10,11 +10,11 @@ torch's scaled_dot_product_attention.
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
-dimensions from 40 on. Few queries to many keys, as in decoding, have the keys split among programs
-(`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has two forms: it
-takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, it
-takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for compute
-capability 9.0, else those of FlashAttention-2.
+dimensions from 40 on, without options beside `is_causal`. Few queries to many keys, as in decoding, have the keys split
+among programs (`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has
+two forms: it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms
+are on, it takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for
+compute capability 9.0, else those of FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32
     options = Options(*given) if given else PLAIN_OPTIONS
-    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, (True, True, True), options))
+    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, needed=(True, True, True), options=options))
 
 
 def _allocate(

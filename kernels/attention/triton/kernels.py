@@ -207,7 +207,7 @@ def attend(
         scores = capped(product(q_tile, transposed(k_tile, PRECISION), PRECISION), inner)
         if MASKED:
             columns = first + tl.arange(0, KEYS)
-            seen = visible(rows[:, None], columns[None, :], keys, low, high, CAUSAL)
+            seen = visible((columns < keys)[None, :], rows[:, None], columns[None, :], low, high, CAUSAL)
             scores = tl.where(seen, scores, -float("inf"))
         raised = tl.maximum(maximum, tl.max(scores, 1) * scale)
         base = tl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
@@ -355,7 +355,7 @@ def _visit_queries(
             high = None
             if lower is not None or upper is not None or bounds is not None:
                 low, high = span(rows[None, :], queries, keys, lower, upper, bounds)
-            seen = visible(rows[None, :], columns[:, None], keys, low, high, CAUSAL)
+            seen = visible((columns < keys)[:, None], rows[None, :], columns[:, None], low, high, CAUSAL)
             weights = tl.where(seen, weights, 0.0)
         if ONE_PASS:
             do_tile = load_operand(
@@ -441,7 +441,7 @@ def _visit_keys(
         weights = tl.exp2(scores * scale - exponent[:, None])
         if MASKED:
             columns = first + tl.arange(0, KEYS)
-            seen = visible(rows[:, None], columns[None, :], keys, low, high, CAUSAL)
+            seen = visible((columns < keys)[None, :], rows[:, None], columns[None, :], low, high, CAUSAL)
             weights = tl.where(seen, weights, 0.0)
         ds = as_operand(uncapped(weights * (dp - delta[:, None]), scores, inner), k_tile[0].dtype, PRECISION)
         dq_tile = add_product(ds, k_tile, dq_tile, PRECISION)

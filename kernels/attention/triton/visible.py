@@ -18,9 +18,9 @@ patch_interpreter()
 
 
 @triton.jit
-def visible(rows, columns, keys, low, high, CAUSAL: tl.constexpr):
-    """The mask: whether queries `rows` see keys `columns`. `low` and `high` are the queries' `span` or None."""
-    seen = columns < keys
+def visible(seen, rows, columns, low, high, CAUSAL: tl.constexpr):
+    """The mask: whether queries see keys, of those that are `seen` otherwise. `low` and `high` are the queries' `span`,
+    or None."""
     if CAUSAL:
         seen = seen & (columns <= rows)
     if low is not None:
