@@ -77,7 +77,8 @@ class AttentionSpec(SpecBase):
     """Attention implementations, as workers register them; empty with `code`: none beside it."""
     code: Annotated[CodeSpec | None, Uploaded("attention")] = None
     """A function of your own, measured and checked beside them: (q, k, v, is_causal) → output, each of the shape
-    (batch, heads, sequence, head_dim). Only workers started with --allow-code run it."""
+    (batch, heads, sequence, head_dim). It may have arguments window, softcap, scale, bottom_right and document_ends.
+    Only workers started with --allow-code run it."""
     head_dims: list[Annotated[int, Field(ge=1, le=1024)]] = Field(default=[64], min_length=1, max_length=100)
     """Head dimensions."""
     sequence_lengths: list[Annotated[int, Field(ge=1, le=1_048_576)]] = Field(
