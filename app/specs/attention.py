@@ -66,7 +66,7 @@ class AttentionCell(Cell):
         blocks = [f"{name} {size}" for name, size in (("br", self.br), ("bc", self.bc)) if size is not None]
         queries = [] if self.query_length is None else [f"query length {self.query_length}"]
         sizes = [*queries, f"length {self.sequence_length}", f"head dimension {self.head_dim}"]
-        return ", ".join([self.implementation, self.dtype, *sizes, "causal" if self.causal else "no mask", *blocks])
+        return ", ".join([self.implementation, self.dtype, *sizes, "causal" if self.causal else "not causal", *blocks])
 
 
 class AttentionSpec(SpecBase):

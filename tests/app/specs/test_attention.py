@@ -81,8 +81,8 @@ def test_titles_tell_cells_apart() -> None:
 def test_titles_tell_few_queries(lengths: list[int]) -> None:
     fields = {"implementations": ["eager"], "sequence_lengths": lengths, "causal": [False], "query_length": 64}
     assert [cell.title for cell in spec(**fields).cells()] == [
-        "eager, bf16, length 64, head dimension 64, no mask",
-        "eager, bf16, query length 64, length 128, head dimension 64, no mask",
+        "eager, bf16, length 64, head dimension 64, not causal",
+        "eager, bf16, query length 64, length 128, head dimension 64, not causal",
     ]
 
 

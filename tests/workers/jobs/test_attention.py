@@ -105,7 +105,7 @@ def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
             assert row["n"] == (3 if name in {f"{phase}_ms", "host_us"} else 1)
         assert row["device_key"].endswith(report.fingerprint["device"]["name"])
     assert cell["output_error", None]["median"] < (1e-5 if dtype == "fp32" else 2e-2)
-    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16, no mask")
+    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16, not causal")
     assert report.steps[-1] == (6, 6, "done")
     assert report.cursors == [0, 1, 2, 3, 4, 5]
 
@@ -261,8 +261,7 @@ def test_few_queries_to_many_keys(run) -> None:
         ({"window": 3}, 1 + 2 + 46 * 3, "window"),
         ({"document_lengths": [20, 0, 28]}, 20 * 21 / 2 + 28 * 29 / 2, "document_lengths"),
         ({"query_length": 2, "bottom_right": True}, 47 + 48, "bottom_right"),
-        ({"softcap": 2.0}, 48 * 48 / 2, "softcap"),
-        ({"scale": 0.5}, 48 * 48 / 2, "scale"),
+        ({"softcap": 2.0, "scale": 0.5}, 48 * 48 / 2, "scale, softcap"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
