@@ -145,6 +145,10 @@ class ModelSpec(StrictModel):
         key_heads = None if self.num_kv_heads == shape["num_heads"] else self.num_kv_heads
         return {f"model.{name}": value for name, value in {**shape, "num_kv_heads": key_heads}.items()}
 
+    def check_documents(self, context_length: int) -> None:
+        """Check that the documents fill a spec's sequences; for its model validator."""
+        check_documents(self.document_lengths, "model/document_lengths", context_length, "context_length")
+
     def label(self) -> str:
         """Return the name that tables show: the preset with these hyper-parameters, else the hyper-parameters."""
         shape = self.shape()
@@ -260,7 +264,12 @@ class TrainingSpec(SpecBase):
         if self.cuda_graph:
             self._check_cuda_graph()
         self._check_memory_savers()
-        self._check_documents()
+        self.model.check_documents(self.context_length)
+        if self.model.document_lengths is not None and self.mode == "generate":
+            raise field_error(
+                "model/document_lengths",
+                "a prompt is one document: leave them out, or choose another mode than generate",
+            )
         for field, name, default in (
             ("code", self.model.name, type(self.model).model_fields["name"].default),
             ("attention_code", self.attention, type(self).model_fields["attention"].default),
@@ -290,12 +299,6 @@ class TrainingSpec(SpecBase):
                 "fused_linear_cross_entropy",
                 "mode generate needs logits and no loss: leave it out, or choose another mode",
             )
-
-    def _check_documents(self) -> None:
-        lengths, field = self.model.document_lengths, "model/document_lengths"
-        check_documents(lengths, field, self.context_length, "context_length")
-        if lengths is not None and self.mode == "generate":
-            raise field_error(field, "a prompt is one document: leave them out, or choose another mode than generate")
 
     def resources(self) -> Resources:
         return Resources(device_type="cuda" if self.cuda_graph else self.device, devices=1)

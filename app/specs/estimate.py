@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE, MODEL_SIZES
-from app.specs._base import Resources, SpecBase, StrictModel, check_documents, field_error
+from app.specs._base import Resources, SpecBase, StrictModel, field_error
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
@@ -101,8 +101,7 @@ class EstimateSpec(SpecBase):
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
         if self.architecture == "transformer":
-            lengths = self.model.document_lengths
-            check_documents(lengths, "model/document_lengths", self.context_length, "context_length")
+            self.model.check_documents(self.context_length)
         return self
 
     def resources(self) -> Resources:

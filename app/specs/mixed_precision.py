@@ -11,19 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE
-from app.specs._base import (
-    Cell,
-    Device,
-    Name,
-    Named,
-    Resources,
-    Seed,
-    SpecBase,
-    check_documents,
-    check_lists,
-    field_error,
-    listed,
-)
+from app.specs._base import Cell, Device, Name, Named, Resources, Seed, SpecBase, check_lists, field_error, listed
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
@@ -111,7 +99,7 @@ class MixedPrecisionSpec(SpecBase):
         check_lists(self)
         if not self.accumulations and not self.audits:
             raise field_error("accumulations", "there is nothing to do: give accumulations, audits or both")
-        check_documents(self.model.document_lengths, "model/document_lengths", self.context_length, "context_length")
+        self.model.check_documents(self.context_length)
         return self
 
     def resources(self) -> Resources:
