@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.conftest import short_job
+from tests.acceptance.sabotage import plain_job, plain_kind
 from tools.service import Service, submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
@@ -22,15 +22,15 @@ def lines(service: Service, name: str) -> list[dict[str, Any]]:
 
 
 def test_lines_of_a_job_have_its_id_and_attempt(service: Service) -> None:
-    client = service.start_server(FLOPWATCH_LOG_FORMAT="json")
-    service.start_worker(FLOPWATCH_LOG_FORMAT="json", FLOPWATCH_LOG_LEVEL="DEBUG", UNITS="forked")
-    job = submit(client, short_job("transformer_lm"))
+    client = service.start_server(**plain_kind(), FLOPWATCH_LOG_FORMAT="json")
+    service.start_worker(**plain_kind(), FLOPWATCH_LOG_FORMAT="json", FLOPWATCH_LOG_LEVEL="DEBUG")
+    job = submit(client, plain_job("counted"))
     wait_for_job(client, job)
     records = lines(service, "worker.log")
     own = [one for one in records if one.get("job") == job]
     assert {one["attempt"] for one in own} == {1}
     messages = [one["message"] for one in own]
-    assert "starting a job of kind benchmark" in messages
+    assert "starting a job of kind plain" in messages
     assert "message: outcome" in messages
     assert any("ready" in one["message"] and "job" not in one for one in records), "others have none"
     assert lines(service, "server.log") == []

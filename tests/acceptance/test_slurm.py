@@ -418,6 +418,7 @@ def starts_in_an_allocation_that_starts_twice(site: Site, *, sabotage: str = "")
     assert worker.wait(30) == 0
     taken.with_suffix(".json").write_text(content)
     site.cluster.run("scontrol", "requeue", slurm_id)
+    site.cluster.run("scontrol", "update", f"JobId={slurm_id}", "StartTime=now")  # else it waits two minutes
     log = taken.with_suffix(".log")
     wait_until(lambda: log.exists() and not site.cluster.allocations(), timeout_s=ENDS_S, what="its second end")
     log.unlink()

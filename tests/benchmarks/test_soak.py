@@ -43,6 +43,7 @@ def test_every_accepted_job_ends_once(tmp_path: Path, rng: random.Random) -> Non
     assert all(server > 10 and worker > 10 for _, server, worker in seen.memory)
 
 
+@pytest.mark.long
 def test_control_workers_that_may_claim_one_job(tmp_path: Path, rng: random.Random) -> None:
     """Two workers that look for a job first and take it a moment later end some jobs twice."""
     plan = Plan(seconds=5.0, kill_every=60.0, restart_every=60.0, in_flight=1, drain=3.0, jobs=ESTIMATES)

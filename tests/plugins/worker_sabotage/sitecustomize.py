@@ -184,7 +184,7 @@ def takeover_of_ended_claims() -> None:
 
     attempt = tables.attempt
     of_claim = (attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("of_number"))
-    values = {"token": bindparam("new_token"), "worker_id": bindparam("by"), "state": "running", "ended_at": None}
+    values = {"token": bindparam("new_token"), "worker_id": bindparam("by"), "state": "running", "finished_at": None}
     replace(fence, "_TAKE_OVER", update(attempt).where(*of_claim).values(values).returning(attempt.c.id))
 
 

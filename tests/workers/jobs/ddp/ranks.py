@@ -28,7 +28,7 @@ from workers.jobs.ddp.rank import measure_rank
 from workers.measure.memory import OutOfMemory
 from workers.model.steps import BackwardStep
 
-SLOWER_MS = {"cpu": 60.0, "cuda": 5.0}
+SLOWER_MS = {"cpu": 120.0, "cuda": 5.0}
 """How much longer a step of "sends slowly" takes in its communication, by type of device."""
 FORGOTTEN = "layers.1.ln1.weight"
 """The parameter whose gradient "forgets one" does not share: the smallest of the model, 5 % of all."""
