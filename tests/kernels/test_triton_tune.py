@@ -75,11 +75,11 @@ def damage(monkeypatch: pytest.MonkeyPatch, name: str, what: Callable[..., None]
     real = getattr(launch, name)
 
     @functools.wraps(real)
-    def wrapped(*arguments: Any) -> None:
+    def wrapped(*arguments: Any, **bounds: Any) -> None:
         if choose(*arguments) == FLAT:
-            what(real, *arguments)
+            what(functools.partial(real, **bounds), *arguments)
         else:
-            real(*arguments)
+            real(*arguments, **bounds)
 
     def choose(*arguments: Any) -> Tiling:
         chosen = tilings.choose(tuple(arguments[:3]), 16, "split")

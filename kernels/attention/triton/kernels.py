@@ -123,11 +123,11 @@ def capped(scores, inner):
 
 
 @triton.jit
-def uncapped(gradient, capped_scores, inner):
-    """The gradient of the scores, from that of the capped ones divided by the soft cap."""
+def uncapped(weights, scores, inner):
+    """The weights times the slope of `capped`, which returned these scores: as factors of the scores' gradients."""
     if inner is not None:
-        gradient = gradient * (1 - capped_scores * capped_scores)
-    return gradient
+        weights = weights * (1 - scores * scores)
+    return weights
 
 
 @triton.jit
@@ -207,7 +207,9 @@ def attend(
         scores = capped(product(q_tile, transposed(k_tile, PRECISION), PRECISION), inner)
         if MASKED:
             columns = first + tl.arange(0, KEYS)
-            seen = visible((columns < keys)[None, :], rows[:, None], columns[None, :], low, high, CAUSAL)
+            seen = visible(
+                (columns < keys)[None, :], rows[:, None], columns[None, :], columns[None, :], low, high, CAUSAL
+            )
             scores = tl.where(seen, scores, -float("inf"))
         raised = tl.maximum(maximum, tl.max(scores, 1) * scale)
         base = tl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
@@ -297,12 +299,15 @@ def keys_kernel(
     if CAUSAL:
         first = tl.minimum(start, queries) // QUERIES * QUERIES
         free = tl.minimum(tl.cdiv(start + KEYS, QUERIES) * QUERIES, queries)
+    low = None
+    high = None
     bound = queries
     end = queries
     if lower is not None or upper is not None or bounds is not None:
         # Turned round: of keys, the queries that see them.
         from_upper = None if upper is None else -upper
         to_lower = None if lower is None else -lower
+        low, high = span((start + tl.arange(0, KEYS))[:, None], keys, queries, from_upper, to_lower, bounds)
         first, free, bound, end = span_of_tile(start, keys, queries, from_upper, to_lower, bounds, KEYS, QUERIES)
     if start + KEYS > keys:
         free = end
@@ -312,18 +317,18 @@ def keys_kernel(
         plane = (batch * heads + query_head).to(tl.int64) * padded
         dk_tile, dv_tile = _visit_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
-            plane, batch, query_head, start, queries, keys, scale, inner, lower, upper, bounds, first, free,
+            plane, batch, query_head, start, queries, keys, scale, inner, low, high, first, free,
             CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, True,
         )  # fmt: skip
         dk_tile, dv_tile = _visit_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
-            plane, batch, query_head, start, queries, keys, scale, inner, lower, upper, bounds, free, bound,
+            plane, batch, query_head, start, queries, keys, scale, inner, low, high, free, bound,
             CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, False,
         )  # fmt: skip
-        if lower is not None or upper is not None or bounds is not None:
+        if low is not None:
             dk_tile, dv_tile = _visit_queries(
                 dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
-                plane, batch, query_head, start, queries, keys, scale, inner, lower, upper, bounds, bound, end,
+                plane, batch, query_head, start, queries, keys, scale, inner, low, high, bound, end,
                 CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, True,
             )  # fmt: skip
     store_tile(dk, dk_strides, batch, head, start, keys, dk_tile * root, KEYS, HEAD_DIM, WIDTH)
@@ -333,7 +338,7 @@ def keys_kernel(
 @triton.jit
 def _visit_queries(
     dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
-    plane, batch, head, start, queries, keys, scale, inner, lower, upper, bounds, begin, end,
+    plane, batch, head, start, queries, keys, scale, inner, low, high, begin, end,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ONE_PASS: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -351,12 +356,9 @@ def _visit_queries(
         weights = tl.exp2(scores * scale - exponent[None, :])
         if MASKED:
             columns = start + tl.arange(0, KEYS)
-            low = None
-            high = None
-            if lower is not None or upper is not None or bounds is not None:
-                low, high = span(rows[None, :], queries, keys, lower, upper, bounds)
-            seen = visible((columns < keys)[:, None], rows[None, :], columns[:, None], low, high, CAUSAL)
+            seen = visible((columns < keys)[:, None], rows[None, :], columns[:, None], rows[None, :], low, high, CAUSAL)
             weights = tl.where(seen, weights, 0.0)
+        sloped = uncapped(weights, scores, inner)
         if ONE_PASS:
             do_tile = load_operand(
                 do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION
@@ -365,7 +367,7 @@ def _visit_queries(
         if ONE_PASS:
             dp = product(v_tile, transposed(do_tile, PRECISION), PRECISION)
         delta = tl.load(deltas + plane + rows)
-        ds = as_operand(uncapped(weights * (dp - delta[None, :]), scores, inner), q_tile[0].dtype, PRECISION)
+        ds = as_operand(sloped * (dp - delta[None, :]), q_tile[0].dtype, PRECISION)
         dk_tile = add_product(ds, q_tile, dk_tile, PRECISION)
         if ONE_PASS:
             share = product(transposed(ds, PRECISION), k_tile, PRECISION)
@@ -441,8 +443,11 @@ def _visit_keys(
         weights = tl.exp2(scores * scale - exponent[:, None])
         if MASKED:
             columns = first + tl.arange(0, KEYS)
-            seen = visible((columns < keys)[None, :], rows[:, None], columns[None, :], low, high, CAUSAL)
+            seen = visible(
+                (columns < keys)[None, :], rows[:, None], columns[None, :], columns[None, :], low, high, CAUSAL
+            )
             weights = tl.where(seen, weights, 0.0)
-        ds = as_operand(uncapped(weights * (dp - delta[:, None]), scores, inner), k_tile[0].dtype, PRECISION)
+        sloped = uncapped(weights, scores, inner)
+        ds = as_operand(sloped * (dp - delta[:, None]), k_tile[0].dtype, PRECISION)
         dq_tile = add_product(ds, k_tile, dq_tile, PRECISION)
     return dq_tile

@@ -18,14 +18,16 @@ patch_interpreter()
 
 
 @triton.jit
-def visible(seen, rows, columns, low, high, CAUSAL: tl.constexpr):
-    """The mask: whether queries see keys, of those that are `seen` otherwise. `low` and `high` are the queries' `span`,
-    or None."""
+def visible(seen, rows, columns, bounded, low, high, CAUSAL: tl.constexpr):
+    """The mask: whether queries `rows` see keys `columns`, of those that are `seen` otherwise.
+
+    `low` and `high` are the queries' `span`, and bound the keys; or the keys' span, and bound the queries; or None.
+    """
     if CAUSAL:
         seen = seen & (columns <= rows)
     if low is not None:
-        seen = seen & (columns >= low)
-        seen = seen & (columns < high)
+        seen = seen & (bounded >= low)
+        seen = seen & (bounded < high)
     return seen
 
 
