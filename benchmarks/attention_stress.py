@@ -11,12 +11,13 @@ process with the shape that it was given, and the run with it. Exit code 1: a re
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -30,9 +31,10 @@ from torch import Tensor
 
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.oracle import limits
+from kernels.attention.problem import AttentionProblem
 from kernels.attention.reference import attention
 from kernels.attention.triton.tilings import padded_width
-from kernels.registry import ATTENTION
+from kernels.registry import ATTENTION, FEATURES
 from kernels.tolerance import error
 
 DEVICE = "cuda"
@@ -47,23 +49,22 @@ RESULTS = ("out", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem."""
+    """The sizes of one problem, and the problem."""
 
     batch: int
-    heads: int
-    key_heads: int
     queries: int
     keys: int
     head_dim: int
-    is_causal: bool
+    problem: AttentionProblem
     dtype: torch.dtype
     heads_last: bool
     """True: the heads' axis lies behind the rows' in memory."""
 
     def kind(self) -> str:
         """Return the properties for which the kernels are compiled."""
-        mask = "causal" if self.is_causal else "full"
-        return f"{padded_width(self.head_dim)} {str(self.dtype).removeprefix('torch.')} {mask}"
+        mask = "causal" if self.problem.is_causal else "full"
+        options = sorted(self.problem.features - {"num_kv_heads", "scale"})
+        return " ".join([str(padded_width(self.head_dim)), str(self.dtype).removeprefix("torch."), mask, *options])
 
 
 class Verdict(NamedTuple):
@@ -75,42 +76,57 @@ class Verdict(NamedTuple):
     """The fault; None if the result is right."""
 
 
-def draw_shape(rng: random.Random) -> Shape:
-    """Draw a problem; short lengths are as likely as long ones."""
-    key_heads = rng.choice((1, 2, 3))
+def draw_shape(rng: random.Random, features: Set[str] = FEATURES) -> Shape:
+    """Draw a problem, with these features at most; short lengths are as likely as long ones."""
 
     def length() -> int:
         return int(LONGEST ** rng.random())
 
+    queries, keys, documents = length(), length(), None
+    if rng.random() < 0.3 and "document_lengths" in features:
+        queries = keys = max(queries, keys)
+        ends = sorted(rng.choices(range(queries + 1), k=rng.randint(0, 12)))  # some are the same: of length 0
+        documents = tuple(end - start for start, end in itertools.pairwise([0, *ends, queries]))
+    key_heads = rng.choice((1, 2, 3))
+    problem = AttentionProblem(
+        num_heads=key_heads * rng.choice((1, 1, 2, 4)), num_kv_heads=key_heads, is_causal=rng.random() < 0.6,
+        bottom_right=rng.random() < 0.3 and "bottom_right" in features,
+        window=length() if rng.random() < 0.3 and "window" in features else None,
+        document_lengths=documents,
+        scale=rng.uniform(0.02, 0.5) if rng.random() < 0.3 and "scale" in features else None,
+        softcap=rng.uniform(1, 50) if rng.random() < 0.2 and "softcap" in features else None,
+    )  # fmt: skip
     return Shape(
-        rng.choice((1, 2, 5)), key_heads * rng.choice((1, 1, 2, 4)), key_heads, length(), length(),
-        rng.choice(HEAD_DIMS), rng.random() < 0.6, rng.choice((torch.bfloat16, torch.float16)), rng.random() < 0.3,
+        rng.choice((1, 2, 5)), queries, keys, rng.choice(HEAD_DIMS), problem,
+        rng.choice((torch.bfloat16, torch.float16)), rng.random() < 0.3,
     )  # fmt: skip
 
 
-def draw_shapes(number: int, seed: int) -> list[Shape]:
+def draw_shapes(number: int, seed: int, features: Set[str] = FEATURES) -> list[Shape]:
     """Draw as many problems as are asked for; the first are the same for every number."""
     rng = random.Random(seed)
-    return [draw_shape(rng) for _ in range(number)]
+    return [draw_shape(rng, features) for _ in range(number)]
 
 
-def compare(shape: Shape, seed: int, name: str = "hopper") -> Verdict:
+def compare(shape: Shape, seed: int, name: str = "triton") -> Verdict:
     """Compare an implementation's results on inputs drawn with `seed` with the float64 oracle's.
 
     It is called twice: the first call of a kind goes another way than those behind it (`hopper.native`).
     """
     function = flash_attention if name == "triton" else ATTENTION.load(name).function
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-    q = _draw(shape, shape.heads, shape.queries, generator).requires_grad_()
-    k, v = (_draw(shape, shape.key_heads, shape.keys, generator).requires_grad_() for _ in range(2))
-    gradient = _draw(shape, shape.heads, shape.queries, generator)
+    generator, problem = torch.Generator(DEVICE).manual_seed(seed), shape.problem
+    q = _draw(shape, problem.num_heads, shape.queries, generator).requires_grad_()
+    key_heads = problem.num_kv_heads or problem.num_heads
+    k, v = (_draw(shape, key_heads, shape.keys, generator).requires_grad_() for _ in range(2))
+    gradient = _draw(shape, problem.num_heads, shape.queries, generator)
+    options = problem.options(DEVICE)
     calls = []
     for _ in range(2):
-        out = function(q, k, v, shape.is_causal)
+        out = function(q, k, v, problem.is_causal, **options)
         calls.append((out.detach(), *torch.autograd.grad(out, (q, k, v), gradient)))
-    rights = _written_out(shape, q.double(), k.double(), v.double(), gradient.double())
-    plains = _written_out(shape, q, k, v, gradient)
-    allowed = limits(plains, rights, shape.is_causal)
+    rights = _written_out(problem, q.double(), k.double(), v.double(), gradient.double())
+    plains = _written_out(problem, q, k, v, gradient)
+    allowed = limits(plains, rights, problem)
     worst, wrong = 0.0, []
     for call, results in enumerate(calls, start=1):
         for result, given, right, limit in zip(RESULTS, results, rights, allowed, strict=True):
@@ -121,11 +137,10 @@ def compare(shape: Shape, seed: int, name: str = "hopper") -> Verdict:
     return Verdict(worst, "; ".join(wrong) or None)
 
 
-def _written_out(shape: Shape, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+def _written_out(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
     """The reference's output and gradients, in the inputs' dtype."""
     inputs = [one.detach().requires_grad_() for one in (q, k, v)]
-    keys, values = (one.repeat_interleave(shape.heads // shape.key_heads, 1) for one in inputs[1:])
-    out = attention(inputs[0], keys, values, shape.is_causal)
+    out = attention(inputs[0], inputs[1], inputs[2], problem.is_causal, **problem.options(q.device))
     return out.detach(), *torch.autograd.grad(out, inputs, gradient)
 
 
@@ -181,7 +196,7 @@ def work(shapes: Mapping[int, Shape], seed: int, name: str) -> int:
     for kind, times in sorted(taken_s.items()):
         error_part, number = worst[kind]
         largest = f"largest error {100 * error_part:3.0f}% of the tolerance (shape {number})"
-        print(f"{kind:>21}: {len(times):5} shapes, {largest}, first call {times[0]:.0f} s", flush=True)
+        print(f"{kind:>60}: {len(times):5} shapes, {largest}, first call {times[0]:.0f} s", flush=True)
     return wrong
 
 
@@ -192,9 +207,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="compare this shape alone")
     parser.add_argument("--processes", type=int, default=max(1, min(12, len(os.sched_getaffinity(0)) - 2)))
-    parser.add_argument("--implementation", default="hopper")
+    parser.add_argument("--implementation", default="triton", help="hopper: problems without options only")
     options = parser.parse_args()
-    shapes = draw_shapes(options.shapes if options.number is None else options.number + 1, options.seed)
+    number = options.shapes if options.number is None else options.number + 1
+    shapes = draw_shapes(number, options.seed, ATTENTION.load(options.implementation).features)
     parts = [[options.number]] if options.number is not None else shares(shapes, options.processes)
     begun = time.monotonic()
     run = partial(work, seed=options.seed, name=options.implementation)

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-AttentionFunction: TypeAlias = "Callable[[Tensor, Tensor, Tensor, bool], Tensor]"
-"""(q, k, v, is_causal) -> output, with shapes and alignment as in `kernels.attention`."""
+    from kernels.attention.problem import AttentionProblem
+
+AttentionFunction: TypeAlias = "Callable[..., Tensor]"
+"""(q, k, v, is_causal, **options) -> output, with shapes and alignment as in `kernels.attention`. The options are those
+of `AttentionProblem.options`, of which it takes what its `features` name; with `return_lse`, it returns (output, lse).
+"""
+FEATURES: Final = frozenset(
+    {"bottom_right", "document_lengths", "num_kv_heads", "return_lse", "scale", "softcap", "window"}
+)
+"""What a problem of attention may need beside `is_causal`: fields of `AttentionProblem`."""
 DEVICES: Final = frozenset({"cpu", "cuda"})
 """Types of devices that jobs can ask for."""
 DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
@@ -113,6 +121,8 @@ class Implementation:
     dtypes: Mapping[str, frozenset[str]]
     """Supported data types ("float32", "bfloat16", …) by device type ("cpu", "cuda")."""
     has_backward: bool = True
+    features: frozenset[str] = frozenset()
+    """Of attention: the `FEATURES` that it takes."""
     forward_bytes: Callable[..., tuple[int, int]] | None = None
     """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
     call; None if torch's allocator knows them.
@@ -129,7 +139,9 @@ class Implementation:
         """The device types that it runs on."""
         return frozenset(self.dtypes)
 
-    def why_not(self, device: str, dtype: str, *, backward: bool) -> str | None:
+    def why_not(
+        self, device: str, dtype: str, *, backward: bool, problem: AttentionProblem | None = None
+    ) -> str | None:
         """Return why it cannot run with these inputs; None if it can."""
         if device not in self.dtypes:
             return f"{self.of} {self.name!r} does not run on {device}, only on {', '.join(sorted(self.dtypes))}"
@@ -139,6 +151,8 @@ class Implementation:
             )
         if backward and not self.has_backward:
             return f"{self.of} {self.name!r} has no backward pass: use mode forward or generate"
+        if problem is not None and (missing := problem.features - self.features):
+            return f"{self.of} {self.name!r} does not take {', '.join(sorted(missing))}"
         return None
 
 
@@ -220,6 +234,8 @@ def _check_implementation(name: str, loaded: object) -> None:
             raise TypeError(f"{field} must be a function, not {value!r}")
     if not isinstance(loaded.has_backward, bool):
         raise TypeError(f"has_backward must be True or False, not {loaded.has_backward!r}")
+    if not isinstance(loaded.features, Set) or not loaded.features <= FEATURES:
+        raise TypeError(f"features must be a set of {', '.join(sorted(FEATURES))}, not {loaded.features!r}")
     _check_dtypes(loaded.dtypes)
 
 

@@ -10,17 +10,17 @@ torch's scaled_dot_product_attention.
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
-dimensions from 40 on. Few queries to many keys, as in decoding, have the keys split among programs
-(`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has two forms: it
-takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, it
-takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for compute
-capability 9.0, else those of FlashAttention-2.
+dimensions from 40 on, without options beside `is_causal`. Few queries to many keys, as in decoding, have the keys split
+among programs (`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has
+two forms: it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms
+are on, it takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for
+compute capability 9.0, else those of FlashAttention-2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention.hopper import launch as hopper
 from kernels.attention.hopper import native
+from kernels.attention.masks import check_documents
+from kernels.attention.problem import check_options
 from kernels.attention.triton import decoding, launch
 from kernels.attention.triton.inputs import (
     allocate_results,
@@ -41,7 +43,7 @@ from kernels.attention.triton.inputs import (
     with_heads,
 )
 from kernels.attention.triton.tilings import precision_of
-from kernels.registry import Implementation
+from kernels.registry import FEATURES, Implementation
 
 PLAIN = frozenset({Tensor, Parameter})
 
@@ -49,38 +51,79 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Gradients of q, k and v; None for those that are not needed."""
 
 
+class Options(NamedTuple):
+    """What a call may ask for beside a plain mask, in the order of the operations' arguments."""
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    document_ends: Tensor | None = None
+    bottom_right: bool = False
+
+    def scoring(self, q: Tensor, k: Tensor, is_causal: bool) -> launch.Scoring:
+        """Check them for these inputs. Raises ValueError: they do not fit."""
+        check_options(self.scale, self.window, self.softcap)
+        if self.document_ends is not None:
+            check_documents(q.shape[-2], k.shape[-2], q.device, self.document_ends)
+        return launch.Scoring.of(
+            q, k, is_causal, scale=self.scale, window=self.window, softcap=self.softcap,
+            bottom_right=self.bottom_right, documents=self.document_ends is not None,
+        )  # fmt: skip
+
+    def bounds(self, tokens: int) -> Tensor | None:
+        """Return where the documents start and stop."""
+        return None if self.document_ends is None else launch.document_bounds(self.document_ends, tokens)
+
+
+PLAIN_OPTIONS = Options()
+
+
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, tf32: bool | None = None, only_hopper: bool = False
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
+    scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    document_ends: Tensor | None = None, bottom_right: bool = False, return_lse: bool = False,
+    tf32: bool | None = None, only_hopper: bool = False,
+) -> Any:  # fmt: skip
     """Softmax attention.
 
     Args:
         q: Queries (batch, heads, queries, head_dim), or (batch, queries, head_dim).
         k: Keys (batch, key heads, keys, head_dim), or (batch, keys, head_dim); `heads` is a multiple of `key heads`.
         v: Values, of k's shape.
-        is_causal: Query i sees keys 0 … i only (top-left alignment).
+        is_causal: Query i sees keys 0 … i only.
+        scale: Factor of the scores; None: 1/sqrt(head_dim).
+        window: Keys that a query sees back, its own position among them; without `is_causal`, also as many forth.
+        softcap: Scaled scores s become softcap * tanh(s / softcap).
+        document_ends: int32 on the inputs' device: the ends of the documents that are packed into each sequence, which
+            are the cumulative sums of their lengths; lengths of 0 are allowed. A query sees the keys of its own
+            document only. There are as many queries as keys.
+        bottom_right: The last query's position is that of the last key. False: the first query's is that of the first
+            key (top-left). It matters where there are not as many queries as keys.
+        return_lse: Return the log-sum-exp, too, through which gradients pass.
         tf32: True lets products round float32 inputs to tf32 (10 bits of mantissa). None: as torch is set for its own
             products (`torch.backends.cuda.matmul`).
         only_hopper: Refuse what the kernels for compute capability 9.0 do not take.
 
     Returns:
-        The output, of q's shape.
+        The output, of q's shape; with `return_lse`, also the natural log-sum-exp of each query's scores: q's shape
+        without the last axis, float32. A query that sees no key has the output 0 and the log-sum-exp −∞.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit together, or are not taken.
+        ValueError: shapes, dtypes, devices or options do not fit together, or are not taken.
     """
     q, k, v = cast_for_autocast(q, k, v)
     if tf32 is None:
         tf32 = q.dtype == torch.float32 and tf32_is_allowed()
-    out: Tensor
+    options = scale, window, softcap, document_ends, bottom_right
+    if return_lse or any(option is not default for option, default in zip(options, PLAIN_OPTIONS, strict=True)):
+        out, logsumexp = _forward_operation(q, k, v, is_causal, tf32, only_hopper, *options)
+        return (out, logsumexp) if return_lse else out
     if _is_plain(q, k, v):
         known = native.attend(q, k, v, is_causal)
         if known is not None:
             return known
-        out = _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
-    else:
-        out = _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
-    return out
+        return _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
+    return _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
 
 
 class TritonFlashAttention2(torch.autograd.Function):
@@ -178,34 +221,40 @@ def _is_plain(*tensors: Tensor) -> bool:
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False, *given: Any
 ) -> tuple[Tensor, Tensor]:
-    known = hopper.attend(q, k, v, is_causal)
+    options = Options(*given) if given else PLAIN_OPTIONS
+    known = hopper.attend(q, k, v, is_causal) if options is PLAIN_OPTIONS else None
     if known is not None:
         return known
     out, logsumexp = allocate_results(q, k, v)
     check_device(q.device)
+    scoring = options.scoring(q, k, is_causal)
     if out.numel():
         q, k, v, heads_out = with_heads(q, k, v, out)
         with on_device(q.device):
-            if not only_hopper and decoding.suits(q, k, is_causal):
-                decoding.decode(q, k, v, heads_out, logsumexp)
-            elif not hopper.forward(q, k, v, heads_out, logsumexp, is_causal):
+            bounds = options.bounds(k.shape[2])
+            if not only_hopper and decoding.suits(q, k, scoring, bounds):
+                decoding.decode(q, k, v, heads_out, logsumexp, scoring)
+                return out, logsumexp
+            is_plain = bounds is None and scoring == launch.Scoring.of(q, k, scoring.is_causal)
+            if not (is_plain and hopper.forward(q, k, v, heads_out, logsumexp, scoring.is_causal)):
                 if only_hopper:
-                    raise ValueError(f"attention 'hopper' cannot take these inputs: {hopper.why_not(q, k, v)}")
+                    reason = hopper.why_not(q, k, v) or "of the options, it takes is_causal alone"
+                    raise ValueError(f"attention 'hopper' cannot take these inputs: {reason}")
                 precision = precision_of(q, tf32)
                 q, k, v = launch.operands(precision, q, k, v)
-                launch.forward(q, k, v, heads_out, logsumexp, is_causal, precision)
+                launch.forward(q, k, v, heads_out, logsumexp, scoring, precision, bounds=bounds)
     return out, logsumexp
 
 
 def _gradients(
     out_gradient: Tensor, logsumexp_gradient: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
-    is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
+    is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool], options: Options = PLAIN_OPTIONS,
 ) -> Gradients:  # fmt: skip
     """Compute the gradients that are needed; those of k and v come together."""
-    if needed == (True, True, True) and logsumexp_gradient is None:
+    if needed == (True, True, True) and logsumexp_gradient is None and options is PLAIN_OPTIONS:
         known = hopper.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
         if known is not None:
             return known
@@ -218,64 +267,78 @@ def _gradients(
     logsumexp = logsumexp.contiguous()
     if logsumexp_gradient is not None:
         logsumexp_gradient = logsumexp_gradient.contiguous()
-    rest = logsumexp, logsumexp_gradient, is_causal
+    scoring = options.scoring(q, k, is_causal)
     with on_device(q.device):
+        bounds = options.bounds(k.shape[2])
+        is_plain = bounds is None and scoring == launch.Scoring.of(q, k, scoring.is_causal)
+        tensors, rest = (out_gradient, q, k, v, out), (logsumexp, logsumexp_gradient)
         if (
             dq_room is None or dk_room is None or dv_room is None
-            or not hopper.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest)
+            or not (is_plain and hopper.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring.is_causal))
         ):  # fmt: skip
-            launch.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest, precision_of(q, tf32))
+            launch.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring, precision_of(q, tf32), bounds)
     return dq, dk if needed[1] else None, dv if needed[2] else None
 
 
 def _backward(
     out_gradient: Tensor, logsumexp_gradient: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
-    is_causal: bool, tf32: bool,
+    is_causal: bool, tf32: bool, *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32
-    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, needed=(True, True, True)))
+    options = Options(*given) if given else PLAIN_OPTIONS
+    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, needed=(True, True, True), options=options))
+
+
+def _allocate(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, _tf32: bool, _only_hopper: bool = False, *given: Any
+) -> tuple[Tensor, Tensor]:
+    results = allocate_results(q, k, v)
+    Options(*given).scoring(q, k, is_causal)
+    return results
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.is_causal, ctx.tf32, _only_hopper = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, ctx.is_causal, ctx.tf32, _only_hopper, *given = inputs
+    options = Options(*given)
+    ctx.save_for_backward(q, k, v, *output, options.document_ends)
+    ctx.options = options._replace(document_ends=None)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, logsumexp = ctx.saved_tensors
+    q, k, v, out, logsumexp, document_ends = ctx.saved_tensors
     if out_gradient is None:
         out_gradient = torch.zeros_like(out)
-    gradients = _backward_operation(out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32)
-    return *gradients, None, None, None
+    gradients = _backward_operation(
+        out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32,
+        *ctx.options._replace(document_ends=document_ends),
+    )  # fmt: skip
+    return *gradients, *[None] * (3 + len(ctx.options))
 
 
 # Defined by hand: `torch.library.custom_op` does the same, and takes the host 13 µs longer to call.
 _library: Any = torch.library.Library("flopwatch", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Operations live as long as this does."""
+_OPTIONS = (
+    "float? scale=None, int? window=None, float? softcap=None, Tensor? document_ends=None, bool bottom_right=False"
+)
 _library.define(
-    "flash_attention(Tensor q, Tensor k, Tensor v, bool is_causal, bool tf32, bool only_hopper=False) "
-    "-> (Tensor, Tensor)",
+    "flash_attention(Tensor q, Tensor k, Tensor v, bool is_causal, bool tf32, bool only_hopper=False, "
+    f"{_OPTIONS}) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
     "flash_attention_backward(Tensor out_gradient, Tensor? logsumexp_gradient, Tensor q, Tensor k, Tensor v, "
-    "Tensor out, Tensor logsumexp, bool is_causal, bool tf32) -> (Tensor, Tensor, Tensor)",
+    f"Tensor out, Tensor logsumexp, bool is_causal, bool tf32, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("flash_attention", _forward, "CompositeExplicitAutograd")
 _library.impl("flash_attention_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "flopwatch::flash_attention",
-    lambda q, k, v, is_causal, tf32, only_hopper=False: allocate_results(q, k, v),
-    lib=_library,
-)
+torch.library.register_fake("flopwatch::flash_attention", _allocate, lib=_library)
 torch.library.register_fake(
     "flopwatch::flash_attention_backward",
-    lambda out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32: tuple(
-        map(empty_like, (q, k, v))
-    ),
+    lambda _out_gradient, _logsumexp_gradient, q, k, v, *_: tuple(map(empty_like, (q, k, v))),
     lib=_library,
 )
 torch.library.register_autograd("flopwatch::flash_attention", _differentiate, setup_context=_save, lib=_library)
@@ -290,14 +353,20 @@ def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, t
     return tune(q, k, v, is_causal, backward=backward, tell=tell)
 
 
-def _hopper_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    return flash_attention(q, k, v, is_causal, only_hopper=True)
+def _hopper_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, return_lse: bool = False) -> Any:
+    return flash_attention(q, k, v, is_causal, only_hopper=True, return_lse=return_lse)
 
 
-hopper_implementation = Implementation("hopper", _hopper_attention, {"cuda": frozenset({"bfloat16", "float16"})})
+hopper_implementation = Implementation(
+    "hopper",
+    _hopper_attention,
+    {"cuda": frozenset({"bfloat16", "float16"})},
+    features=frozenset({"num_kv_heads", "return_lse"}),
+)
 implementation = Implementation(
     "triton",
     flash_attention,
     {"cuda": frozenset({"float32", "bfloat16", "float16"})},
+    features=FEATURES,
     tune=_tune,
 )

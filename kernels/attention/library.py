@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kernels.attention.masks import check_documents, documents_of, visible_keys
+from kernels.attention.problem import Band, band_of
 from kernels.attention.reference import attention
-from kernels.registry import AttentionFunction, Implementation
+from kernels.registry import FEATURES, AttentionFunction, Implementation
 
 HALF = frozenset({"bfloat16", "float16"})
 SINGLE_AND_HALF = HALF | {"float32"}
@@ -26,14 +28,39 @@ NO_KERNEL = "No available kernel"
 """Part of the message of torch's RuntimeError for inputs that the chosen backend does not support."""
 
 
+MASKED = frozenset({"num_kv_heads", "scale", "window", "document_lengths", "bottom_right"})
+"""What torch's fused operation takes, the last three as a mask; its backends refuse what they do not support."""
+
+
 def _fused(backend: SDPBackend) -> AttentionFunction:
-    def fused_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    def fused_attention(
+        q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, scale: float | None = None, **masks: Any
+    ) -> Tensor:
         if q.dim() == 3:  # the fused backends want a heads axis
-            return fused_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal).squeeze(1)
+            with_heads = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal
+            return fused_attention(*with_heads, scale=scale, **masks).squeeze(1)
+        mask = _mask(q, k, is_causal, **masks) if masks else None
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=is_causal and not masks, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
 
     return fused_attention
+
+
+def _mask(q: Tensor, k: Tensor, is_causal: bool, document_ends: Tensor | None = None, **masks: Any) -> Tensor:
+    version = None if document_ends is None else document_ends._version
+    return _remembered_mask(q.shape[2], k.shape[2], q.device, is_causal, document_ends, version, **masks)
+
+
+# One mask: it grows with the square of the length. The key of a tensor is the tensor itself.
+@functools.lru_cache(maxsize=1)
+def _remembered_mask(
+    queries: int, keys: int, device: torch.device, is_causal: bool, document_ends: Tensor | None, version: int | None,
+    **masks: Any,
+) -> Tensor:  # fmt: skip
+    hidden = visible_keys(queries, keys, device, is_causal, document_ends=document_ends, **masks).hidden(slice(0, keys))
+    return torch.ones(queries, keys, dtype=torch.bool, device=device) if hidden is None else ~hidden
 
 
 @functools.cache
@@ -49,39 +76,74 @@ def _each_size_compiled() -> Any:
     return torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
 
 
-def _compiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def _compiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Any:
     if torch.compiler.is_compiling():
-        return attention(q, k, v, is_causal)
+        return attention(q, k, v, is_causal, **options)
     with _each_size_compiled():
-        out: Tensor = _compiled(attention)(q, k, v, is_causal)
-    return out
+        return _compiled(attention)(q, k, v, is_causal, **options)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    from torch.nn.attention.flex_attention import flex_attention
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, scale: float | None = None,
+    softcap: float | None = None, document_ends: Tensor | None = None, return_lse: bool = False, **masks: Any,
+) -> Any:  # fmt: skip
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     if q.dim() == 3:
-        return _flex(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal).squeeze(1)
-    mask = _causal_blocks(q.shape[-2], k.shape[-2], q.device) if is_causal else None
+        with_heads = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal
+        options = {"scale": scale, "softcap": softcap, "document_ends": document_ends, **masks}
+        out, logsumexp = _flex(*with_heads, return_lse=True, **options)
+        return (out.squeeze(1), logsumexp.squeeze(1)) if return_lse else out.squeeze(1)
+    if document_ends is not None:
+        check_documents(q.shape[2], k.shape[2], q.device, document_ends)
+    band = band_of(q.shape[2], k.shape[2], is_causal, **masks)
+    version = None if document_ends is None else document_ends._version
     with _each_size_compiled():
-        out: Tensor = _compiled(flex_attention)(q, k, v, block_mask=mask)
-    return out
+        result = _compiled(flex_attention)(
+            q, k, v,
+            score_mod=None if softcap is None else _capped(softcap),
+            block_mask=_visible_blocks(q.shape[2], k.shape[2], q.device, band, document_ends, version),
+            scale=scale, enable_gqa=q.shape[1] != k.shape[1],
+            return_aux=AuxRequest(lse=True) if return_lse else None,
+        )  # fmt: skip
+    return (result[0], result[1].lse) if return_lse else result
+
+
+@functools.cache
+def _capped(softcap: float) -> Any:
+    def cap(score: Tensor, _batch: Tensor, _head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
 
 
 @functools.lru_cache(maxsize=16)
-def _causal_blocks(queries: int, keys: int, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+def _visible_blocks(
+    queries: int, keys: int, device: torch.device, band: Band, document_ends: Tensor | None, version: int | None
+) -> Any:
+    from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
-    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return query >= key
+    (lower, upper), visible = band, []
+    if upper is not None:
+        visible.append(lambda _batch, _head, query, key: query + upper >= key)
+    if lower is not None:
+        visible.append(lambda _batch, _head, query, key: query + lower <= key)
+    if document_ends is not None:
+        number = documents_of(document_ends, keys)
+        visible.append(lambda _batch, _head, query, key: number[query] == number[key])
+    if not visible:
+        return None
+    return create_block_mask(and_masks(*visible), None, None, queries, keys, device=device)
 
-    return create_block_mask(visible, None, None, queries, keys, device=device)
 
-
-eager = Implementation("eager", attention, {"cpu": ALL, "cuda": ALL})
-compiled = Implementation("compiled", _compiled_attention, {"cpu": ALL, "cuda": ALL})
-flex = Implementation("flex", _flex, {"cuda": SINGLE_AND_HALF})
-sdpa_math = Implementation("sdpa_math", _fused(SDPBackend.MATH), {"cpu": ALL, "cuda": ALL})
-sdpa_flash = Implementation("sdpa_flash", _fused(SDPBackend.FLASH_ATTENTION), {"cpu": ALL, "cuda": HALF})
-sdpa_efficient = Implementation("sdpa_efficient", _fused(SDPBackend.EFFICIENT_ATTENTION), {"cuda": SINGLE_AND_HALF})
-sdpa_cudnn = Implementation("sdpa_cudnn", _fused(SDPBackend.CUDNN_ATTENTION), {"cuda": HALF})
+eager = Implementation("eager", attention, {"cpu": ALL, "cuda": ALL}, features=FEATURES)
+compiled = Implementation("compiled", _compiled_attention, {"cpu": ALL, "cuda": ALL}, features=FEATURES)
+flex = Implementation("flex", _flex, {"cuda": SINGLE_AND_HALF}, features=FEATURES)
+sdpa_math = Implementation("sdpa_math", _fused(SDPBackend.MATH), {"cpu": ALL, "cuda": ALL}, features=MASKED)
+sdpa_flash = Implementation(
+    "sdpa_flash", _fused(SDPBackend.FLASH_ATTENTION), {"cpu": ALL, "cuda": HALF}, features=MASKED
+)
+sdpa_efficient = Implementation(
+    "sdpa_efficient", _fused(SDPBackend.EFFICIENT_ATTENTION), {"cuda": SINGLE_AND_HALF}, features=MASKED
+)
+sdpa_cudnn = Implementation("sdpa_cudnn", _fused(SDPBackend.CUDNN_ATTENTION), {"cuda": HALF}, features=MASKED)

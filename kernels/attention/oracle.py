@@ -14,7 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.reference import attention
+from kernels.attention.masks import VisibleKeys, visible_keys
+from kernels.attention.problem import AttentionProblem
+from kernels.attention.reference import attend
 from kernels.tolerance import Error, error, limits_beside_plain
 
 SCORE_BYTES = 256 << 20
@@ -28,27 +30,29 @@ class Oracle(NamedTuple):
     gradients: tuple[Tensor, ...]
     limits: tuple[Error, ...]
     """Largest errors of a right output, and of right gradients."""
+    logsumexp: Tensor
+    """Of each query's scores: q's shape without the last axis."""
 
 
-def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: bool = False) -> Oracle:
+def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, problem: AttentionProblem) -> Oracle:
     """Compute attention's results for these inputs in float64.
 
     Args:
         q: Queries (…, queries, head_dim), of any dtype; the oracle takes their rounded values.
-        k: Keys (…, keys, head_dim).
-        v: Values (…, keys, head_dim).
+        k: Keys (…, keys, head_dim), with the problem's key heads.
+        v: Values, of k's shape.
         grad_out: The output's gradient (…, queries, head_dim); None: no gradients.
-        is_causal: Query i sees keys 0 … i only.
+        problem: What to compute.
     """
     q, k, v = (tensor.detach() for tensor in (q, k, v))
-    right = _in_parts(
-        [tensor.double() for tensor in (q, k, v)], None if grad_out is None else grad_out.double(), is_causal
-    )
-    plain = _in_parts([q, k, v], grad_out, is_causal)
-    return Oracle(right[0], right[1:], limits(plain, right, is_causal))
+    wide = [tensor.double() for tensor in (q, k, v)]
+    out, logsumexp, *gradients = _in_parts(wide, None if grad_out is None else grad_out.double(), problem)
+    plain, _, *plain_gradients = _in_parts([q, k, v], grad_out, problem)
+    allowed = limits((plain, *plain_gradients), (out, *gradients), problem)
+    return Oracle(out, tuple(gradients), allowed, logsumexp)
 
 
-def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) -> tuple[Error, ...]:
+def limits(plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionProblem) -> tuple[Error, ...]:
     """Return the largest allowed errors of results.
 
     Gradients of q and k are differences of two terms. For inputs of size 1, each term has about the size 1 divided by
@@ -58,45 +62,73 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
     Args:
         plain: The output, and the gradients of q, k and v if any, computed in the results' dtype.
         right: The same tensors in float64.
-        is_causal: Query i sees keys 0 … i only.
+        problem: What they are the results of.
     """
     bounds = []
     for index, (rounded, other) in enumerate(zip(plain, right, strict=True)):
         cancelling = 0.0
         if index in (1, 2) and other.any():
-            queries, keys = right[0].shape[-2], right[2].shape[-2]
-            seen = torch.arange(1, queries + 1).clamp_(max=keys) if is_causal else torch.tensor([keys])
-            term = seen.double().pow(-2).mean().sqrt().item()
+            seen, share_of_keys = _seen(right[0], right[2], problem)
+            term = seen[seen > 0].double().pow(-2).sum().div(seen.shape[0]).sqrt().item()
             # The gradient of a key that no query sees has no terms: it is exactly zero.
-            elements = other.numel() * (min(1, queries / keys) if is_causal and index == 2 else 1)
+            elements = other.numel() * (share_of_keys if index == 2 else 1)
             cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
         bounds.append(limits_beside_plain(error(rounded, other), plain[0].dtype, cancelling))
     return tuple(bounds)
 
 
-def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
-    """Return the reference's output and gradients, computed in the inputs' dtype.
+def _visible(q: Tensor, k: Tensor, problem: AttentionProblem) -> tuple[Tensor, Tensor, bool]:
+    """The first key that each query sees, the end of these keys, and whether some see none."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    problem.band(queries, keys)  # checks the documents' lengths
+    names = ("window", "bottom_right", "document_ends")
+    options = {name: value for name, value in problem.options(q.device).items() if name in names}
+    first, end, may_be_none = visible_keys(queries, keys, q.device, problem.is_causal, **options)
+    none = torch.zeros(queries, dtype=torch.int64, device=q.device)
+    return none if first is None else first, none + keys if end is None else end, may_be_none
+
+
+def _seen(q: Tensor, k: Tensor, problem: AttentionProblem) -> tuple[Tensor, float]:
+    """The number of keys that each query sees, and the share of the keys that any query sees."""
+    first, end, _ = _visible(q, k, problem)
+    seen = (end - first).clamp(min=0)
+    changes = torch.zeros(k.shape[-2] + 1, dtype=torch.int64, device=q.device)
+    some = seen > 0
+    changes.index_add_(0, first[some], torch.ones_like(first[some]))
+    changes.index_add_(0, end[some], -torch.ones_like(end[some]))
+    return seen, (changes.cumsum(0)[:-1] > 0).double().mean().item()
+
+
+def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, problem: AttentionProblem) -> tuple[Tensor, ...]:
+    """Return the reference's output, log-sum-exp and gradients, computed in the inputs' dtype.
 
     Gradients are added up in float32, or in float64 for float64 inputs.
     """
-    q, k, v = inputs
+    q, k, _ = inputs
     queries, keys = q.shape[-2], k.shape[-2]
     rows_at_once = max(1, SCORE_BYTES // max(1, 8 * keys * q.shape[:-2].numel()))
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    first, end, may_be_none = _visible(q, k, problem)
     sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out, logsumexp = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf, dtype=sums)
     gradients = [torch.zeros_like(tensor, dtype=sums) for tensor in inputs] if grad_out is not None else []
     for start in range(0, queries, rows_at_once):
         rows = slice(start, min(start + rows_at_once, queries))
-        seen = slice(0, min(keys, rows.stop) if is_causal else keys)
+        seen = slice(int(first[rows].min()), int(end[rows].max()))
+        if seen.start >= seen.stop:
+            continue
         places = ((..., rows, slice(None)), (..., seen, slice(None)), (..., seen, slice(None)))
         parts = [
             tensor[place].requires_grad_(grad_out is not None) for tensor, place in zip(inputs, places, strict=True)
         ]
+        hidden = VisibleKeys(first, end, may_be_none).hidden(seen, rows)
         with torch.set_grad_enabled(grad_out is not None):
-            part = attention(parts[0], parts[1], parts[2], is_causal, first_query=start)
-        out[..., rows, :] = part.detach()
+            part, part_logsumexp = attend(
+                parts[0], parts[1], parts[2], hidden, may_be_none,
+                scale=problem.scale, softcap=problem.softcap, return_lse=True,
+            )  # fmt: skip
+        out[..., rows, :], logsumexp[..., rows] = part.detach(), part_logsumexp.detach()
         if grad_out is not None:
             part_gradients = torch.autograd.grad(part, parts, grad_out[..., rows, :])
             for gradient, place, share in zip(gradients, places, part_gradients, strict=True):
                 gradient[place] += share
-    return out, *gradients
+    return out, logsumexp, *gradients

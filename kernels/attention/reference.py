@@ -7,43 +7,75 @@ forward and backward by autograd. For an oracle, pass float64 inputs.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.attention.masks import visible_keys
+from kernels.attention.problem import check_options
 from kernels.ranges import named
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, first_query: int = 0) -> Tensor:
-    """Softmax attention.
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
+    scale: float | None = None, window: int | None = None, softcap: float | None = None,
+    document_ends: Tensor | None = None, bottom_right: bool = False, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """Softmax attention, with the options of `kernels.flash_attention`.
 
     Args:
-        q: Queries (…, queries, head_dim).
-        k: Keys (…, keys, head_dim).
-        v: Values (…, keys, head_dim).
+        q: Queries (…, heads, queries, head_dim).
+        k: Keys (…, key heads, keys, head_dim); `heads` is a multiple of `key heads`. Or both without heads.
+        v: Values, of k's shape.
         is_causal: Query i sees keys 0 … i only (top-left alignment).
-        first_query: Number of the first of these queries, where q is a part of a longer sequence.
+        scale, window, softcap, document_ends, bottom_right, return_lse: See `AttentionProblem`.
 
     Returns:
-        (…, queries, head_dim).
+        (…, queries, head_dim); with `return_lse` also the log-sum-exps (…, queries).
+    """
+    check_options(scale, window, softcap)
+    queries, keys = q.shape[-2], k.shape[-2]
+    seen = visible_keys(
+        queries, keys, q.device, is_causal, window=window, bottom_right=bottom_right, document_ends=document_ends
+    )
+    hidden = seen.hidden(slice(0, keys))
+    return attend(q, k, v, hidden, seen.may_be_none, scale=scale, softcap=softcap, return_lse=return_lse)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, may_be_none: bool, *,
+    scale: float | None, softcap: float | None, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """`attention` with a mask (queries, keys), which is true where a key is hidden from a query, or None.
+
+    `may_be_none` tells whether it hides all keys from some queries.
     """
     with named("scores"):
-        scores = _scores(q, k, is_causal, first_query)
+        k, v = (repeated(tensor, q) for tensor in (k, v))
+        scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
+    empty = hidden.all(-1, keepdim=True) if hidden is not None and may_be_none else None
+    if empty is not None:  # a softmax of −∞ alone would be NaN
+        scores = scores.masked_fill(empty, 0.0)
     with named("softmax"):
         weights = torch.softmax(scores, dim=-1)
+    if empty is not None:
+        weights = weights.masked_fill(empty, 0.0)
     with named("values"):
-        return weights @ v
+        out = weights @ v
+    if not return_lse:
+        return out
+    sums = scores if scores.dtype == torch.float64 else scores.float()
+    logsumexp = torch.logsumexp(sums, dim=-1)
+    return out, logsumexp if empty is None else logsumexp.masked_fill(empty.squeeze(-1), -math.inf)
 
 
-def attention_with_logsumexp(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
-    """`attention`, and the log-sum-exp of each query's scores: (…, queries, head_dim) and (…, queries)."""
-    scores = _scores(q, k, is_causal)
-    return torch.softmax(scores, dim=-1) @ v, torch.logsumexp(scores, dim=-1)
-
-
-def _scores(q: Tensor, k: Tensor, is_causal: bool, first_query: int = 0) -> Tensor:
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    if is_causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1 + first_query)
-        scores = scores.masked_fill(hidden, -math.inf)
-    return scores
+def repeated(tensor: Tensor, q: Tensor) -> Tensor:
+    """Keys or values with a head for each head of the queries."""
+    if tensor.dim() < 4 or tensor.shape[-3] == q.shape[-3]:
+        return tensor
+    return tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3)

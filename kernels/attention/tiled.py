@@ -12,34 +12,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.registry import Implementation
+from kernels.attention.masks import VisibleKeys, visible_keys
+from kernels.attention.problem import check_options
+from kernels.attention.reference import repeated
+from kernels.registry import FEATURES, Implementation
 
 TILE = 128
 """Queries and keys of a tile."""
+LEAST = -1e30
+"""Below all scores: the place of −∞ where a difference of two would be NaN."""
 
 
 class TiledFlashAttention2(torch.autograd.Function):
-    """`TiledFlashAttention2.apply(q, k, v, is_causal=False)`.
+    """`TiledFlashAttention2.apply(q, k, v, is_causal=False, options=None)`.
 
     Inputs are (batch, heads, sequence, head_dim) or (batch, sequence, head_dim); k and v have one length, which may
-    differ from q's. Returns q's shape. Query i sees keys 0 … i only if `is_causal` (top-left alignment).
+    differ from q's. Returns q's shape. Query i sees keys 0 … i only if `is_causal` (top-left alignment). `options` are
+    those of `kernels.flash_attention`, as a dictionary, without `return_lse`.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, options: dict[str, Any] | None = None
+    ) -> Tensor:
         """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
+        ctx.scores = Scores.of(q, k, is_causal, **(options or {}))
         out = torch.empty_like(q)
         logsumexp = q.new_empty(q.shape[:-1], dtype=_sum_dtype(q))
         for rows in _tiles(q.shape[-2]):
-            out[..., rows, :], logsumexp[..., rows] = _attend(q, k, v, rows, is_causal)
+            out[..., rows, :], logsumexp[..., rows] = _attend(q, k, v, rows, ctx.scores)
         ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.is_causal = is_causal
         return out
 
     @staticmethod
@@ -56,46 +65,80 @@ class TiledFlashAttention2(torch.autograd.Function):
             k_tile, v_tile = (tensor[..., columns, :].to(sums) for tensor in (k, v))
             dk_tile, dv_tile = torch.zeros_like(k_tile), torch.zeros_like(v_tile)
             for rows in _tiles(q.shape[-2]):
-                if ctx.is_causal and rows.stop <= columns.start:
+                if not ctx.scores.meet(rows, columns):
                     continue
                 q_tile, do_tile = (tensor[..., rows, :].to(sums) for tensor in (q, out_gradient))
-                scores = _scores(q_tile, k_tile, rows, columns, ctx.is_causal)
-                weights = torch.exp(scores - logsumexp[..., rows, None])
+                scores, slope = ctx.scores.tile(q_tile, k_tile, rows, columns)
+                # A query that sees no key has the log-sum-exp −∞.
+                weights = torch.exp(scores - logsumexp[..., rows, None].clamp(min=LEAST))
                 dv_tile += weights.transpose(-2, -1) @ do_tile
                 dp = do_tile @ v_tile.transpose(-2, -1)
-                ds = weights * (dp - delta[..., rows, None]) / math.sqrt(q.shape[-1])
+                ds = weights * (dp - delta[..., rows, None]) * slope
                 dk_tile += ds.transpose(-2, -1) @ q_tile
                 dq[..., rows, :] += ds @ k_tile
             dk[..., columns, :], dv[..., columns, :] = dk_tile, dv_tile
-        return dq.to(q.dtype), dk, dv, None
+        return dq.to(q.dtype), dk, dv, None, None
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, is_causal: bool) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, how: Scores) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp of one tile of queries."""
     q_tile = q[..., rows, :].to(_sum_dtype(q))
     accumulator = torch.zeros_like(q_tile)
     maximum = torch.full_like(q_tile[..., 0], -math.inf)
     total = torch.zeros_like(maximum)
-    for columns in _tiles(min(k.shape[-2], rows.stop) if is_causal else k.shape[-2]):
+    for columns in _tiles(k.shape[-2]):
+        if not how.meet(rows, columns):
+            continue
         k_tile, v_tile = (tensor[..., columns, :].to(q_tile.dtype) for tensor in (k, v))
-        scores = _scores(q_tile, k_tile, rows, columns, is_causal)
+        scores, _ = how.tile(q_tile, k_tile, rows, columns)
         raised = torch.maximum(maximum, scores.amax(-1))
-        weights = torch.exp(scores - raised.unsqueeze(-1))
+        base = raised.clamp(min=LEAST)  # as long as a query has seen no key, the maximum is −∞
+        weights = torch.exp(scores - base.unsqueeze(-1))
         # The sums so far are relative to the old maximum.
-        shrink = torch.exp(maximum - raised)
+        shrink = torch.exp(maximum - base)
         total = total * shrink + weights.sum(-1)
         accumulator = accumulator * shrink.unsqueeze(-1) + weights @ v_tile
         maximum = raised
-    return accumulator / total.unsqueeze(-1), maximum + torch.log(total)
+    return accumulator / total.masked_fill(total == 0, 1.0).unsqueeze(-1), maximum + torch.log(total)
 
 
-def _scores(q_tile: Tensor, k_tile: Tensor, rows: slice, columns: slice, is_causal: bool) -> Tensor:
-    scores = q_tile @ k_tile.transpose(-2, -1) / math.sqrt(q_tile.shape[-1])
-    if is_causal and columns.stop - 1 > rows.start:  # other tiles lie below the diagonal
-        row = torch.arange(rows.start, rows.stop, device=scores.device)
-        column = torch.arange(columns.start, columns.stop, device=scores.device)
-        scores = scores.masked_fill(column > row.unsqueeze(-1), -math.inf)
-    return scores
+@dataclass(frozen=True)
+class Scores:
+    """How scores are computed, and which count."""
+
+    seen: VisibleKeys
+    first: list[int]
+    """Of each query; the same as in `seen`, on the host."""
+    end: list[int]
+    scale: float
+    softcap: float | None
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, is_causal: bool, *,
+        scale: float | None = None, softcap: float | None = None, window: int | None = None, **masks: Any,
+    ) -> Scores:  # fmt: skip
+        """Return the scores of `flash_attention`'s options. Raises ValueError: they do not fit."""
+        check_options(scale, window, softcap)
+        queries, keys = q.shape[-2], k.shape[-2]
+        seen = visible_keys(queries, keys, q.device, is_causal, window=window, **masks)
+        first = [0] * queries if seen.first is None else seen.first.tolist()
+        end = [keys] * queries if seen.end is None else seen.end.tolist()
+        return cls(seen, first, end, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap)
+
+    def meet(self, rows: slice, columns: slice) -> bool:
+        """Return True if some of these queries see some of these keys."""
+        return bool(self.first[rows.start] < columns.stop and self.end[rows.stop - 1] > columns.start)
+
+    def tile(self, q_tile: Tensor, k_tile: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | float]:
+        """Return a tile of scores, −∞ where a key is hidden; and their slope: how they grow with the product."""
+        scores = q_tile @ k_tile.transpose(-2, -1) * self.scale
+        slope: Tensor | float = self.scale
+        if self.softcap is not None:
+            capped = torch.tanh(scores / self.softcap)
+            scores, slope = self.softcap * capped, self.scale * (1 - capped.square())
+        hidden = self.seen.hidden(columns, rows)
+        return scores if hidden is None else scores.masked_fill(hidden, -math.inf), slope
 
 
 def _tiles(length: int) -> Iterator[slice]:
@@ -107,9 +150,10 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _tiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    return TiledFlashAttention2.apply(q, k, v, is_causal)  # type: ignore[no-any-return, no-untyped-call]
+def _tiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+    k, v = (repeated(tensor, q) for tensor in (k, v))
+    return TiledFlashAttention2.apply(q, k, v, is_causal, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
 _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
-implementation = Implementation("tiled", _tiled, {"cpu": _DTYPES, "cuda": _DTYPES})
+implementation = Implementation("tiled", _tiled, {"cpu": _DTYPES, "cuda": _DTYPES}, features=FEATURES - {"return_lse"})

@@ -11,7 +11,9 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import attention_decoding, attention_host, attention_stress, stopwatch_against_profiler
+from kernels.attention.problem import AttentionProblem
 from kernels.device_clock import Lap
+from kernels.registry import ATTENTION, FEATURES
 from workers.measure.busy import Span
 
 PLAIN = {"triton": None, attention_host.REFERENCE: SDPBackend.MATH}
@@ -26,12 +28,25 @@ def test_the_stress_test_finds_wrong_results(
     factor: float, wrong: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(attention_stress, "DEVICE", "cpu")
-    monkeypatch.setattr(attention_stress, "flash_attention", lambda *inputs: factor * plain(*inputs))
-    shape = attention_stress.Shape(1, 4, 2, 33, 33, 40, True, torch.bfloat16, True)
+    by_torch = ATTENTION.load("sdpa_math").function
+    monkeypatch.setattr(
+        attention_stress, "flash_attention", lambda *given, **options: factor * by_torch(*given, **options)
+    )
+    problem = AttentionProblem(4, 2, is_causal=True, document_lengths=(9, 0, 24), window=7)
+    shape = attention_stress.Shape(1, 33, 33, 40, problem, torch.bfloat16, True)
     assert attention_stress.work({7: shape}, seed=1, name="triton") == wrong
     printed = capsys.readouterr().out
     assert printed.count("wrong: shape 7") == wrong
     assert "1 shapes, largest error" in printed
+
+
+def test_the_stress_test_draws_what_the_implementation_takes() -> None:
+    every = attention_stress.draw_shapes(300, seed=1)
+    assert frozenset().union(*(shape.problem.features for shape in every)) == FEATURES - {"return_lse"}
+    assert all(shape.problem.visible_pairs(shape.queries, shape.keys) >= 0 for shape in every), "documents fill them"
+    assert any(0 in (shape.problem.document_lengths or ()) for shape in every)
+    few = attention_stress.draw_shapes(300, 1, frozenset({"num_kv_heads"}))
+    assert frozenset().union(*(shape.problem.features for shape in few)) == {"num_kv_heads"}
 
 
 def test_decoding_shows_each_backend_that_takes_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

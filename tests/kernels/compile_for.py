@@ -80,11 +80,16 @@ def compile_all(width: int, precision: str, dtype: torch.dtype) -> None:
     results = [torch.empty_like(out) for _ in range(3)]
     q, k, v, gradient = [tensor.bfloat16().repeat(3, 1, 1, 1) if precision == "split" else tensor for tensor in tensors]
     numbers = torch.empty(1, 1, LENGTH)
-    launch.forward(q, k, v, out, numbers, True, precision)
-    launch.keys(q, k, v, gradient, numbers, numbers, results[0], results[1], True, precision)
-    launch.queries(q, k, v, gradient, numbers, numbers, results[2], True, precision)
+    problems: list[tuple[launch.Scoring, Any]] = [(launch.Scoring.of(q, k, True), None)]
+    if (width, precision) == (256, "ieee"):  # the tightest
+        windowed = launch.Scoring.of(q, k, True, window=99, softcap=9.0, documents=True)
+        problems.append((windowed, torch.empty(2, LENGTH, dtype=torch.int32)))
+    for scoring, bounds in problems:
+        launch.forward(q, k, v, out, numbers, scoring, precision, bounds=bounds)
+        launch.keys(q, k, v, gradient, numbers, numbers, results[0], results[1], scoring, precision, bounds=bounds)
+        launch.queries(q, k, v, gradient, numbers, numbers, results[2], scoring, precision, bounds=bounds)
     if dtype != torch.float32:
-        decoding.decode(q[:, :, :1], k, v, out[:, :, :1], numbers)
+        decoding.decode(q[:, :, :1], k, v, out[:, :, :1], numbers, launch.Scoring.of(q[:, :, :1], k, False))
 
 
 def compile_each_width_and_dtype() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.oracle import limits
-from kernels.attention.reference import attention_with_logsumexp
+from kernels.attention.problem import AttentionProblem
+from kernels.attention.reference import attention
 from kernels.tolerance import TOLERANCES, Error, error, fixed_limits
 
 DEVICES = [
@@ -60,21 +61,19 @@ def draw_inputs(
 
 
 def exact(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *gradients: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *gradients: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Output, log-sum-exp and gradients by the oracle in float64, for the gradients of these two outputs."""
     wide = [None if one is None else one.double() for one in (q, k, v, *gradients)]
-    return plain(*wide[:3], is_causal, *wide[3:])
+    return plain(*wide[:3], is_causal, *wide[3:], **options)
 
 
 def plain(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *gradients: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *gradients: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """The same, computed in the inputs' dtype."""
     inputs = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-    group = q.shape[-3] // k.shape[-3] if q.dim() == 4 else 1
-    keys_and_values = [tensor.repeat_interleave(group, -3) if group > 1 else tensor for tensor in inputs[1:]]
-    outputs = attention_with_logsumexp(inputs[0], *keys_and_values, is_causal)
+    outputs = attention(*inputs, is_causal, return_lse=True, **options)
     pairs = [(output, grad) for output, grad in zip(outputs, gradients, strict=False) if grad is not None]
     grads = (
         torch.autograd.grad([one for one, _ in pairs], inputs, [grad for _, grad in pairs], materialize_grads=True)
@@ -98,17 +97,20 @@ def check(
     is_causal: bool,
     rng: random.Random,
     tolerance: float | None = None,
+    problem: AttentionProblem | None = None,
     **options: bool,
 ) -> None:
     """Output and all gradients: by this tolerance, or beside those of plain PyTorch in the same dtype."""
+    problem = problem or AttentionProblem(is_causal=is_causal)
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
-    out = flash_attention(*inputs, is_causal, **options)
+    of_problem = problem.options(q.device)
+    out = flash_attention(*inputs, problem.is_causal, **options, **of_problem)
     assert out.shape == q.shape
     gradient = draw(*out.shape, rng=rng, dtype=out.dtype, device=str(out.device))
     gradients = torch.autograd.grad(out, inputs, gradient)
-    oracle, _, oracle_gradients = exact(q, k, v, is_causal, gradient)
-    eager, _, eager_gradients = plain(q, k, v, is_causal, gradient)
+    oracle, _, oracle_gradients = exact(q, k, v, problem.is_causal, gradient, **of_problem)
+    eager, _, eager_gradients = plain(q, k, v, problem.is_causal, gradient, **of_problem)
     rights, eagers = (oracle, *oracle_gradients), (eager.detach(), *eager_gradients)
-    allowed = limits(eagers, rights, is_causal)
+    allowed = limits(eagers, rights, problem)
     for name, given, right, limit in zip(("out", "dq", "dk", "dv"), (out, *gradients), rights, allowed, strict=True):
         assert_right(name, given, right, tolerance or limit)

@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention import library, tiled
 from kernels.attention.library import NO_KERNEL
-from kernels.attention.reference import attention, attention_with_logsumexp
+from kernels.attention.oracle import oracle
+from kernels.attention.problem import AttentionProblem
+from kernels.attention.reference import attention
 from kernels.ranges import record_ranges
 from kernels.registry import ATTENTION
+from kernels.tolerance import error
 
 CASES = [
     pytest.param(name, device, marks=pytest.mark.gpu if device == "cuda" else ())
@@ -50,7 +54,7 @@ def test_reference_is_softmax_attention_with_a_top_left_mask(queries: int, keys:
     q, _, _ = draw(queries, 4, seed=1)
     k, v, _ = draw(keys, 4, seed=2)
     outputs, sums = by_hand(q, k, v, is_causal)
-    out, logsumexp = attention_with_logsumexp(q, k, v, is_causal)
+    out, logsumexp = attention(q, k, v, is_causal, return_lse=True)
     torch.testing.assert_close(out, torch.tensor(outputs, dtype=torch.float64))
     torch.testing.assert_close(logsumexp, torch.tensor(sums, dtype=torch.float64))
     torch.testing.assert_close(attention(q, k, v, is_causal), out, rtol=0, atol=0)
@@ -58,14 +62,14 @@ def test_reference_is_softmax_attention_with_a_top_left_mask(queries: int, keys:
 
 def test_reference_is_stable_for_large_scores() -> None:
     q, k, v = draw(2, 3, 8, 4, seed=3)
-    out, logsumexp = attention_with_logsumexp(1e4 * q, k, v, True)
+    out, logsumexp = attention(1e4 * q, k, v, True, return_lse=True)
     assert torch.isfinite(out).all()
     assert torch.isfinite(logsumexp).all()
 
 
 def test_reference_has_right_gradients() -> None:
     tensors = [tensor.requires_grad_() for tensor in draw(2, 5, 4, seed=4)]
-    assert torch.autograd.gradcheck(lambda q, k, v: attention_with_logsumexp(q, k, v, True), tensors)
+    assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, True, return_lse=True), tensors)
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
@@ -92,6 +96,49 @@ def test_implementations_agree_with_the_oracle(
         out.backward(gradient)
         for given, reference in zip(inputs, exact, strict=True):
             assert_close(given.grad, reference.grad)
+
+
+PROBLEMS = (
+    (65, 65, AttentionProblem(4, 2, is_causal=True, window=9, document_lengths=(0, 20, 1, 44))),
+    (40, 65, AttentionProblem(4, 1, is_causal=True, bottom_right=True, scale=0.3)),
+    (65, 40, AttentionProblem(4, 4, window=9, softcap=3.0, return_lse=True)),
+)
+"""Queries, keys and what to compute; in the last, some queries see no key."""
+TAKEN = {"eager": 3, "compiled": 3, "flex": 3, "tiled": 2, "triton": 3}
+"""Of them, by the implementations that are none of SDPA's, which take two, and take any."""
+
+
+@pytest.mark.filterwarnings("ignore")  # of FlexAttention without a compiler, and of why backends refuse
+@pytest.mark.parametrize(("name", "device"), [*CASES, ("flex", "cpu")])
+def test_implementations_compute_the_problems_that_they_take(
+    name: str, device: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    implementation, has_backward = ATTENTION.load(name), device == "cuda" or name != "flex"  # which has none on a CPU
+    if device == "cpu":
+        monkeypatch.setattr(library, "_compiled", lambda function: function)
+        monkeypatch.setattr(tiled, "TILE", 16)
+    taken = 0
+    for queries, keys, problem in PROBLEMS:
+        if problem.features - implementation.features:
+            continue
+        taken += 1
+        q, grad_out, _ = draw(2, 4, queries, 32, seed=rng.randrange(2**32), dtype=torch.bfloat16, device=device)
+        k, v, _ = draw(2, problem.num_kv_heads, keys, 32, seed=rng.randrange(2**32), dtype=q.dtype, device=device)
+        right = oracle(q, k, v, grad_out, problem)
+        inputs = [tensor.requires_grad_(has_backward) for tensor in (q, k, v)]
+        try:
+            out = implementation.function(*inputs, problem.is_causal, **problem.options(device))
+        except RuntimeError as refusal:
+            assert NO_KERNEL in str(refusal)  # noqa: PT017 - a backend may refuse, but not compute something else
+            continue
+        if problem.return_lse:
+            out, logsumexp = out
+            torch.testing.assert_close(logsumexp.detach().double(), right.logsumexp, atol=1e-2, rtol=1e-2)
+        results = [out.detach(), *(torch.autograd.grad(out, inputs, grad_out) if has_backward else ())]
+        rights = right.out, *right.gradients
+        for given, expected, limit in zip(results, rights, right.limits, strict=False):
+            assert (why := error(given, expected).why_wrong(limit)) is None, f"{problem}: {why}"
+    assert taken == TAKEN.get(name, 2 if name.startswith("sdpa") else 0)
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_math"])
@@ -127,3 +174,5 @@ def test_the_reference_compiles_to_one_graph() -> None:
     q, k, v = draw(1, 2, 8, 4, seed=8)
     compiled = torch.compile(attention, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v, True), attention(q, k, v, True))
+    options = AttentionProblem(window=3, softcap=2.0, document_lengths=(3, 0, 5), return_lse=True).options("cpu")
+    torch.testing.assert_close(compiled(q, k, v, **options), attention(q, k, v, **options))

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from kernels.attention.flash_triton import _forward_operation, flash_attention
 from kernels.attention.triton import decoding
 from kernels.attention.triton.decoding import Plan, slices, suits
+from kernels.attention.triton.launch import Scoring
 from kernels.tolerance import TOLERANCES
 from tests.kernels.flash import DEVICES, Shape, assert_right, cases, draw, draw_inputs, exact
 
@@ -46,9 +47,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return seen
 
 
-def check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    out, logsumexp = _forward_operation(q, k, v, False, False)
-    oracle, oracle_logsumexp, _ = exact(q, k, v, False)
+def check(q: Tensor, k: Tensor, v: Tensor, **options: float) -> None:
+    out, logsumexp = _forward_operation(q, k, v, False, False, **options)
+    oracle, oracle_logsumexp, _ = exact(q, k, v, False, **options)
     assert_right("output", out, oracle)
     assert_right("log-sum-exp", logsumexp, oracle_logsumexp, TOLERANCES[q.dtype])
 
@@ -82,7 +83,7 @@ def test_a_cache_with_room_for_more_and_heads_behind_rows(
     v = draw(1, 600, 2, 21, rng=rng, dtype=torch.bfloat16, device=device).transpose(1, 2)[..., :16]
     q = draw(1, 3, 4, 16, rng=rng, dtype=torch.bfloat16, device=device).transpose(1, 2)
     check(q, k, v)
-    check(*(one[:, 0] for one in (q, k, v)))  # three axes
+    check(*(one[:, 0] for one in (q, k, v)), scale=0.4, softcap=2.0)  # three axes
     assert len(taken) == 2
 
 
@@ -119,7 +120,9 @@ def test_few_queries_to_many_keys_are_split(
     shape: Shape, is_causal: bool, dtype: torch.dtype, split: bool, rng: random.Random
 ) -> None:
     q, k, _ = draw_inputs(shape, rng, dtype)
-    assert suits(q, k, is_causal) == split
+    assert suits(q, k, Scoring.of(q, k, is_causal)) == split
+    if shape.queries == 1:
+        assert suits(q, k, Scoring.of(q, k, True, bottom_right=True)) == suits(q, k, Scoring.of(q, k, False))
 
 
 @pytest.mark.parametrize("device", DEVICES)

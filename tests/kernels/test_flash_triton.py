@@ -9,6 +9,8 @@ import functools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,10 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.attention.flash_triton import _forward_operation, flash_attention
+from kernels.attention.masks import visible_keys
+from kernels.attention.problem import AttentionProblem
+from kernels.attention.reference import attention
+from kernels.attention.triton.launch import Scoring, document_bounds
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
 from tests.kernels.flash import DEVICES, DTYPES, Shape, assert_right, cases, check, draw, draw_inputs, exact
 
@@ -47,6 +53,18 @@ LONG = [
 PADDED = LONG[-2:]
 """Head dimensions that are no multiple of 16, on a GPU."""
 CASES = cases(SHORT, LONG)
+PROBLEMS = [
+    (Shape(1, 4, 2, 50, 50, 16), AttentionProblem(is_causal=True, window=9)),
+    (Shape(1, 1, 1, 20, 70, 16), AttentionProblem(window=12, softcap=2.0)),
+    (Shape(1, 1, 1, 70, 20, 16), AttentionProblem(is_causal=True, window=17)),
+    (Shape(1, 2, 1, 33, 70, 16), AttentionProblem(is_causal=True, bottom_right=True, scale=0.1)),
+    (Shape(1, 2, 1, 70, 33, 16), AttentionProblem(is_causal=True, bottom_right=True)),
+    (Shape(2, 2, 1, 90, 90, 16), AttentionProblem(is_causal=True, document_lengths=(0, 17, 0, 1, 40, 32, 0))),
+    (Shape(1, 2, 2, 70, 70, 16), AttentionProblem(document_lengths=(35, 35), window=20, scale=0.3, softcap=5.0)),
+]
+"""The second and third have queries that see no key, and so has the fifth."""
+TIMES_ON_A_GPU = 13
+"""Sizes of a problem on a GPU, where tiles are larger, relative to those above."""
 
 
 def chosen(device: str, shape: Shape, is_causal: bool, dtypes: Sequence[torch.dtype]) -> Sequence[torch.dtype]:
@@ -62,6 +80,68 @@ def test_output_and_gradients_agree_with_the_oracle(
     # Padding does not know of the mask, and float32 takes the compiler longest: there once is enough.
     for dtype in DTYPES[1:] if shape in PADDED and not is_causal else chosen(device, shape, is_causal, DTYPES):
         check(*draw_inputs(shape, rng, dtype, device), is_causal, rng)
+
+
+@pytest.mark.parametrize("form", ["two passes", "one pass"])
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_problem_agrees_with_the_oracle(
+    device: str, number: int, form: str, rng: random.Random, request: pytest.FixtureRequest
+) -> None:
+    if form == "one pass":
+        request.getfixturevalue("one_pass")
+    shape, problem = PROBLEMS[number]
+    dtypes = DTYPES if device == "cuda" else [DTYPES[(number + (form == "one pass")) % len(DTYPES)]]
+    if device == "cuda":
+        shape, problem = longer(shape, problem)
+    for dtype in dtypes:
+        check(*draw_inputs(shape, rng, dtype, device), problem.is_causal, rng, problem=problem)
+
+
+def longer(shape: Shape, problem: AttentionProblem) -> tuple[Shape, AttentionProblem]:
+    times = TIMES_ON_A_GPU
+    lengths = problem.document_lengths and tuple(times * length for length in problem.document_lengths)
+    window = problem.window and times * problem.window
+    shape = replace(shape, queries=times * shape.queries, keys=times * shape.keys, head_dim=64)
+    return shape, replace(problem, document_lengths=lengths, window=window)
+
+
+def test_plain_problems_take_no_instruction_of_the_others() -> None:
+    """What is None is not compiled; a band that hides nothing is none."""
+    q, k = torch.empty(1, 1, 20, 16), torch.empty(1, 1, 30, 16)
+    assert Scoring.of(q, k, False) == Scoring.of(q, k, False, window=30) == (False, None, None, 0.25, None)
+    assert Scoring.of(q, k, True) == (True, None, None, 0.25, None)
+    assert Scoring.of(q, q, True, bottom_right=True) == Scoring.of(q, q, True)
+    assert Scoring.of(q[:, :, :1], k, True, bottom_right=True) == Scoring.of(q[:, :, :1], k, False)
+    assert Scoring.of(q, k, True, window=5, bottom_right=True) == (False, 6, 10, 0.25, None)
+    assert Scoring.of(q, q, True, documents=True) == (False, None, 0, 0.25, None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_bounds_of_documents(device: str, rng: random.Random) -> None:
+    for _ in range(5):
+        lengths = [rng.choice((0, 1, 30, 90)) for _ in range(rng.randint(1, 150))]
+        ends = torch.tensor(lengths, device=device).cumsum(0).int()
+        tokens = sum(lengths) + rng.randint(1, 40)  # those behind the last end are one more document
+        expected = visible_keys(tokens, tokens, ends.device, False, document_ends=ends)[:2]
+        assert torch.equal(document_bounds(ends, tokens), torch.stack(expected).int())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": -1.0}, "scale must be a positive number, not -1.0"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"softcap": 0.0}, "softcap must be a positive number, not 0.0"),
+        ({"document_ends": torch.tensor([5])}, "document_ends must be int32 with one axis on cpu, not torch.int64"),
+        ({"document_ends": torch.tensor([5], dtype=torch.int32)}, "as many queries as keys, not 5 and 6"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    q, k = torch.ones(1, 1, 5, 16), torch.ones(1, 1, 6, 16)
+    for function in (flash_attention, attention):
+        with pytest.raises(ValueError, match=message):
+            function(q, k, k, **options)
 
 
 @pytest.mark.usefixtures("one_pass")
@@ -94,6 +174,23 @@ def test_the_logsumexp_is_differentiable_too(device: str, rng: random.Random) ->
     _, _, alone = exact(q, k, v, True, None, gradients[1])
     for given, right in zip(torch.autograd.grad(logsumexp, (q, k), gradients[1]), alone[:2], strict=True):
         assert_right("of the log-sum-exp alone", given, right)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_logsumexp_of_queries_that_see_no_key(device: str, rng: random.Random) -> None:
+    q, k, v = (one.requires_grad_() for one in draw_inputs(Shape(1, 2, 1, 40, 17, 16), rng, torch.float32, device))
+    options: dict[str, Any] = {"bottom_right": True, "softcap": 3.0}
+    outputs = flash_attention(q, k, v, is_causal=True, return_lse=True, **options)
+    gradients = [draw(*tensor.shape, rng=rng, device=device) for tensor in outputs]
+    *rights, right_gradients = exact(q, k, v, True, *gradients, **options)
+    assert outputs[1][..., :23].eq(-math.inf).all()
+    assert not outputs[0][..., :23, :].any()
+    for name, given, right in zip(("output", "log-sum-exp"), outputs, rights, strict=True):
+        assert_right(name, given[:, :, 23:], right[:, :, 23:])
+    given_gradients = torch.autograd.grad(outputs, (q, k, v), gradients)
+    assert not given_gradients[0][..., :23, :].any()
+    for given, right in zip(given_gradients, right_gradients, strict=True):
+        assert_right("gradient", given, right)
 
 
 @pytest.mark.parametrize("device", DEVICES)

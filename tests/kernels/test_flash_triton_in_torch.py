@@ -24,10 +24,12 @@ import triton
 
 from kernels.attention import TritonFlashAttention2
 from kernels.attention.flash_triton import _backward_operation, _forward_operation, flash_attention
+from kernels.attention.problem import AttentionProblem
 from kernels.attention.triton import inputs as triton_inputs
 from kernels.attention.triton import launch, tilings
 from tests.kernels.flash import DEVICES, Shape, assert_right, check, draw, draw_inputs, exact
 
+WHOLE = AttentionProblem(window=7, softcap=5.0, scale=0.2, document_lengths=(0, 9, 11), bottom_right=True)
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
 
 
@@ -81,18 +83,40 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
         )
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_operations_pass_opcheck_with_every_option(device: str, rng: random.Random) -> None:
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 1, 20, 20, 16), rng, device=device)]
+    options = WHOLE.options(device)
+    torch.library.opcheck(_forward_operation, (*inputs, True, False), options, atol=1e-4, rtol=1e-4)
+    plain = [tensor.detach() for tensor in inputs]
+    out, logsumexp = _forward_operation(*plain, True, False, **options)
+    gradients = torch.ones_like(out), torch.ones_like(logsumexp)
+    torch.library.opcheck(
+        _backward_operation,
+        (*gradients, *plain, out, logsumexp, True, False),
+        options,
+        test_utils=("test_schema", "test_faketensor"),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing a Function
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("form", ["function", "Function"])
+@pytest.mark.parametrize("form", ["function", "Function", "options"])
 def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random.Random) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if form == "function":
             return flash_attention(2 * q, k, v, True) * 3
+        if form == "options":
+            out, logsumexp = flash_attention(2 * q, k, v, True, return_lse=True, **options)
+            return out * 3 + logsumexp[..., None]
         return TritonFlashAttention2.apply(2 * q, k, v, True) * 3
 
     backend = "inductor" if device == "cuda" else "aot_eager"
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)]
+    options = WHOLE.options(device)
     compiled = torch.compile(model, fullgraph=True, backend=backend)(*inputs)
     expected = model(*inputs)
     torch.testing.assert_close(compiled, expected)
@@ -129,7 +153,7 @@ def test_determinism_on_request(device: str, rng: random.Random) -> None:
     gradient = torch.ones_like(inputs[0])
     runs = []
     for _ in range(5 if device == "cuda" else 2):
-        out = flash_attention(*inputs, True)
+        out = flash_attention(*inputs, True, window=40)
         runs.append((out.detach(), *torch.autograd.grad(out, inputs, gradient)))
     for run in runs[1:]:
         assert all(torch.equal(given, first) for given, first in zip(run, runs[0], strict=True))
@@ -142,7 +166,7 @@ def test_determinism_takes_two_passes(monkeypatch: pytest.MonkeyPatch, one_pass:
     q = torch.ones(1, 1, 20, 16, requires_grad=True)
     made = []
     finish_dq = launch.finish_dq
-    monkeypatch.setattr(launch, "finish_dq", lambda *tensors: made.append(1) or finish_dq(*tensors))
+    monkeypatch.setattr(launch, "finish_dq", lambda *given: made.append(1) or finish_dq(*given))
     flash_attention(q, q, q).sum().backward()
     assert not made
     torch.use_deterministic_algorithms(False)
@@ -285,7 +309,9 @@ def test_only_gradients_that_are_needed_are_computed(
     launched = []
     for name in ("keys", "queries"):
         real = getattr(launch, name)
-        monkeypatch.setattr(launch, name, lambda *args, real=real, name=name: launched.append(name) or real(*args))
+        monkeypatch.setattr(
+            launch, name, lambda *args, real=real, name=name, **rest: launched.append(name) or real(*args, **rest)
+        )
     inputs = draw_inputs(Shape(1, 2, 1, 17, 20, 16), rng, device=device)
     for index in wanted:
         inputs[index].requires_grad_()
@@ -341,7 +367,7 @@ def allowed(way):
     exec(way)
     seen = []
     flash_triton.precision_of = lambda q, tf32: seen.append(tf32) or "tf32"
-    flash_triton.launch.forward = lambda *_: None
+    flash_triton.launch.forward = lambda *_, **__: None
     call()
     return seen
 

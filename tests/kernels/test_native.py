@@ -24,8 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.nvidia import driver as nvidia
 
 from kernels import launching
-from kernels.attention.flash_triton import flash_attention
+from kernels.attention.flash_triton import PLAIN_OPTIONS, flash_attention
 from kernels.attention.hopper import native
+from kernels.attention.reference import attention
 from kernels.launching import Address, Window
 
 SHAPE = (2, 3, 4, 8)
@@ -243,8 +244,8 @@ def asked_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append("forward")
         return torch.full_like(q, 7), torch.full(q.shape[:3], 7.0)
 
-    def by_python(gradient: Tensor, *_rest: Any, needed: tuple[bool, ...]) -> tuple[Tensor, ...]:
-        asked.append("backward")
+    def by_python(gradient: Tensor, *_rest: Any, needed: tuple[bool, ...], options: Any) -> tuple[Tensor, ...]:
+        asked.append("backward" if options == PLAIN_OPTIONS else "backward with options")
         return tuple(torch.full_like(gradient, 7) for _ in needed)
 
     monkeypatch.setattr("kernels.attention.hopper.launch.attend", attend)
@@ -321,6 +322,11 @@ def test_operations_leave_to_python_what_is_not_known(
     assert backward(q, None, q, k, v, out, logsumexp, False, False)[0].eq(7).all()
     assert backward(q, logsumexp, q, k, v, out, logsumexp, True, False)[0].eq(7).all()
     assert asked_of_python == ["forward", "backward", "backward"]
+    for options in ({"scale": 0.5}, {"document_ends": torch.tensor([4], dtype=torch.int32)}, {"bottom_right": True}):
+        assert backward(q, None, q, k, v, out, logsumexp, True, False, **options)[0].eq(7).all()
+        assert asked_of_python.pop() == "backward with options"
+        right = attention(q, k, v, True, **options)
+        torch.testing.assert_close(forward(q, k, v, True, False, **options)[0], right)
     monkeypatch.setattr(triton.knobs.runtime.launch_exit_hook, "calls", [print])
     assert forward(q, k, v, True, False)[0].eq(7).all()
     assert backward(q, None, q, k, v, out, logsumexp, True, False)[0].eq(7).all()

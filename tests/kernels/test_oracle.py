@@ -9,6 +9,7 @@ import torch
 
 from kernels.attention import oracle as module
 from kernels.attention.oracle import oracle
+from kernels.attention.problem import AttentionProblem
 from kernels.attention.reference import attention
 
 
@@ -25,7 +26,8 @@ def test_parts_add_up(
     )
     inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     out = attention(inputs[0], inputs[1], inputs[2], is_causal)
-    results = oracle(q, k, v, grad_out, is_causal)
+    problem = AttentionProblem(is_causal=is_causal)
+    results = oracle(q, k, v, grad_out, problem)
     torch.testing.assert_close(results.out, out.detach())
     torch.testing.assert_close(results.gradients, torch.autograd.grad(out, inputs, grad_out))
-    assert oracle(q, k, v, None, is_causal).gradients == ()
+    assert oracle(q, k, v, None, problem).gradients == ()

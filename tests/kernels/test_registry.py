@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.attention.problem import AttentionProblem
+from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, BrokenEntryPoint, DuplicateName, Implementation, Registry, UnknownName
 
 GROUP = "flopwatch.test_registry"
@@ -87,6 +90,7 @@ def implementation(name: str = "theirs", function: Any = max, dtypes: Any = None
     [
         (implementation("ours"), "its name is 'ours'.* name it as its entry point"),
         (implementation(function=None), "function must be a function, not None"),
+        (implementation(features={"windows"}), "features must be a set of bottom_right, .*, not {'windows'}"),
         (implementation(tune="later"), "tune must be a function, not 'later'"),
         (implementation(forward_bytes=12), "forward_bytes must be a function, not 12"),
         (implementation(has_backward="no"), "has_backward must be True or False, not 'no'"),
@@ -125,9 +129,11 @@ def test_the_example_of_the_documentation_runs_on_a_cpu() -> None:
     ATTENTION._check("windowed", example)
     assert example.why_not("cpu", "float32", backward=True) is None
     q, k, v = (torch.randn(2, 3, 20, 8) for _ in range(3))
-    for is_causal in (False, True):
-        right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-        torch.testing.assert_close(example.function(q, k, v, is_causal), right)
+    problem = AttentionProblem(window=3)
+    assert example.why_not("cpu", "float32", backward=True, problem=problem) is None
+    for is_causal, options in itertools.product((False, True), ({}, problem.options("cpu"))):
+        right = attention(q, k, v, is_causal, **options)
+        torch.testing.assert_close(example.function(q, k, v, is_causal, **options), right)
 
 
 def test_duplicates_fail_loudly(install) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.attention.oracle import oracle
+from kernels.attention.problem import AttentionProblem
 from kernels.tolerance import ABSOLUTE, TOLERANCES, Error, error, fixed_limits, limits_beside_plain
 
 
@@ -54,7 +55,7 @@ def test_one_wrong_element_of_a_row_is_wrong(dtype: torch.dtype, is_causal: bool
     """In a long sequence, where it changes the error of the whole by next to nothing."""
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     q, k, v, grad_out = (torch.randn(1, 2, 700, 32, generator=generator).to(dtype) for _ in range(4))
-    expected = oracle(q, k, v, grad_out, is_causal)
+    expected = oracle(q, k, v, grad_out, AttentionProblem(is_causal=is_causal))
     for right, limit in zip((expected.out, *expected.gradients), expected.limits, strict=True):
         given = right.to(dtype)
         assert error(given, right).why_wrong(limit) is None
@@ -74,8 +75,8 @@ def test_keys_that_no_query_sees_do_not_loosen_the_limits(queries: int, rng: ran
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     q, grad_out = (torch.randn(1, 2, queries, 64, generator=generator).bfloat16() for _ in range(2))
     k, v = (torch.randn(1, 2, 1377, 64, generator=generator).bfloat16() for _ in range(2))
-    with_unseen = oracle(q, k, v, grad_out, is_causal=True)
-    seen = oracle(q, k[:, :, :queries], v[:, :, :queries], grad_out, is_causal=True)
+    with_unseen = oracle(q, k, v, grad_out, AttentionProblem(is_causal=True))
+    seen = oracle(q, k[:, :, :queries], v[:, :, :queries], grad_out, AttentionProblem(is_causal=True))
     for right, limit, part, expected in zip(
         with_unseen.gradients, with_unseen.limits[1:], seen.gradients, seen.limits[1:], strict=True
     ):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.oracle import oracle
+from kernels.attention.problem import AttentionProblem
 from kernels.device_clock import Workload
 from kernels.registry import ATTENTION
 from kernels.tolerance import TOLERANCES, error, fixed_limits
@@ -74,11 +75,11 @@ def damage(monkeypatch: pytest.MonkeyPatch, name: str, what: Callable[..., None]
     real = getattr(launch, name)
 
     @functools.wraps(real)
-    def wrapped(*arguments: Any) -> None:
+    def wrapped(*arguments: Any, **bounds: Any) -> None:
         if choose(*arguments) == FLAT:
-            what(real, *arguments)
+            what(functools.partial(real, **bounds), *arguments)
         else:
-            real(*arguments)
+            real(*arguments, **bounds)
 
     def choose(*arguments: Any) -> Tiling:
         chosen = tilings.choose(tuple(arguments[:3]), 16, "split")
@@ -104,7 +105,7 @@ def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tenso
     assert line.endswith("backward in one pass")
     assert "backward pass: two passes 2.000 ms, one pass 1.000 ms" in lines
     assert remembered(inputs) == Tilings(FLAT, UPRIGHT, SMALL, FLAT, prefer_one_pass=True)
-    right = oracle(*inputs, torch.ones_like(inputs[0]), True)
+    right = oracle(*inputs, torch.ones_like(inputs[0]), AttentionProblem(is_causal=True))
     leaves = [tensor.requires_grad_() for tensor in inputs]
     out = flash_attention(*leaves, True)
     out.sum().backward()
@@ -293,7 +294,7 @@ def test_tuning_for_real(dtype: torch.dtype) -> None:
     tune(q, k, v, True, candidates=[Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 1), too_large], tell=lines.append)
     assert any(line.startswith("forward 128 × ") and "OutOfResources" in line for line in lines)
     problem = TuningProblem(q, k, v, True, None)
-    right = oracle(q, k, v, gradient, True)
+    right = oracle(q, k, v, gradient, AttentionProblem(is_causal=True))
     slowest = Tilings(*[Tiling(32, 32, 4, 1)] * 4)
     for chosen in (problem.present(), slowest, Tilings(*[Tiling(32, 32, 4, 1)] * 4, prefer_one_pass=True)):
         problem.use(chosen)

@@ -5,13 +5,13 @@ slice of the keys of one key head, for all queries of all query heads that share
 writes its part of the output with the log-sum-exp of its slice; a second kernel weighs the parts. After Dao, Haziza,
 Massa and Sizov, "Flash-Decoding for long-context inference" (2023).
 
-Tensors are as in `launch`. Masked calls are none of this: aligned top-left, few queries see few keys only.
+Tensors are as in `launch`. Masked calls are none of this: aligned top-left, few queries see few keys only. One query,
+aligned bottom-right, sees all keys, and is.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.attention.triton.inputs import capability, has_tensor_descriptors
 from kernels.attention.triton.kernels import LN_2, attend, program
-from kernels.attention.triton.launch import LAUNCHES, Kind, kind, source
+from kernels.attention.triton.launch import LAUNCHES, Kind, Scoring, kind, source
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import Address, Launch
 
@@ -65,10 +65,11 @@ PLANS = {
 }
 
 
-def suits(q: Tensor, k: Tensor, is_causal: bool) -> bool:
+def suits(q: Tensor, k: Tensor, scoring: Scoring, bounds: Tensor | None = None) -> bool:
     """Return True if inputs (batch, heads, rows, head_dim) are few queries to many keys, in half precision."""
     return (
-        not is_causal
+        scoring[:3] == (False, None, None)
+        and bounds is None
         and q.shape[2] <= MOST_QUERIES
         and k.shape[2] >= FEWEST_KEYS
         and q.shape[2] * (q.shape[1] // k.shape[1]) <= MOST_ROWS
@@ -76,18 +77,24 @@ def suits(q: Tensor, k: Tensor, is_causal: bool) -> bool:
     )
 
 
-def decode(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, plan: Plan | None = None) -> None:
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, plan: Plan | None = None
+) -> None:
     """Fill `out` and `logsumexp`, for inputs that `suits`."""
     plan = plan or PLANS[padded_width(q.shape[-1])]
     tma = plan.tma and all(has_tensor_descriptors(tensor) for tensor in (k, v))
-    attend_to_slices, combine, room = _launches(kind(q), kind(k), kind(v), kind(out), tma, plan)
+    attend_to_slices, combine, room = _launches(
+        kind(q), kind(k), kind(v), kind(out), scoring.factor, scoring.inner, tma, plan
+    )
     parts = out.new_empty(room, dtype=torch.float32)
     attend_to_slices((q, k, v, parts))
     combine((parts, out, logsumexp))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
-def _launches(q: Kind, k: Kind, v: Kind, out: Kind, tma: bool, plan: Plan) -> tuple[Launch, Launch, int]:
+def _launches(
+    q: Kind, k: Kind, v: Kind, out: Kind, scale: float, inner: float | None, tma: bool, plan: Plan
+) -> tuple[Launch, Launch, int]:
     """The launches of both kernels, and the elements of the room between them: parts, and behind them log-sum-exps."""
     batches, heads, queries, head_dim = out.shape
     key_heads, keys = k.shape[1:3]
@@ -101,7 +108,7 @@ def _launches(q: Kind, k: Kind, v: Kind, out: Kind, tma: bool, plan: Plan) -> tu
         (
             Address(0), source(1, k, plan.keys, width, tma), source(2, v, plan.keys, width, tma),
             Address(3), Address(3, splits * numbers * width), q.strides, k.strides, v.strides,
-            heads, queries, keys, splits, length, math.log2(math.e) / math.sqrt(head_dim),
+            heads, queries, keys, splits, length, scale, inner,
         ),
         {
             "GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "TMA": tma, "AHEAD": ahead, "KEYS": plan.keys,
@@ -143,13 +150,13 @@ def _multiprocessors(device: torch.device) -> int:
 def slices_kernel(
     q, k, v, parts, exponents,
     q_strides, k_strides, v_strides,
-    heads, queries, keys, splits, length, scale,
+    heads, queries, keys, splits, length, scale, inner,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr,
     AHEAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Output (splits, batch, heads, queries, WIDTH) and log-sum-exp in powers of two of one slice of the keys.
 
-    A tile has a row for each query of each head of the group. `scale` is log2(e)/√d.
+    A tile has a row for each query of each head of the group.
     """
     if AHEAD:
         gdc_launch_dependents()
@@ -170,11 +177,11 @@ def slices_kernel(
     free = end // KEYS * KEYS
     accumulator, maximum, total = attend(
         accumulator, maximum, total, (q_tile,), k, v, k_strides, v_strides, batch, head, rows, keys, scale,
-        start, free, False, HEAD_DIM, WIDTH, "ieee", TMA, KEYS, False,
+        inner, None, None, start, free, False, HEAD_DIM, WIDTH, "ieee", TMA, KEYS, False,
     )  # fmt: skip
     accumulator, maximum, total = attend(
         accumulator, maximum, total, (q_tile,), k, v, k_strides, v_strides, batch, head, rows, keys, scale,
-        free, end, False, HEAD_DIM, WIDTH, "ieee", TMA, KEYS, True,
+        inner, None, None, free, end, False, HEAD_DIM, WIDTH, "ieee", TMA, KEYS, True,
     )  # fmt: skip
     # A slice whose scores are all −∞ has the weight 0, if there are others.
     part = accumulator / tl.where(total == 0, 1.0, total)[:, None]

@@ -9,11 +9,14 @@ s·log2(e)/√d goes into exp2, one multiply-add before the one instruction that
 query of the program sees need no mask; those across the diagonal or the end of the keys come last, and tiles above the
 diagonal are never visited.
 
+A soft cap c makes tanh(s/(c√d)) of s, and c·log2(e) of the factor. `scale` is this factor, `inner` 1/(c√d) or None.
+`lower`, `upper` and `bounds` are those of `visible`; plain masks have none of them, and then nothing of it is compiled.
+
 Backward: weights P are computed again from the saved log-sum-exp.
 
     D  = rowsum(dO∘O) − dL     one number per query; dL is the gradient that arrives at the log-sum-exp, if any
     P  = exp(QKᵀ/√d − L)       dV = Pᵀ dO
-    dP = dO Vᵀ                 dS = P∘(dP − D)
+    dP = dO Vᵀ                 dS = P∘(dP − D), with a soft cap times 1 − tanh²
     dQ = dS K/√d               dK = dSᵀ Q/√d
 
 `keys_kernel` keeps a tile of keys and walks over the queries that see it. It can add each tile's share of dQ to a
@@ -32,6 +35,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.attention.triton.operands import add_product, as_operand, held, product, split, transposed
+from kernels.attention.triton.visible import span, span_of_tile, visible
 from kernels.interpreted import patch_interpreter
 
 patch_interpreter()
@@ -103,6 +107,30 @@ def load_operand(
 
 
 @triton.jit
+def capped(scores, inner):
+    """tanh(inner · scores), which is then scaled by the soft cap; the scores themselves without one.
+
+    By a series where 1 − 2/(eˣ + 1) would lose digits.
+    """
+    if inner is not None:
+        x = scores * inner
+        squared = x * x
+        series = x * (
+            1 + squared * (-0.33333334 + squared * (0.13333334 + squared * (-0.05396825 + squared * 0.021869488)))
+        )
+        scores = tl.where(tl.abs(x) < 0.25, series, 1 - 2 / (tl.exp2(x * (2 * LOG2_E)) + 1))
+    return scores
+
+
+@triton.jit
+def uncapped(weights, scores, inner):
+    """The weights times the slope of `capped`, which returned these scores: as factors of the scores' gradients."""
+    if inner is not None:
+        weights = weights * (1 - scores * scores)
+    return weights
+
+
+@triton.jit
 def split_kernel(
     tensor, parts, strides, part_strides, heads, rows,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
@@ -116,18 +144,18 @@ def split_kernel(
     store_tile(parts, part_strides, 3 * batch + 2, head, start, rows, third, ROWS, COLUMNS, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lower", "upper"])
 def forward_kernel(
     q, k, v, out, logsumexp,
     q_strides, k_strides, v_strides, out_strides,
-    heads, queries, keys, scale,
+    heads, queries, keys, scale, inner, lower, upper, bounds,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
-    """out and its log-sum-exp (natural, contiguous) for one tile of queries. `scale` is log2(e)/√d."""
+    """out and its log-sum-exp (natural, contiguous) for one tile of queries."""
     tiles = tl.cdiv(queries, QUERIES)
     tile, head, batch = program(tiles, heads)
-    if CAUSAL:
+    if CAUSAL or upper is not None:
         tile = tiles - 1 - tile  # the longest rows first: short ones fill the gaps at the end
     start = tile * QUERIES
     rows = start + tl.arange(0, QUERIES)
@@ -135,20 +163,32 @@ def forward_kernel(
     accumulator = tl.zeros([QUERIES, WIDTH], tl.float32)
     maximum = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
+    low = None
+    high = None
+    free = 0
     if CAUSAL:
         end = tl.minimum(start + QUERIES, keys)
-        free = tl.minimum(start, keys) // KEYS * KEYS
+        bound = tl.minimum(start, keys) // KEYS * KEYS
     else:
         end = keys
-        free = keys // KEYS * KEYS
+        bound = keys // KEYS * KEYS
+    if lower is not None or upper is not None or bounds is not None:
+        low, high = span(rows[:, None], queries, keys, lower, upper, bounds)
+        begin, free, bound, end = span_of_tile(start, queries, keys, lower, upper, bounds, QUERIES, KEYS)
+        accumulator, maximum, total = attend(
+            accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
+            inner, low, high, begin, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
+        )  # fmt: skip
     accumulator, maximum, total = attend(
         accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
-        0, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
+        inner, low, high, free, bound, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
     )  # fmt: skip
     accumulator, maximum, total = attend(
         accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
-        free, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
+        inner, low, high, bound, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
     )  # fmt: skip
+    if low is not None:  # a query that sees no key has the output 0, and the log-sum-exp −∞
+        total = tl.where(maximum == -float("inf"), 1.0, total)
     store_tile(out, out_strides, batch, head, start, queries, accumulator / total[:, None], QUERIES, HEAD_DIM, WIDTH)
     first = (batch * heads + head).to(tl.int64) * queries
     tl.store(logsumexp + first + rows, (maximum + tl.log2(total)) * LN_2, mask=rows < queries)
@@ -156,21 +196,21 @@ def forward_kernel(
 
 @triton.jit
 def attend(
-    accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head, rows, keys, scale,
-    start, end,
+    accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head, rows, keys, scale, inner,
+    low, high, start, end,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The running softmax after the keys from `start` to `end`."""
     for first in tl.range(start, end, KEYS):
         k_tile = load_operand(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
-        scores = product(q_tile, transposed(k_tile, PRECISION), PRECISION)
+        scores = capped(product(q_tile, transposed(k_tile, PRECISION), PRECISION), inner)
         if MASKED:
             columns = first + tl.arange(0, KEYS)
-            visible = (columns < keys)[None, :]
-            if CAUSAL:
-                visible = visible & (columns[None, :] <= rows[:, None])
-            scores = tl.where(visible, scores, -float("inf"))
+            seen = visible(
+                (columns < keys)[None, :], rows[:, None], columns[None, :], columns[None, :], low, high, CAUSAL
+            )
+            scores = tl.where(seen, scores, -float("inf"))
         raised = tl.maximum(maximum, tl.max(scores, 1) * scale)
         base = tl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
         weights = tl.exp2(scores * scale - base[:, None])
@@ -236,17 +276,17 @@ def finish_kernel(
     store_tile(dq, dq_strides, batch, head, tile * ROWS, queries, values, ROWS, HEAD_DIM, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lower", "upper"])
 def keys_kernel(
     q, k, v, do, exponents, deltas, dq_sum, dk, dv,
     q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides,
-    heads, queries, keys, padded, scale, root,
+    heads, queries, keys, padded, scale, root, inner, lower, upper, bounds,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, ONE_PASS: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys; if ONE_PASS, its share of √d·dQ goes to `dq_sum` (batch, heads, padded, WIDTH).
+    """dK and dV of one tile of keys; if ONE_PASS, its share of dQ/root goes to `dq_sum` (batch, heads, padded, WIDTH).
 
-    `scale` is log2(e)/√d, `root` 1/√d.
+    `root` is 1/√d, or the scale that takes its place.
     """
     tile, head, batch = program(tl.cdiv(keys, KEYS), heads // GROUP)
     start = tile * KEYS
@@ -259,21 +299,38 @@ def keys_kernel(
     if CAUSAL:
         first = tl.minimum(start, queries) // QUERIES * QUERIES
         free = tl.minimum(tl.cdiv(start + KEYS, QUERIES) * QUERIES, queries)
+    low = None
+    high = None
+    bound = queries
+    end = queries
+    if lower is not None or upper is not None or bounds is not None:
+        # Turned round: of keys, the queries that see them.
+        from_upper = None if upper is None else -upper
+        to_lower = None if lower is None else -lower
+        low, high = span((start + tl.arange(0, KEYS))[:, None], keys, queries, from_upper, to_lower, bounds)
+        first, free, bound, end = span_of_tile(start, keys, queries, from_upper, to_lower, bounds, KEYS, QUERIES)
     if start + KEYS > keys:
-        free = queries
+        free = end
+        bound = end
     for member in range(GROUP):
         query_head = head * GROUP + member
         plane = (batch * heads + query_head).to(tl.int64) * padded
         dk_tile, dv_tile = _visit_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
-            plane, batch, query_head, start, queries, keys, scale, first, free,
+            plane, batch, query_head, start, queries, keys, scale, inner, low, high, first, free,
             CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, True,
         )  # fmt: skip
         dk_tile, dv_tile = _visit_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
-            plane, batch, query_head, start, queries, keys, scale, free, queries,
+            plane, batch, query_head, start, queries, keys, scale, inner, low, high, free, bound,
             CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, False,
         )  # fmt: skip
+        if low is not None:
+            dk_tile, dv_tile = _visit_queries(
+                dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
+                plane, batch, query_head, start, queries, keys, scale, inner, low, high, bound, end,
+                CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, True,
+            )  # fmt: skip
     store_tile(dk, dk_strides, batch, head, start, keys, dk_tile * root, KEYS, HEAD_DIM, WIDTH)
     store_tile(dv, dv_strides, batch, head, start, keys, dv_tile, KEYS, HEAD_DIM, WIDTH)
 
@@ -281,7 +338,7 @@ def keys_kernel(
 @triton.jit
 def _visit_queries(
     dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
-    plane, batch, head, start, queries, keys, scale, begin, end,
+    plane, batch, head, start, queries, keys, scale, inner, low, high, begin, end,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ONE_PASS: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -295,14 +352,13 @@ def _visit_queries(
             )
             dp = product(v_tile, transposed(do_tile, PRECISION), PRECISION)
         exponent = tl.load(exponents + plane + rows)
-        scores = product(k_tile, transposed(q_tile, PRECISION), PRECISION)
+        scores = capped(product(k_tile, transposed(q_tile, PRECISION), PRECISION), inner)
         weights = tl.exp2(scores * scale - exponent[None, :])
         if MASKED:
             columns = start + tl.arange(0, KEYS)
-            visible = (columns < keys)[:, None]
-            if CAUSAL:
-                visible = visible & (columns[:, None] <= rows[None, :])
-            weights = tl.where(visible, weights, 0.0)
+            seen = visible((columns < keys)[:, None], rows[None, :], columns[:, None], rows[None, :], low, high, CAUSAL)
+            weights = tl.where(seen, weights, 0.0)
+        sloped = uncapped(weights, scores, inner)
         if ONE_PASS:
             do_tile = load_operand(
                 do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION
@@ -311,7 +367,7 @@ def _visit_queries(
         if ONE_PASS:
             dp = product(v_tile, transposed(do_tile, PRECISION), PRECISION)
         delta = tl.load(deltas + plane + rows)
-        ds = as_operand(weights * (dp - delta[None, :]), q_tile[0].dtype, PRECISION)
+        ds = as_operand(sloped * (dp - delta[None, :]), q_tile[0].dtype, PRECISION)
         dk_tile = add_product(ds, q_tile, dk_tile, PRECISION)
         if ONE_PASS:
             share = product(transposed(ds, PRECISION), k_tile, PRECISION)
@@ -323,18 +379,18 @@ def _visit_queries(
     return dk_tile, dv_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lower", "upper"])
 def queries_kernel(
     q, k, v, do, exponents, deltas, dq,
     q_strides, k_strides, v_strides, do_strides, dq_strides,
-    heads, queries, keys, padded, scale, root,
+    heads, queries, keys, padded, scale, root, inner, lower, upper, bounds,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """dQ of one tile of queries."""
     tiles = tl.cdiv(queries, QUERIES)
     tile, head, batch = program(tiles, heads)
-    if CAUSAL:
+    if CAUSAL or upper is not None:
         tile = tiles - 1 - tile
     start = tile * QUERIES
     rows = start + tl.arange(0, QUERIES)
@@ -344,27 +400,37 @@ def queries_kernel(
     exponent = tl.load(exponents + plane + rows)
     delta = tl.load(deltas + plane + rows)
     dq_tile = tl.zeros([QUERIES, WIDTH], tl.float32)
+    low = None
+    high = None
+    free = 0
     if CAUSAL:
         end = tl.minimum(start + QUERIES, keys)
-        free = tl.minimum(start, keys) // KEYS * KEYS
+        bound = tl.minimum(start, keys) // KEYS * KEYS
     else:
         end = keys
-        free = keys // KEYS * KEYS
+        bound = keys // KEYS * KEYS
+    if lower is not None or upper is not None or bounds is not None:
+        low, high = span(rows[:, None], queries, keys, lower, upper, bounds)
+        begin, free, bound, end = span_of_tile(start, queries, keys, lower, upper, bounds, QUERIES, KEYS)
+        dq_tile = _visit_keys(
+            dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys,
+            scale, inner, low, high, begin, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
+        )  # fmt: skip
     dq_tile = _visit_keys(
-        dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
-        0, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
+        dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys,
+        scale, inner, low, high, free, bound, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
     )  # fmt: skip
     dq_tile = _visit_keys(
-        dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
-        free, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
+        dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys,
+        scale, inner, low, high, bound, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
     )  # fmt: skip
     store_tile(dq, dq_strides, batch, head, start, queries, dq_tile * root, QUERIES, HEAD_DIM, WIDTH)
 
 
 @triton.jit
 def _visit_keys(
-    dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head, rows, keys, scale,
-    begin, end,
+    dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head, rows, keys,
+    scale, inner, low, high, begin, end,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -373,14 +439,15 @@ def _visit_keys(
         v_tile = load_operand(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
         dp = product(do_tile, transposed(v_tile, PRECISION), PRECISION)
         k_tile = load_operand(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
-        scores = product(q_tile, transposed(k_tile, PRECISION), PRECISION)
+        scores = capped(product(q_tile, transposed(k_tile, PRECISION), PRECISION), inner)
         weights = tl.exp2(scores * scale - exponent[:, None])
         if MASKED:
             columns = first + tl.arange(0, KEYS)
-            visible = (columns < keys)[None, :]
-            if CAUSAL:
-                visible = visible & (columns[None, :] <= rows[:, None])
-            weights = tl.where(visible, weights, 0.0)
-        ds = as_operand(weights * (dp - delta[:, None]), k_tile[0].dtype, PRECISION)
+            seen = visible(
+                (columns < keys)[None, :], rows[:, None], columns[None, :], columns[None, :], low, high, CAUSAL
+            )
+            weights = tl.where(seen, weights, 0.0)
+        sloped = uncapped(weights, scores, inner)
+        ds = as_operand(sloped * (dp - delta[:, None]), k_tile[0].dtype, PRECISION)
         dq_tile = add_product(ds, k_tile, dq_tile, PRECISION)
     return dq_tile

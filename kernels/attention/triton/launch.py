@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.attention.problem import band_of
 from kernels.attention.triton import tilings
 from kernels.attention.triton.inputs import has_tensor_descriptors
 from kernels.attention.triton.kernels import (
@@ -28,6 +29,7 @@ from kernels.attention.triton.kernels import (
 )
 from kernels.attention.triton.operands import PARTS
 from kernels.attention.triton.tilings import Tiling, padded_width
+from kernels.attention.triton.visible import bounds_kernel
 from kernels.launching import Address, Launch, Window
 
 ROW_TILE = 128
@@ -36,6 +38,8 @@ ROW_ELEMENTS = 8192
 """Elements of a tile of the kernels that read rows: two such tiles fit into four warps' registers."""
 SPLIT_ROWS = 32
 """Rows of a tile of the kernel that splits float32 into parts."""
+BOUNDS_TOKENS, BOUNDS_ENDS = 128, 64
+"""Sizes of a tile of the kernel that finds the documents' bounds."""
 LAUNCHES = 256
 """Launches of each kernel that are kept: one for each set of shapes and strides."""
 
@@ -54,19 +58,68 @@ def kind(tensor: Tensor) -> Kind:
     return Kind(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
+class Scoring(NamedTuple):
+    """How scores become weights, except for documents, which are a tensor: all that kernels need to know of it."""
+
+    is_causal: bool
+    """The plain causal mask, aligned top-left; `lower` and `upper` then are None."""
+    lower: int | None
+    upper: int | None
+    """The visible diagonals of another mask, as in `Band`."""
+    scale: float
+    softcap: float | None
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, is_causal: bool, *, scale: float | None = None, window: int | None = None,
+        softcap: float | None = None, bottom_right: bool = False, documents: bool = False,
+    ) -> Scoring:  # fmt: skip
+        """Return the scoring of queries and keys (…, rows, head_dim). With documents, all bounds are explicit."""
+        lower, upper = band_of(q.shape[-2], k.shape[-2], is_causal, window=window, bottom_right=bottom_right)
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        is_plain = (lower, upper) == (None, 0) and not documents
+        return cls(is_plain, lower, None if is_plain else upper, scale, softcap)
+
+    @property
+    def factor(self) -> float:
+        """What the kernels call `scale`."""
+        return math.log2(math.e) * (self.scale if self.softcap is None else self.softcap)
+
+    @property
+    def inner(self) -> float | None:
+        """What the kernels call `inner`."""
+        return None if self.softcap is None else self.scale / self.softcap
+
+
+def document_bounds(document_ends: Tensor, tokens: int) -> Tensor:
+    """Return where each token's document starts and stops, (2, tokens), int32, of `kernels.attention.masks`."""
+    bounds = document_ends.new_empty((2, tokens))
+    _bounds_launch(tokens, document_ends.shape[0])((document_ends.contiguous(), bounds))
+    return bounds
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _bounds_launch(tokens: int, documents: int) -> Launch:
+    return Launch(
+        bounds_kernel, triton.cdiv(tokens, BOUNDS_TOKENS), (Address(0), Address(1), documents, tokens),
+        {"TOKENS": BOUNDS_TOKENS, "ENDS": BOUNDS_ENDS},
+    )  # fmt: skip
+
+
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, precision: str,
-    tiling: Tiling | None = None,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, precision: str,
+    tiling: Tiling | None = None, bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill `out` and `logsumexp`, from `operands`."""
     tiling = tiling or tilings.choose((q, k, v), padded_width(out.shape[-1]), precision).forward
     tma = _through_descriptors(q, k, v)
-    _forward_launch(kind(q), kind(k), kind(v), kind(out), is_causal, precision, tma, tiling)((q, k, v, out, logsumexp))
+    launch = _forward_launch(kind(q), kind(k), kind(v), kind(out), scoring, bounds is not None, precision, tma, tiling)
+    launch((q, k, v, out, logsumexp, *_some(bounds)))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
 def _forward_launch(
-    q: Kind, k: Kind, v: Kind, out: Kind, is_causal: bool, precision: str, tma: bool, tiling: Tiling
+    q: Kind, k: Kind, v: Kind, out: Kind, scoring: Scoring, documents: bool, precision: str, tma: bool, tiling: Tiling
 ) -> Launch:
     batches, heads, queries, head_dim = out.shape
     width = padded_width(head_dim)
@@ -77,10 +130,11 @@ def _forward_launch(
             source(0, q, tiling.queries, width, tma), source(1, k, tiling.keys, width, tma),
             source(2, v, tiling.keys, width, tma), Address(3), Address(4),
             q.strides, k.strides, v.strides, out.strides,
-            heads, queries, k.shape[2], math.log2(math.e) / math.sqrt(head_dim),
+            heads, queries, k.shape[2], scoring.factor,
+            scoring.inner, scoring.lower, scoring.upper, Address(5) if documents else None,
         ),
         {
-            "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal,
+            "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": scoring.is_causal,
             "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold, **tiling.launch_options(),
         },
     )  # fmt: skip
@@ -89,7 +143,8 @@ def _forward_launch(
 def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     dq: Tensor | None, dk: Tensor | None, dv: Tensor | None,
-    logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
+    logsumexp: Tensor, logsumexp_gradient: Tensor | None, scoring: Scoring, precision: str,
+    bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill dq, dk and dv, of which dq or both dk and dv may be None.
 
@@ -107,29 +162,29 @@ def backward(
     (out_gradient,) = operands(precision, out_gradient)
     inputs = q_operand, k_operand, v_operand, out_gradient, exponents, deltas
     if dk is not None and dv is not None:
-        keys(*inputs, dk, dv, is_causal, precision, dq_sum)
+        keys(*inputs, dk, dv, scoring, precision, dq_sum, bounds=bounds)
     if dq is None:
         return
     if dq_sum is None:
-        queries(*inputs, dq, is_causal, precision)
+        queries(*inputs, dq, scoring, precision, bounds=bounds)
     else:
-        finish_dq(dq_sum, dq)
+        finish_dq(dq_sum, dq, scoring.scale)
 
 
-def finish_dq(dq_sum: Tensor, dq: Tensor) -> None:
+def finish_dq(dq_sum: Tensor, dq: Tensor, scale: float) -> None:
     """Fill dq from the sum that `keys` computed."""
-    _finish_launch(kind(dq), kind(dq_sum))((dq_sum, dq))
+    _finish_launch(kind(dq), kind(dq_sum), scale)((dq_sum, dq))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
-def _finish_launch(dq: Kind, dq_sum: Kind) -> Launch:
+def _finish_launch(dq: Kind, dq_sum: Kind, scale: float) -> Launch:
     batches, heads, queries, head_dim = dq.shape
     width = dq_sum.shape[-1]
     size = rows_per_program(width)
     return Launch(
         finish_kernel,
         triton.cdiv(queries, size) * heads * batches,
-        (Address(0), Address(1), dq.strides, heads, queries, dq_sum.shape[2], 1 / math.sqrt(head_dim)),
+        (Address(0), Address(1), dq.strides, heads, queries, dq_sum.shape[2], scale),
         {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size, "OVERLAP": False},
     )
 
@@ -193,9 +248,10 @@ def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, cl
 
 def keys(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dk: Tensor, dv: Tensor,
-    is_causal: bool, precision: str, dq_sum: Tensor | None = None, tiling: Tiling | None = None,
+    scoring: Scoring, precision: str, dq_sum: Tensor | None = None, tiling: Tiling | None = None,
+    bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill dk and dv. Add √d·dQ to `dq_sum`, which has the shape of `exponents` with one more axis, unless it is None.
+    """Fill dk and dv. Add dQ/scale to `dq_sum`, of `exponents`' shape with one more axis, unless it is None.
 
     The first four arguments are `operands`.
     """
@@ -205,19 +261,20 @@ def keys(
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _keys_launch(
         kind(q), kind(k), kind(v), kind(out_gradient), kind(dk), kind(dv), exponents.shape[2], dq_sum is not None,
-        is_causal, precision, tma, tiling,
+        scoring, bounds is not None, precision, tma, tiling,
     )  # fmt: skip
-    launch((q, k, v, out_gradient, exponents, deltas, exponents if dq_sum is None else dq_sum, dk, dv))
+    dq_sum = exponents if dq_sum is None else dq_sum
+    launch((q, k, v, out_gradient, exponents, deltas, dq_sum, dk, dv, *_some(bounds)))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
 def _keys_launch(
     q: Kind, k: Kind, v: Kind, out_gradient: Kind, dk: Kind, dv: Kind, padded: int, one_pass: bool,
-    is_causal: bool, precision: str, tma: bool, tiling: Tiling,
+    scoring: Scoring, documents: bool, precision: str, tma: bool, tiling: Tiling,
 ) -> Launch:  # fmt: skip
     batches, key_heads, length, head_dim = dk.shape
     heads, queries = q.shape[1:3]
-    width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
+    width = padded_width(head_dim)
     assert ROW_TILE % tiling.queries == 0, "buffers of numbers per query end with a tile"
     dq_sum: Any = Address(6)
     if one_pass and tma:
@@ -231,10 +288,11 @@ def _keys_launch(
             source(2, v, tiling.keys, width, tma), source(3, out_gradient, tiling.queries, width, tma),
             Address(4), Address(5), dq_sum, Address(7), Address(8),
             q.strides, k.strides, v.strides, out_gradient.strides, dk.strides, dv.strides,
-            heads, queries, length, padded, math.log2(math.e) * root, root,
+            heads, queries, length, padded, scoring.factor, scoring.scale,
+            scoring.inner, scoring.lower, scoring.upper, Address(9) if documents else None,
         ),
         {
-            "GROUP": heads // key_heads, "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal,
+            "GROUP": heads // key_heads, "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": scoring.is_causal,
             "ONE_PASS": one_pass, "PRECISION": precision, "TMA": tma, **tiling.launch_options(),
         },
     )  # fmt: skip
@@ -242,24 +300,25 @@ def _keys_launch(
 
 def queries(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dq: Tensor,
-    is_causal: bool, precision: str, tiling: Tiling | None = None,
+    scoring: Scoring, precision: str, tiling: Tiling | None = None, bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill dq. The first four arguments are `operands`."""
     tiling = tiling or tilings.choose((q, k, v), padded_width(dq.shape[-1]), precision).queries
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _queries_launch(
-        kind(q), kind(k), kind(v), kind(out_gradient), kind(dq), exponents.shape[2], is_causal, precision, tma, tiling
-    )
-    launch((q, k, v, out_gradient, exponents, deltas, dq))
+        kind(q), kind(k), kind(v), kind(out_gradient), kind(dq), exponents.shape[2],
+        scoring, bounds is not None, precision, tma, tiling,
+    )  # fmt: skip
+    launch((q, k, v, out_gradient, exponents, deltas, dq, *_some(bounds)))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
 def _queries_launch(
     q: Kind, k: Kind, v: Kind, out_gradient: Kind, dq: Kind, padded: int,
-    is_causal: bool, precision: str, tma: bool, tiling: Tiling,
+    scoring: Scoring, documents: bool, precision: str, tma: bool, tiling: Tiling,
 ) -> Launch:  # fmt: skip
     batches, heads, length, head_dim = dq.shape
-    width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
+    width = padded_width(head_dim)
     assert ROW_TILE % tiling.queries == 0, "buffers of numbers per query end with a tile"
     return Launch(
         queries_kernel,
@@ -269,10 +328,11 @@ def _queries_launch(
             source(2, v, tiling.keys, width, tma), source(3, out_gradient, tiling.queries, width, tma),
             Address(4), Address(5), Address(6),
             q.strides, k.strides, v.strides, out_gradient.strides, dq.strides,
-            heads, length, k.shape[2], padded, math.log2(math.e) * root, root,
+            heads, length, k.shape[2], padded, scoring.factor, scoring.scale,
+            scoring.inner, scoring.lower, scoring.upper, Address(7) if documents else None,
         ),
         {
-            "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal,
+            "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": scoring.is_causal,
             "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold, **tiling.launch_options(),
         },
     )  # fmt: skip
@@ -281,6 +341,10 @@ def _queries_launch(
 def rows_per_program(width: int) -> int:
     """Return the rows of a tile of `rows_kernel` and `finish_kernel`; a divisor of `ROW_TILE`."""
     return min(ROW_TILE, ROW_ELEMENTS // width)
+
+
+def _some(bounds: Tensor | None) -> tuple[Tensor, ...]:
+    return () if bounds is None else (bounds,)
 
 
 def _through_descriptors(*tensors: Tensor) -> bool:

@@ -68,7 +68,8 @@ class TuningProblem:
             raise ValueError(f"there is nothing to tune for: q's shape is {tuple(q.shape)}")
         q, k, v, out = with_heads(q.detach(), k.detach(), v.detach(), out)
         gradient = torch.empty_like(out).normal_(generator=torch.Generator(q.device).manual_seed(0))
-        self._gradient, self._inputs, self._is_causal = gradient, (q, k, v), is_causal
+        self._gradient, self._inputs = gradient, (q, k, v)
+        self._scoring = launch.Scoring.of(q, k, is_causal)
         self.precision = precision_of(q, tf32_is_allowed() if tf32 is None else tf32)
         first, second, third = launch.operands(self.precision, q, k, v)
         self._operands, self._width = (first, second, third), padded_width(q.shape[-1])
@@ -81,13 +82,11 @@ class TuningProblem:
         self.use(replace(chosen, prefer_one_pass=kernel == "one_pass"))
         out, logsumexp = self.results["out"], self.results["logsumexp"]
         if kernel == "forward":
-            launch.forward(*self._operands, out, logsumexp, self._is_causal, self.precision)
+            launch.forward(*self._operands, out, logsumexp, self._scoring, self.precision)
             return "out", "logsumexp"
         names = {"keys": ("dk", "dv"), "queries": ("dq",)}.get(kernel, ("dq", "dk", "dv"))
         dq, dk, dv = (self.results[name] if name in names else None for name in ("dq", "dk", "dv"))
-        launch.backward(
-            self._gradient, *self._inputs, out, dq, dk, dv, logsumexp, None, self._is_causal, self.precision
-        )
+        launch.backward(self._gradient, *self._inputs, out, dq, dk, dv, logsumexp, None, self._scoring, self.precision)
         return names
 
     def present(self) -> Tilings:

@@ -457,10 +457,19 @@ bool somebody_hears_of_launches() {
 // Does a call, whose results then take the place of its arguments, or returns false and leaves them.
 using Attempt = bool(const c10::OperatorHandle&, c10::DispatchKeySet, Stack&);
 
-constexpr size_t FORWARD_ARGUMENTS = 6;  // q, k, v, is_causal, tf32, only_hopper
+// q, k, v, is_causal, tf32, only_hopper, and the options: scale, window, softcap, document_ends, bottom_right
+constexpr size_t FORWARD_ARGUMENTS = 11;
+
+// Only calls without options are ever learned.
+bool has_options(at::ArrayRef<c10::IValue> options) {
+  return std::any_of(options.begin(), options.end(), [](const c10::IValue& option) {
+    return !option.isNone() && !(option.isBool() && !option.toBool());
+  });
+}
 
 bool attempt_forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack& stack) {
   const auto given = torch::jit::last(stack, FORWARD_ARGUMENTS);
+  if (has_options(given.slice(6))) return false;
   const Tensor &q = given[0].toTensor(), &k = given[1].toTensor(), &v = given[2].toTensor();
   const auto kernel = forwards.find(key_of({q, k, v}, given[3].toBool()));
   if (!kernel || somebody_hears_of_launches()) return false;
@@ -480,10 +489,10 @@ bool pass_autograd(const c10::OperatorHandle& operation, c10::DispatchKeySet key
 }
 
 bool attempt_backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack& stack) {
-  // the gradients of the output and of its log-sum-exp, q, k, v, the output, its log-sum-exp, is_causal, tf32
-  constexpr size_t ARGUMENTS = 9;
+  // the gradients of the output and of its log-sum-exp, q, k, v, the output, its log-sum-exp, is_causal, tf32, options
+  constexpr size_t ARGUMENTS = 14;
   const auto given = torch::jit::last(stack, ARGUMENTS);
-  if (!given[1].isNone()) return false;
+  if (!given[1].isNone() || has_options(given.slice(9))) return false;
   const Tensor out_gradient = with_rows(given[0].toTensor());
   const Tensor &q = given[2].toTensor(), &k = given[3].toTensor(), &v = given[4].toTensor();
   const Tensor &out = given[5].toTensor(), &logsumexp = given[6].toTensor();

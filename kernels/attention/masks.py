@@ -1,0 +1,78 @@
+"""The one rule of who sees whom, as tensors: each query sees consecutive keys, from `first` to before `end`.
+
+Both grow with the query. The Triton kernels compute the same numbers in registers (`triton.visible`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.attention.problem import band_of, may_see_nothing
+
+
+class VisibleKeys(NamedTuple):
+    """The keys that each query sees."""
+
+    first: Tensor | None
+    """(queries,) int64; None: 0."""
+    end: Tensor | None
+    """(queries,) int64; None: the number of keys."""
+    may_be_none: bool
+    """True if some queries see no key: their output is 0, and their log-sum-exp −∞."""
+
+    def hidden(self, keys: slice, queries: slice = slice(None)) -> Tensor | None:
+        """Return a mask (queries, keys), true where a query does not see a key; None if it sees all."""
+        hidden = None
+        for bounds, is_first in ((self.first, True), (self.end, False)):
+            if bounds is not None:
+                columns = torch.arange(keys.start, keys.stop, device=bounds.device)
+                rows = bounds[queries].unsqueeze(-1)
+                outside = columns < rows if is_first else columns >= rows
+                hidden = outside if hidden is None else hidden | outside
+        return hidden
+
+
+def visible_keys(
+    queries: int, keys: int, device: torch.device, is_causal: bool, *,
+    window: int | None = None, bottom_right: bool = False, document_ends: Tensor | None = None,
+) -> VisibleKeys:  # fmt: skip
+    """Return which keys the queries see; the arguments are those of `kernels.flash_attention`.
+
+    Raises:
+        ValueError: `document_ends` do not fit.
+    """
+    band = band_of(queries, keys, is_causal, window=window, bottom_right=bottom_right)
+    rows = torch.arange(queries, device=device)
+    first = None if band.lower is None else (rows + band.lower).clamp(min=0)
+    end = None if band.upper is None else (rows + (band.upper + 1)).clamp(0, keys)
+    if document_ends is not None:
+        check_documents(queries, keys, device, document_ends)
+        numbers = documents_of(document_ends, keys)
+        starts = torch.searchsorted(numbers, numbers)
+        stops = torch.searchsorted(numbers, numbers, right=True)
+        first = starts if first is None else torch.maximum(first, starts)
+        end = stops if end is None else torch.minimum(end, stops)
+    return VisibleKeys(first, end, may_see_nothing(queries, keys, band))
+
+
+def check_documents(queries: int, keys: int, device: torch.device, document_ends: Tensor) -> None:
+    """Check the form of `document_ends`. Their values, which may be on a GPU, are not read.
+
+    Raises:
+        ValueError: they do not fit the queries and keys.
+    """
+    if document_ends.dim() != 1 or document_ends.dtype != torch.int32 or document_ends.device != device:
+        raise ValueError(
+            f"document_ends must be int32 with one axis on {device}, not {document_ends.dtype} with "
+            f"{document_ends.dim()} on {document_ends.device}"
+        )
+    if queries != keys:
+        raise ValueError(f"packed documents have as many queries as keys, not {queries} and {keys}")
+
+
+def documents_of(document_ends: Tensor, tokens: int) -> Tensor:
+    """Return the number of each token's document, (tokens,). Tokens behind the last end are one more document."""
+    return torch.searchsorted(document_ends, torch.arange(tokens, device=document_ends.device), right=True)
