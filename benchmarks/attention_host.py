@@ -78,7 +78,8 @@ def passes(name: str, shape: tuple[int, ...], *, compiled: bool) -> tuple[Call, 
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if name == "triton":
-            return flash_attention(q, k, v, True)
+            out: Tensor = flash_attention(q, k, v, True)
+            return out
         return scaled_dot_product_attention(q, k, v, is_causal=True)
 
     if compiled:

@@ -3,9 +3,9 @@
     python -m benchmarks.crowd [--postgresql postgresql+psycopg://user@host/postgres]
 
 It starts a server and a worker. Each listener follows the events of one of the sweep's jobs, and of another one when
-that has ended. Each poller asks once a second for one of them, for the sweep, or for its page. One client submits
-ten jobs a second, or fewer if they take longer. An error is an answer other than 200 or 201, or a stream that ends
-before its job has.
+that has ended; once all listen, it measures. Each poller asks once a second for one of them, for the sweep, or for its
+page. One client submits ten jobs a second, or fewer if they take longer. An error is an answer other than 200 or 201,
+or a stream that ends before its job has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection
 from multiprocessing.queues import SimpleQueue
-from multiprocessing.synchronize import Event
+from multiprocessing.synchronize import Event, Semaphore
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,6 +54,8 @@ class Crowd:
 
     host: str
     port: int
+    listening: Semaphore
+    """Released by each stream that has begun or failed."""
     errors: list[str] = field(default_factory=list)
     events: int = 0
     polls_ms: list[float] = field(default_factory=list)
@@ -73,10 +75,12 @@ class Crowd:
             await client
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             self.errors.append(repr(error))
+            self.listening.release()
 
     async def _listen(self, job_ids: Sequence[int]) -> None:
         for job_id in job_ids:
             reader, writer = await self._ask(f"/jobs/{job_id}/events", {"Accept": "text/event-stream"})
+            self.listening.release()
             try:
                 last = b""
                 while line := await reader.readline():
@@ -152,10 +156,12 @@ def _measured(service: Service, sizes: Sequence[tuple[int, int]], seconds: float
 
 def _row(service: Service, sweep_id: int, job_ids: Sequence[int], size: tuple[int, int], seconds: float) -> Row:
     address = urlsplit(service.url)
-    crowd = Crowd(address.hostname or "", address.port or 0)
+    crowd = Crowd(address.hostname or "", address.port or 0, CONTEXT.Semaphore(0))
     ends, told = CONTEXT.Event(), CONTEXT.SimpleQueue()
     process = CONTEXT.Process(target=_be_crowd, args=(crowd, sweep_id, job_ids, size, ends, told))
     process.start()
+    for _ in range(size[0]):
+        crowd.listening.acquire()
     with connected(service.url) as connection:
         before, counts, begun = cpu_s(server_of(service)), _counts(connection, sweep_id), time.perf_counter()
         samples = list(_submissions(connection, seconds))

@@ -217,6 +217,7 @@ def measure(
         status, content = ask(connection, method, path.replace("{fresh}", next(fresh)))
         return 1000 * (time.perf_counter() - start), status, content
 
+    connection.close()  # the server may have done so while another one was asked
     send()
     begin, used_s = time.perf_counter(), cpu_s(server)
     samples: list[float] = []

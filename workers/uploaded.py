@@ -134,7 +134,20 @@ def implementation(code: CodeSpec, of: str = "attention") -> Implementation:
                 "torch.autograd.Function"
             )
         loaded = loaded.apply
-    return Implementation(code.label(), loaded, dtypes=dict.fromkeys(DEVICES, DTYPES), of=of)
+    everywhere = dict.fromkeys(DEVICES, DTYPES)
+    return Implementation(code.label(), loaded, dtypes=everywhere, features=_features(loaded), of=of)
+
+
+def _features(function: Any) -> frozenset[str]:
+    """Return the options of attention that a function has arguments for. Inputs with fewer key heads need none."""
+    from kernels.registry import FEATURES
+
+    try:
+        names = set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # one in another language has no signature
+        names = set()
+    documents = {"document_lengths"} if "document_ends" in names else set()
+    return FEATURES & (names | documents | {"num_kv_heads"})
 
 
 def content(code: CodeSpec) -> bytes:

@@ -31,7 +31,7 @@ ACCEPTED_AT_ONCE = 64
 # Net allocations between garbage collections. A table has tens of thousands of objects, none of them in cycles: with
 # Python's default of 700, scanning them again and again takes a third of a table's time.
 COLLECTS_AFTER = (50_000, 10, 10)
-SWITCH_S = 0.0005
+SWITCH_S = 0.001
 """How long a thread that computes keeps the others waiting. A submission waits so after each of its statements: with
 Python's default of 5 ms, a few people who looked at pages made it take a second."""
 

@@ -4,6 +4,7 @@ its tables."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,10 +19,17 @@ Device = Literal["auto", "cpu", "cuda"]
 Location = tuple[int | str, ...]
 MAX_CELLS = 10_000
 """Largest number of cells of one job."""
+MAX_LISTED = 4
+"""Largest number of values that the text of a list has."""
 
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$")]
 WarmupSteps = Annotated[int, Field(ge=0, le=100_000)] | None
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+KeyHeads = Annotated[int, Field(ge=1, le=1024)] | None
+Window = Annotated[int, Field(ge=1, le=1_048_576)] | None
+DocumentLengths = (
+    Annotated[list[Annotated[int, Field(ge=0, le=1_048_576)]], Field(min_length=1, max_length=1000)] | None
+)
 
 
 class StrictModel(BaseModel):
@@ -179,7 +187,7 @@ class SpecBase(StrictModel):
         The case is derived from the fields, so a new field is part of it unless the class says otherwise. A cell of a
         grid has the same case as a job with that single cell.
         """
-        identity = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
+        identity = self._measured()
         if cell is not None:
             identity = {**cell.coordinates(), **identity}
         identity, labels = self.normalised(identity)
@@ -240,9 +248,14 @@ class SpecBase(StrictModel):
         """Return all coordinates of the job; an axis with several values has them joined in one ("16/32/64")."""
         if not self.axes:
             return dict(self.case().coordinates)
-        common = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
+        common = self._measured()
         along = {name: listed(getattr(self, field)) for field, name in self.axes.items() if getattr(self, field)}
         return {**along, **common}
+
+    def _measured(self) -> dict[str, Scalar]:
+        """Return the fields that change the work and are no axes, flat; a list is one text."""
+        fields = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
+        return {name: _as_text(name, value) if isinstance(value, list) else value for name, value in fields.items()}
 
     @classmethod
     def example(cls) -> Self:
@@ -267,6 +280,15 @@ def _is_used(coordinate: str, identity: Mapping[str, Scalar]) -> bool:
         return identity[coordinate] is not None
     beside = coordinate.rpartition(".")[0] + "."
     return any(value is not None for name, value in identity.items() if name.startswith(beside))
+
+
+def _as_text(name: str, values: Sequence[Scalar]) -> str:
+    """Write a list as "512/256", a longer one as "16 document lengths (1a2b3c4d)": keys and tables have this text."""
+    text = "/".join(map(str, values))
+    if len(values) <= MAX_LISTED:
+        return text
+    what = name.rpartition(".")[2].replace("_", " ")
+    return f"{len(values)} {what} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:
@@ -343,6 +365,16 @@ def check_number_of_cells(spec: SpecBase, field: str) -> None:
     """
     if (number := spec.number_of_cells()) > MAX_CELLS:
         raise field_error(field, f"{number} cells; a job has at most {MAX_CELLS}: make several jobs of it")
+
+
+def check_documents(document_lengths: Sequence[int] | None, field: str, tokens: int, of: str) -> None:
+    """Check that packed documents fill their sequence, whose number of tokens is the field `of`.
+
+    Raises:
+        PydanticCustomError: they do not; blames `field`; for a model validator to raise.
+    """
+    if document_lengths is not None and (total := sum(document_lengths)) != tokens:
+        raise field_error(field, f"they have {total} tokens together, and {of} is {tokens}: make them equal")
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:

@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 from app.presets import BATCH_SIZE, MODEL_SIZES, VOCABULARY_SIZE, VOCABULARY_SIZES
 from app.specs._base import (
     Device,
+    DocumentLengths,
+    KeyHeads,
     Name,
     Named,
     Resources,
@@ -18,6 +20,8 @@ from app.specs._base import (
     SpecBase,
     StrictModel,
     WarmupSteps,
+    Window,
+    check_documents,
     field_error,
 )
 from app.specs._code import CodeSpec, Uploaded, coordinates, names
@@ -96,6 +100,13 @@ class ModelSpec(StrictModel):
     """Number of tokens in the vocabulary; of size `8b` 151 936 by default."""
     rope_theta: float = Field(default=10_000.0, gt=0, le=1e12)
     """Base of the rotary position embedding's angles."""
+    num_kv_heads: KeyHeads = None
+    """Heads of keys and values, each shared by as many query heads; divides num_heads. Null: as many as query heads."""
+    window: Window = None
+    """Tokens that a token sees back, itself included. Null: all before it."""
+    document_lengths: DocumentLengths = None
+    """Lengths of the documents that are packed into each sequence, together context_length: a token sees its own
+    document only. Null: one document."""
 
     @model_validator(mode="before")
     @classmethod
@@ -118,6 +129,8 @@ class ModelSpec(StrictModel):
                 f"d_model ({shape['d_model']}) must be a multiple of 2 × num_heads ({shape['num_heads']}): "
                 "rotary embeddings need an even head dimension",
             )
+        if self.num_kv_heads is not None and shape["num_heads"] % self.num_kv_heads:
+            raise field_error("num_kv_heads", f"must divide num_heads ({shape['num_heads']}): choose one that does")
         return self
 
     def shape(self) -> dict[str, int]:
@@ -125,6 +138,16 @@ class ModelSpec(StrictModel):
         own = {name: getattr(self, name) for name in HYPER_PARAMETERS if getattr(self, name) is not None}
         preset: Mapping[str, int] = {} if self.size is None else MODEL_SIZES[self.size]  # type: ignore[assignment]
         return {**preset, **own}
+
+    def coordinates(self) -> dict[str, Scalar]:
+        """Return the coordinates that spell out `size`, and leave out what is as without it."""
+        shape = self.shape()
+        key_heads = None if self.num_kv_heads == shape["num_heads"] else self.num_kv_heads
+        return {f"model.{name}": value for name, value in {**shape, "num_kv_heads": key_heads}.items()}
+
+    def check_documents(self, context_length: int) -> None:
+        """Check that the documents fill a spec's sequences; for its model validator."""
+        check_documents(self.document_lengths, "model/document_lengths", context_length, "context_length")
 
     def label(self) -> str:
         """Return the name that tables show: the preset with these hyper-parameters, else the hyper-parameters."""
@@ -241,6 +264,12 @@ class TrainingSpec(SpecBase):
         if self.cuda_graph:
             self._check_cuda_graph()
         self._check_memory_savers()
+        self.model.check_documents(self.context_length)
+        if self.model.document_lengths is not None and self.mode == "generate":
+            raise field_error(
+                "model/document_lengths",
+                "a prompt is one document: leave them out, or choose another mode",
+            )
         for field, name, default in (
             ("code", self.model.name, type(self.model).model_fields["name"].default),
             ("attention_code", self.attention, type(self).model_fields["attention"].default),
@@ -277,7 +306,7 @@ class TrainingSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields that the mode does not use to null."""
         del identity["model.size"]
-        identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        identity |= self.model.coordinates()
         identity = coordinates(identity, "code", self.code)
         identity = coordinates(identity, "attention_code", self.attention_code)
         identity = coordinates(identity, "step_code", self.step_code)

@@ -13,12 +13,16 @@ from app.presets import ATTENTION_PRESETS
 from app.specs._base import (
     Cell,
     Device,
+    DocumentLengths,
+    KeyHeads,
     Name,
     Named,
     Resources,
     Seed,
     SpecBase,
     WarmupSteps,
+    Window,
+    check_documents,
     check_lists,
     check_number_of_cells,
     field_error,
@@ -62,7 +66,7 @@ class AttentionCell(Cell):
         blocks = [f"{name} {size}" for name, size in (("br", self.br), ("bc", self.bc)) if size is not None]
         queries = [] if self.query_length is None else [f"query length {self.query_length}"]
         sizes = [*queries, f"length {self.sequence_length}", f"head dimension {self.head_dim}"]
-        return ", ".join([self.implementation, self.dtype, *sizes, "causal" if self.causal else "no mask", *blocks])
+        return ", ".join([self.implementation, self.dtype, *sizes, "causal" if self.causal else "not causal", *blocks])
 
 
 class AttentionSpec(SpecBase):
@@ -73,7 +77,8 @@ class AttentionSpec(SpecBase):
     """Attention implementations, as workers register them; empty with `code`: none beside it."""
     code: Annotated[CodeSpec | None, Uploaded("attention")] = None
     """A function of your own, measured and checked beside them: (q, k, v, is_causal) → output, each of the shape
-    (batch, heads, sequence, head_dim). Only workers started with --allow-code run it."""
+    (batch, heads, sequence, head_dim). It may have arguments window, softcap, scale, bottom_right and document_ends.
+    Only workers started with --allow-code run it."""
     head_dims: list[Annotated[int, Field(ge=1, le=1024)]] = Field(default=[64], min_length=1, max_length=100)
     """Head dimensions."""
     sequence_lengths: list[Annotated[int, Field(ge=1, le=1_048_576)]] = Field(
@@ -90,6 +95,20 @@ class AttentionSpec(SpecBase):
     """Sequences."""
     num_heads: int = Field(default=1, ge=1, le=1024)
     """Attention heads."""
+    num_kv_heads: KeyHeads = None
+    """Heads of keys and values, each shared by as many query heads; divides num_heads. Null: as many as query heads."""
+    window: Window = None
+    """Keys that a query sees back, its own position included, and as many forth where `causal` is false. Null: all."""
+    document_lengths: DocumentLengths = None
+    """Lengths of the documents that are packed into each sequence, together the sequence length: a query sees its own
+    document only. Null: one document."""
+    softcap: float | None = Field(default=None, gt=0, le=1e9)
+    """Scaled scores s become softcap · tanh(s / softcap). Null: they stay."""
+    scale: float | None = Field(default=None, gt=0, le=1e9)
+    """Factor of the scores. Null: 1 / √head_dim."""
+    bottom_right: bool = False
+    """With `query_length`, align a causal mask or a window with the last query and the last key, as in decoding with a
+    cache; false: with the first ones."""
     br: list[BlockSize] | None = Field(default=None, min_length=1, max_length=100)
     """Queries per tile, for `cpu_flash`; block size of the products of `cpu_blocked`; null: the library's own."""
     bc: list[BlockSize] | None = Field(default=None, min_length=1, max_length=100)
@@ -109,7 +128,7 @@ class AttentionSpec(SpecBase):
     """Seed of the random inputs."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = ATTENTION_PRESETS
-    added: ClassVar[dict[str, Scalar]] = {"autotune": False}
+    added: ClassVar[dict[str, Scalar]] = {"autotune": False, "bottom_right": False}
     """An implementation that becomes tunable later keeps the keys of its earlier results."""
     axes: ClassVar[dict[str, str]] = {
         "implementations": "implementation",
@@ -145,12 +164,18 @@ class AttentionSpec(SpecBase):
             raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
-        if self.query_length is not None and True in self.causal:
+        if self.query_length is not None and True in self.causal and not self.bottom_right:
             raise field_error(
                 "query_length",
                 "the causal mask begins at the first key, so that the last keys of a longer sequence would be hidden "
-                "from these queries: set causal to [false]",
+                "from these queries: set causal to [false], or bottom_right to true",
             )
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise field_error("num_kv_heads", f"must divide num_heads ({self.num_heads}): choose one that does")
+        for length in self.sequence_lengths:
+            check_documents(self.document_lengths, "document_lengths", length, "a sequence length")
+        if self.document_lengths is not None and self.query_length is not None:
+            raise field_error("document_lengths", "have as many queries as keys: leave them out, or query_length")
         check_number_of_cells(self, "implementations")
         return self
 
@@ -182,11 +207,15 @@ class AttentionSpec(SpecBase):
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Set fields without effect to null: `autotune` where there is nothing to tune, `code` for all implementations
-        but that code, `query_length` where it equals the number of keys.
+        but that code, and fields of the problem at which it is the same as without.
         """
         name = identity.get("implementation")
         if identity.get("query_length") == identity.get("sequence_length"):
             identity = {**identity, "query_length": None}
+        if self.num_kv_heads == self.num_heads:
+            identity = {**identity, "num_kv_heads": None}
+        if identity["query_length"] is None or (self.window is None and not identity.get("causal")):
+            identity = {**identity, "bottom_right": None}
         identity = coordinates(identity, "code", self.code if self.is_code(name) else None)
         return ({**identity, "autotune": None} if name in NOT_TUNED else identity), {}
 

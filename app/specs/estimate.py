@@ -100,6 +100,8 @@ class EstimateSpec(SpecBase):
     def _fields_go_together(self) -> Self:
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+        if self.architecture == "transformer":
+            self.model.check_documents(self.context_length)
         return self
 
     def resources(self) -> Resources:
@@ -112,7 +114,7 @@ class EstimateSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set the sizes of the other architecture to null."""
         del identity["model.size"]
-        identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        identity |= self.model.coordinates()
         unused = "stack." if self.architecture == "transformer" else "model."
         identity |= dict.fromkeys(name for name in identity if name.startswith(unused))
         if self.architecture == "feed_forward_stack":

@@ -99,6 +99,7 @@ class MixedPrecisionSpec(SpecBase):
         check_lists(self)
         if not self.accumulations and not self.audits:
             raise field_error("accumulations", "there is nothing to do: give accumulations, audits or both")
+        self.model.check_documents(self.context_length)
         return self
 
     def resources(self) -> Resources:
@@ -117,7 +118,7 @@ class MixedPrecisionSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields without effect to null: sums have no model."""
         del identity["model.size"]
-        identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        identity |= self.model.coordinates()
         audit = identity.get("audit")
         without_effect = set(OF_AUDITS if audit is None else OF_ACCUMULATIONS)
         if audit != "transformer":

@@ -114,8 +114,12 @@ def flash_attention(
     q, k, v = cast_for_autocast(q, k, v)
     if tf32 is None:
         tf32 = q.dtype == torch.float32 and tf32_is_allowed()
-    options = scale, window, softcap, document_ends, bottom_right
-    if return_lse or any(option is not default for option, default in zip(options, PLAIN_OPTIONS, strict=True)):
+    # Written out, since short calls are limited by the host.
+    if (
+        return_lse or bottom_right
+        or scale is not None or window is not None or softcap is not None or document_ends is not None
+    ):  # fmt: skip
+        options = scale, window, softcap, document_ends, bottom_right
         out, logsumexp = _forward_operation(q, k, v, is_causal, tf32, only_hopper, *options)
         return (out, logsumexp) if return_lse else out
     if _is_plain(q, k, v):

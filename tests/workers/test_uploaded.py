@@ -213,11 +213,19 @@ def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:
     own = uploaded.implementation(put(source, "Mine"))
     q = torch.ones(1, 1, 2, 2)
     assert torch.equal(own.function(q, q, q, False), q)
+    assert own.features == {"num_kv_heads"}
     assert own.devices == {"cpu", "cuda"}
     declared = uploaded.implementation(put(source, "declared"))
     assert declared.name.startswith("declared@")
     assert set(declared.devices) == {"cuda"}
     assert not declared.has_backward
+
+
+def test_a_functions_arguments_are_what_it_takes(put: Put) -> None:
+    own = uploaded.implementation(
+        put("def mine(q, k, v, is_causal, *, window=None, document_ends=None): ...\n", "mine")
+    )
+    assert own.features == {"num_kv_heads", "window", "document_lengths"}
 
 
 SPAWNING = """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from app.specs._training import ACCUMULATION, WITH_BACKWARD, TrainingSpec
+from app.specs._training import ACCUMULATION, WITH_BACKWARD, ModelSpec, TrainingSpec
 from workers import uploaded
 from workers.jobs import _own_step
 from workers.jobs._limits import check_rate
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from workers.measure.own_step import OwnStep
     from workers.measure.timing import Observer, StepTimes
     from workers.measure.validity import Monitor
+    from workers.model.accounting import Shape
     from workers.model.generation import CachedModel
     from workers.model.graphed import GraphableStep, GraphedStep
     from workers.model.steps import Step
@@ -164,7 +165,8 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         load(ATTENTION, spec.attention) if spec.attention_code is None else uploaded.implementation(spec.attention_code)
     )
     dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
-    if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD):
+    problem = shape_of(spec.model).problem
+    if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD, problem=problem):
         raise Unsupported(reason)
     generated = spec.new_tokens if spec.mode == "generate" else 0
     arguments: dict[str, Any] = {
@@ -188,6 +190,20 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     return build
 
 
+def shape_of(model: ModelSpec) -> Shape:
+    """Return the sizes of a model, as `workers.model.accounting` takes them."""
+    from workers.model.accounting import Shape
+
+    documents = None if model.document_lengths is None else tuple(model.document_lengths)
+    return Shape(
+        vocab_size=model.vocab_size,
+        **model.shape(),
+        num_kv_heads=model.num_kv_heads,
+        window=model.window,
+        document_lengths=documents,
+    )
+
+
 def name_of(spec: TrainingSpec) -> str:
     """Return the name of the model's class, for messages."""
     return spec.model.name if spec.code is None else spec.code.label()
@@ -207,6 +223,10 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
             spec.model.rope_theta,
             spec.model.rope_theta == type(spec.model).model_fields["rope_theta"].default,
         ),
+        **{
+            name: (getattr(spec.model, name), getattr(spec.model, name) is None)
+            for name in ("num_kv_heads", "window", "document_lengths")
+        },
         "attention": (attention, spec.attention_code is None and spec.attention == fields["attention"].default),
         "activation_checkpointing": (spec.activation_checkpointing, not spec.activation_checkpointing),
         "checkpoint_scope": (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from kernels.attention.problem import AttentionProblem
     from kernels.registry import Implementation
     from workers.measure.operations import Operation
 
@@ -44,26 +45,25 @@ class AttentionRunner(OperationRunner):
         return cell.dtype, cell.causal, cell.head_dim, cell.sequence_length
 
     def make_reference(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Reference:
-        """Make normally distributed inputs: keys and values (batch_size, num_heads, sequence_length, head_dim); queries
-        and the output's gradient with `query_length` rows instead, if the job has one.
+        """Make normally distributed inputs: keys and values (batch_size, num_kv_heads, sequence_length, head_dim);
+        queries and the output's gradient with `num_heads`, and `query_length` rows if the job has one.
         """
         import torch
 
         from kernels.attention.oracle import oracle
-        from kernels.attention.problem import AttentionProblem
         from kernels.tolerance import TF32_TOLERANCE, fixed_limits
         from workers.model.precision import PRECISIONS
 
         dtype = PRECISIONS[cell.dtype].compute_dtype
         backward = spec.mode == "forward_backward"
         generator = torch.Generator(device).manual_seed(spec.seed)
-        keys = shape_of(spec, cell)
-        queries = (*keys[:2], spec.query_length or cell.sequence_length, keys[3])
+        batch, heads, length, head_dim = shape_of(spec, cell)
+        queries = batch, heads, spec.query_length or length, head_dim
+        keys = batch, spec.num_kv_heads or heads, length, head_dim
         q, k, v, grad_out = (
             torch.randn(shape, generator=generator, device=device).to(dtype) for shape in (queries, keys, keys, queries)
         )
-        problem = AttentionProblem(is_causal=cell.causal)
-        expected = oracle(q, k, v, grad_out if backward else None, problem)
+        expected = oracle(q, k, v, grad_out if backward else None, problem_of(spec, cell))
         return Reference(
             inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
             grad_out=grad_out if backward else None,
@@ -77,7 +77,8 @@ class AttentionRunner(OperationRunner):
         from workers.model.precision import PRECISIONS
 
         dtype = str(PRECISIONS[cell.dtype].compute_dtype).removeprefix("torch.")
-        if reason := implementation_of(spec, cell).why_not(device.type, dtype, backward=False):
+        implementation, problem = implementation_of(spec, cell), problem_of(spec, cell)
+        if reason := implementation.why_not(device.type, dtype, backward=False, problem=problem):
             raise Unsupported(reason)
 
     def operation(
@@ -87,7 +88,9 @@ class AttentionRunner(OperationRunner):
 
         implementation = implementation_of(spec, cell)
         return Operation(
-            function=functools.partial(call, implementation, cell),
+            function=functools.partial(
+                call, implementation, cell.causal, problem_of(spec, cell).options(device) | blocks(cell)
+            ),
             inputs=reference.inputs,
             grad_out=reference.grad_out if implementation.has_backward else None,
         )
@@ -125,7 +128,7 @@ class AttentionRunner(OperationRunner):
         from workers.measure.ceilings import Ceilings
         from workers.model.accounting import attention_backward_flops, attention_flops
 
-        forward = attention_flops(shape_of(spec, cell), causal=cell.causal, queries=spec.query_length)
+        forward = attention_flops(shape_of(spec, cell), problem_of(spec, cell), spec.query_length)
         backward = attention_backward_flops(forward)
         whole = forward if spec.mode == "forward" else forward + backward
         flops = {"forward": forward, "backward": backward, None: whole}
@@ -157,13 +160,30 @@ def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementatio
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:
-    """Return (batch, heads, sequence, head_dim) of keys and values."""
+    """Return (batch, query heads, keys, head_dim)."""
     return spec.batch_size, spec.num_heads, cell.sequence_length, cell.head_dim
 
 
-def call(implementation: Any, cell: AttentionCell, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the implementation as a function, with the cell's mask and block sizes."""
-    out: Tensor = implementation.function(q, k, v, cell.causal, **blocks(cell))
+def problem_of(spec: AttentionSpec, cell: AttentionCell) -> AttentionProblem:
+    """Return what the cell computes, without the fields that have no effect on it."""
+    from kernels.attention.problem import AttentionProblem
+
+    used = spec.case(cell).identity
+    return AttentionProblem(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        is_causal=cell.causal,
+        bottom_right=bool(used["bottom_right"]),
+        window=spec.window,
+        document_lengths=None if spec.document_lengths is None else tuple(spec.document_lengths),
+        scale=spec.scale,
+        softcap=spec.softcap,
+    )
+
+
+def call(implementation: Any, causal: bool, options: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the implementation as a function, with the cell's mask and options."""
+    out: Tensor = implementation.function(q, k, v, causal, **options)
     return out
 
 

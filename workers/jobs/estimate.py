@@ -110,7 +110,7 @@ class EstimateRunner:
             )
         report.environment({"host": environment.host(), "software": environment.software()})
         shape, step = sizes(spec)
-        values, sheet = Values(metrics()), Sheet(mesh_symbols(spec) | shape.symbols | step.symbols)
+        values, sheet = Values(metrics()), Sheet(mesh_symbols(spec) | symbols_of(shape, step))
         add_memory(values, sheet, shape, step)
         add_batch(values, sheet, spec, shape, report)
         add_devices(values, sheet, spec, report)
@@ -125,7 +125,8 @@ RUNNER = EstimateRunner()
 
 def sizes(spec: EstimateSpec) -> tuple[Shape | FeedForwardStack, StepMemory]:
     """Return the model's sizes, and the choices of the step that change its memory."""
-    from workers.model.accounting import FeedForwardStack, Shape, StepMemory
+    from workers.jobs._training import shape_of
+    from workers.model.accounting import FeedForwardStack, StepMemory
 
     step = StepMemory(
         spec.batch_size,
@@ -137,7 +138,17 @@ def sizes(spec: EstimateSpec) -> tuple[Shape | FeedForwardStack, StepMemory]:
     )
     if spec.architecture == "feed_forward_stack":
         return FeedForwardStack(spec.stack.d_model, spec.stack.d_ff, spec.stack.num_blocks), step
-    return Shape(vocab_size=spec.model.vocab_size, **spec.model.shape()), step
+    return shape_of(spec.model), step
+
+
+def symbols_of(shape: Shape | FeedForwardStack, step: StepMemory) -> dict[str, float]:
+    """Return the values of the symbols of `workers.model.accounting`."""
+    from workers.model.accounting import Shape, counts_half
+
+    symbols: dict[str, float] = {**shape.symbols, **step.symbols}
+    if isinstance(shape, Shape) and not counts_half(shape.problem):
+        symbols["N"] = shape.problem.visible_pairs(step.context_length, step.context_length)
+    return symbols
 
 
 def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:
@@ -239,6 +250,7 @@ def why_not_split(spec: EstimateSpec) -> str | None:
     tensor = spec.mesh.tensor
     if spec.architecture == "transformer":
         split = {f"model.{name}": spec.model.shape()[name] for name in ("num_heads", "d_ff")}
+        split["model.num_kv_heads"] = spec.model.num_kv_heads or split["model.num_heads"]
     else:
         split = {"stack.d_ff": spec.stack.d_ff}
     for name, size in split.items():
@@ -354,6 +366,8 @@ MEANINGS: Mapping[str, tuple[str, str | None]] = {
     "D": ("d_model", None),
     "F": ("d_ff", None),
     "H": ("heads", None),
+    "E": ("width of all key heads", None),
+    "N": ("visible scores of one head and sequence", None),
     "L": ("blocks", None),
     "X": ("devices along the fsdp axis", "devices"),
     "Y": ("devices along the tensor axis", "devices"),

@@ -1,15 +1,16 @@
 """Counts parameters, floating-point operations and bytes of models, and lists vendors' peak rates. Needs no torch.
 
 A multiply-add counts as two operations. Only matrix products count: norms, softmax, embeddings look-ups and the
-optimizer are left out, as in PaLM's model FLOPs (Chowdhery et al., 2022, appendix B). The causal half of the attention
-scores counts, not the masked half, whatever the implementation computes; recomputation by activation checkpointing does
+optimizer are left out, as in PaLM's model FLOPs (Chowdhery et al., 2022, appendix B). Of the attention scores only
+those that the mask shows count, whatever the implementation computes; recomputation by activation checkpointing does
 not count. So `mfu` compares implementations by useful work. Only `attention_part` counts all computed FLOPs, since they
 are compared with the measured time.
 
 Memory includes parameters, gradients, optimizer state, and the tensors that autograd saves for the backward pass. It
 excludes temporaries of single operations, the gradients of activations and the allocator's rounding. Formulas are also
 given as text, for people and for `parallel.scaling.evaluate`, in these symbols: B sequences of T tokens; V vocab_size,
-D d_model, L num_layers (of a stack, num_blocks), H num_heads, F d_ff.
+D d_model, L num_layers (of a stack, num_blocks), H num_heads, E width of all key heads, F d_ff, N visible scores of a
+head and sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
+
+from kernels.attention.problem import AttentionProblem
 
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Bytes of a number in each precision; tf32 is float32 in memory."""
@@ -35,6 +39,25 @@ class Shape:
     num_layers: int
     num_heads: int
     d_ff: int
+    num_kv_heads: int | None = None
+    window: int | None = None
+    document_lengths: tuple[int, ...] | None = None
+
+    @property
+    def problem(self) -> AttentionProblem:
+        """What its attention computes."""
+        return AttentionProblem(
+            self.num_heads,
+            self.num_kv_heads,
+            is_causal=True,
+            window=self.window,
+            document_lengths=self.document_lengths,
+        )
+
+    @property
+    def key_width(self) -> int:
+        """Width of all heads of keys, or of values."""
+        return self.head_dim * (self.num_kv_heads or self.num_heads)
 
     @property
     def head_dim(self) -> int:
@@ -50,16 +73,30 @@ class Shape:
             "L": self.num_layers,
             "H": self.num_heads,
             "F": self.d_ff,
+            **({} if self.key_width == self.d_model else {"E": self.key_width}),
         }
 
-    parameters_formula = "2 * V * D + L * (4 * D**2 + 3 * D * F + 2 * D) + D"
-    """`parameters` as text."""
-    products_formula = "L * (4 * D**2 + 3 * D * F) + V * D"
-    """`product_weights` as text."""
-    block_formula = "4 * D**2 + 3 * D * F"
-    """`block_weights` as text."""
-    block_flops_formula = "2 * (4 * D**2 + 3 * D * F) + 2 * T * D"
-    """`block_flops_per_token` as text."""
+    @property
+    def parameters_formula(self) -> str:
+        """`parameters` as text."""
+        return f"2 * V * D + L * ({self.block_formula} + 2 * D) + D"
+
+    @property
+    def products_formula(self) -> str:
+        """`product_weights` as text."""
+        return f"L * ({self.block_formula}) + V * D"
+
+    @property
+    def block_formula(self) -> str:
+        """`block_weights` as text."""
+        projections = "4 * D**2" if self.key_width == self.d_model else "2 * D**2 + 2 * D * E"
+        return f"{projections} + 3 * D * F"
+
+    @property
+    def block_flops_formula(self) -> str:
+        """`block_flops_per_token` as text."""
+        return f"2 * ({self.block_formula}) + {'2 * T * D' if counts_half(self.problem) else '4 * D * N / T'}"
+
     exchanged = 4
     """Tensors (tokens, d_model) that tensor parallelism moves in a block's forward pass: attention and feed-forward
     layer each gather their input and scatter their output (Korthikanti et al., 2022, figure 5)."""
@@ -118,9 +155,8 @@ def forward_flops(shape: Shape, batch_size: int, context_length: int, logit_posi
         logit_positions = context_length
     weights = context_length * shape.num_layers * block_weights(shape)
     head = logit_positions * shape.vocab_size * shape.d_model
-    # Scores and values: each context² · d_model multiply-adds, half of them causal.
-    attention = shape.num_layers * context_length**2 * shape.d_model
-    return 2 * batch_size * (weights + head + attention)
+    heads = batch_size, shape.num_heads, context_length, shape.head_dim
+    return 2 * batch_size * (weights + head) + shape.num_layers * attention_flops(heads, shape.problem)
 
 
 def training_flops(forward: int) -> int:
@@ -138,8 +174,8 @@ def generate_flops(shape: Shape, batch_size: int, prompt_length: int, new_tokens
     total = forward_flops(shape, batch_size, prompt_length, logit_positions=1)
     per_token = shape.num_layers * block_weights(shape) + shape.vocab_size * shape.d_model
     steps = new_tokens - 1
-    # The i-th decoding step sees prompt_length + i keys.
-    keys_seen = steps * prompt_length + steps * (steps + 1) // 2
+    # The i-th decoding step sees prompt_length + i keys, or the window's.
+    keys_seen = sum(min(prompt_length + i, shape.window or prompt_length + i) for i in range(1, new_tokens))
     return total + 2 * batch_size * (steps * per_token + 2 * keys_seen * shape.d_model * shape.num_layers)
 
 
@@ -147,7 +183,7 @@ def block_weights(shape: Shape | FeedForwardStack) -> int:
     """Return the number of weights in the matrices of one block."""
     if isinstance(shape, FeedForwardStack):
         return 2 * shape.d_model * shape.d_ff
-    return 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff
+    return 2 * shape.d_model * (shape.d_model + shape.key_width) + 3 * shape.d_model * shape.d_ff
 
 
 def product_weights(shape: Shape) -> int:
@@ -156,10 +192,13 @@ def product_weights(shape: Shape) -> int:
     return shape.num_layers * block_weights(shape) + shape.vocab_size * shape.d_model
 
 
-def block_flops_per_token(shape: Shape | FeedForwardStack, context_length: int) -> int:
-    """Return the FLOPs per token of one block's forward pass, including causal attention."""
-    attention = 0 if isinstance(shape, FeedForwardStack) else 2 * context_length * shape.d_model
-    return 2 * block_weights(shape) + attention
+def block_flops_per_token(shape: Shape | FeedForwardStack, context_length: int) -> Fraction:
+    """Return the FLOPs per token of one block's forward pass, including attention."""
+    products = 2 * block_weights(shape)
+    if isinstance(shape, FeedForwardStack):
+        return Fraction(products)
+    heads = 1, shape.num_heads, context_length, shape.head_dim
+    return products + Fraction(attention_flops(heads, shape.problem), context_length)
 
 
 @dataclass(frozen=True)
@@ -220,7 +259,7 @@ class SavedTensors:
         return product
 
 
-BTD, BTF, BHT, BHTT = (tuple(axes) for axes in ("BTD", "BTF", "BHT", "BHTT"))
+BTD, BTE, BTF, BHT, BHTT = (tuple(axes) for axes in ("BTD", "BTE", "BTF", "BHT", "BHTT"))
 
 
 def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[SavedTensors]:
@@ -243,7 +282,7 @@ def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Sa
     return [
         *_saved_by_norm("attention"),
         SavedTensors("inputs of q, k, v projections", attention_inputs * number, BTD),
-        SavedTensors("queries, keys, values", 3 * number, BTD),
+        *_saved_inputs_of_attention(shape, step),
         *_saved_by_attention(step),
         SavedTensors("input of output projection", number, BTD),
         *_saved_by_norm("feed-forward"),
@@ -258,6 +297,14 @@ def _saved_by_norm(of: str) -> list[SavedTensors]:
         SavedTensors(f"{of} norm: input and normalised", 2 * 4, BTD),
         SavedTensors(f"{of} norm: 1 / rms", 4, ("B", "T")),
     ]
+
+
+def _saved_inputs_of_attention(shape: Shape, step: StepMemory) -> list[SavedTensors]:
+    """Return queries, keys and values. Eager attention repeats key heads for their groups, and saves these copies."""
+    number = step.compute_bytes
+    if step.attention == "eager" or shape.key_width == shape.d_model:
+        return [SavedTensors("queries, keys, values", 3 * number, BTD)]
+    return [SavedTensors("queries", number, BTD), SavedTensors("keys, values", 2 * number, BTE)]
 
 
 def _saved_by_attention(step: StepMemory) -> list[SavedTensors]:
@@ -357,16 +404,29 @@ def weight_copies_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> 
     return f"{step.compute_bytes} * ({shape.products_formula})"
 
 
-def attention_flops(shape: tuple[int, int, int, int], *, causal: bool, queries: int | None = None) -> int:
-    """Return the FLOPs of the forward pass of attention alone: scores and values; half of them if causal.
+def attention_flops(shape: tuple[int, int, int, int], problem: AttentionProblem, queries: int | None = None) -> int:
+    """Return the FLOPs of the forward pass of attention alone: scores and values of visible pairs.
 
     Args:
-        shape: (batch, heads, sequence, head_dim) of keys and values.
-        causal: True counts half.
+        shape: (batch, query heads, keys, head_dim).
+        problem: Says which pairs are visible.
         queries: Number of queries; None: as many as keys.
     """
-    batch, heads, length, head_dim = shape
-    return 4 * batch * heads * (queries or length) * length * head_dim // (2 if causal else 1)
+    batch, heads, keys, head_dim = shape
+    queries = queries or keys
+    return int(4 * batch * heads * queries * keys * head_dim * visible_share(problem, queries, keys))
+
+
+def visible_share(problem: AttentionProblem, queries: int, keys: int) -> Fraction:
+    """Return the share of all pairs of a query and a key that counts."""
+    if counts_half(problem):
+        return Fraction(1, 2)
+    return Fraction(problem.visible_pairs(queries, keys), queries * keys)
+
+
+def counts_half(problem: AttentionProblem) -> bool:
+    """Return True for a causal mask and nothing else: it counts half, n²/2 pairs and not n(n + 1)/2, as everywhere."""
+    return problem.is_causal and not problem.features & {"window", "document_lengths", "bottom_right"}
 
 
 def attention_backward_flops(forward: int) -> int:
@@ -410,11 +470,12 @@ def attention_part(
     *,
     softmax_bytes: int | None = None,
     backward: bool = False,
+    key_heads: int | None = None,
 ) -> Cost:
     """Return the cost of one part of eager attention in one layer: S = Q Kᵀ/√d, P = softmax(S), O = P V.
 
-    All scores count, even with a causal mask: eager attention computes the masked half, too. (`attention_flops` counts
-    only the useful half.) The products' backward passes are two products each. The bytes are those of inputs and
+    All scores count, even with a mask: eager attention computes the masked ones, too. (`attention_flops` counts only
+    the visible ones.) The products' backward passes are two products each. The bytes are those of inputs and
     outputs, each read or written once; separate passes that scale and mask the scores, or cast them, move more.
 
     Args:
@@ -424,12 +485,13 @@ def attention_part(
         softmax_bytes: Bytes of one number of the softmax's output and gradient; None: `element_bytes`. On a GPU
             autocast computes the softmax in float32.
         backward: Return the cost of the backward pass instead of the forward pass.
+        key_heads: Heads of keys and values; None: as many as of queries.
     """
     wide = (softmax_bytes or element_bytes) / element_bytes
     batch, heads, queries, keys, head_dim = shape
     scores = batch * heads * queries * keys
     q = o = batch * heads * queries * head_dim
-    k = v = batch * heads * keys * head_dim
+    k = v = batch * (key_heads or heads) * keys * head_dim
     product = 2 * scores * head_dim
     forward = {
         "scores": (product, q + k + scores),

@@ -10,19 +10,20 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """Keys and values of every layer for the tokens seen so far: two (layers, batch, heads, max_length, head_dim)."""
+    """Keys and values of every layer for the tokens seen so far: two (layers, batch, key heads, max_length,
+    head_dim)."""
 
     def __init__(
         self,
         num_layers: int,
         batch_size: int,
-        num_heads: int,
+        num_kv_heads: int,
         max_length: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.keys = torch.empty(num_layers, batch_size, num_heads, max_length, head_dim, dtype=dtype, device=device)
+        self.keys = torch.empty(num_layers, batch_size, num_kv_heads, max_length, head_dim, dtype=dtype, device=device)
         self.values = torch.empty_like(self.keys)
         self.length = 0
         """Number of tokens in the cache; the model advances it after the last layer."""
@@ -34,7 +35,7 @@ class KeyValueCache:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's keys and values, (batch, heads, max_length, head_dim), of which `length` tokens are filled.
+    """One layer's keys and values, (batch, key heads, max_length, head_dim), of which `length` tokens are filled.
 
     All layers' caches are alike, so that one compiled block serves every layer.
     """
@@ -44,7 +45,7 @@ class LayerCache:
     length: int
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values (batch, heads, new, head_dim); return all up to them."""
+        """Store new keys and values (batch, key heads, new, head_dim); return all up to them."""
         end = self.length + k.shape[-2]
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v

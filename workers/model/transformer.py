@@ -8,6 +8,7 @@ PyTorch, so that a profile shows where the time goes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -79,34 +80,41 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class MultiHeadAttention(nn.Module):
-    """Causal multi-head self-attention with rotary position embeddings."""
+    """Causal self-attention with rotary position embeddings; several query heads may share a head of keys and values
+    (Ainslie et al., 2023)."""
 
-    def __init__(self, d_model: int, num_heads: int, attention: AttentionFunction) -> None:
+    def __init__(self, shape: accounting.Shape, attention: AttentionFunction) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.head_dim = shape.head_dim
+        self.window = shape.window
         self.attention = attention
-        self.q_proj = Linear(d_model, d_model)
-        self.k_proj = Linear(d_model, d_model)
-        self.v_proj = Linear(d_model, d_model)
-        self.output_proj = Linear(d_model, d_model)
+        self.q_proj = Linear(shape.d_model, shape.d_model)
+        self.k_proj = Linear(shape.d_model, shape.key_width)
+        self.v_proj = Linear(shape.d_model, shape.key_width)
+        self.output_proj = Linear(shape.d_model, shape.d_model)
+        self.options = shape.problem.options(torch.get_default_device())
+        self.register_buffer("document_ends", self.options.pop("document_ends", None), persistent=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
         q = rotate(self._split(self.q_proj(x)), cos, sin)
         k = rotate(self._split(self.k_proj(x)), cos, sin)
         v = self._split(self.v_proj(x))
+        options = self.options if self.document_ends is None else {**self.options, "document_ends": self.document_ends}
         is_causal = True
         if cache is not None:
             k, v = cache.append(k, v)
-            # A single new token sees all keys; a top-left mask would hide all but the first key.
-            is_causal = q.shape[-2] > 1
-        out = self.attention(q, k, v, is_causal)
+            if q.shape[-2] == 1:
+                # A single new token sees all keys of its window; a top-left mask would hide all but the first key.
+                is_causal, options = False, {}
+                if self.window is not None:
+                    k, v = k[..., -self.window :, :], v[..., -self.window :, :]
+        out = self.attention(q, k, v, is_causal, **options)
         merged: Tensor = self.output_proj(out.transpose(1, 2).flatten(-2))
         return merged
 
     def _split(self, x: Tensor) -> Tensor:
-        """(batch, sequence, d_model) -> (batch, heads, sequence, head_dim)."""
-        batch, sequence, _ = x.shape
-        return x.view(batch, sequence, self.num_heads, -1).transpose(1, 2)
+        """(batch, sequence, heads * head_dim) -> (batch, heads, sequence, head_dim)."""
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class Recomputed(Enum):
@@ -122,12 +130,12 @@ class Recomputed(Enum):
 class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
-    def __init__(self, d_model: int, num_heads: int, d_ff: int, attention: AttentionFunction) -> None:
+    def __init__(self, shape: accounting.Shape, attention: AttentionFunction) -> None:
         super().__init__()
-        self.ln1 = RMSNorm(d_model)
-        self.attn = MultiHeadAttention(d_model, num_heads, attention)
-        self.ln2 = RMSNorm(d_model)
-        self.ffn = SwiGLU(d_model, d_ff)
+        self.ln1 = RMSNorm(shape.d_model)
+        self.attn = MultiHeadAttention(shape, attention)
+        self.ln2 = RMSNorm(shape.d_model)
+        self.ffn = SwiGLU(shape.d_model, shape.d_ff)
         self.recomputed = Recomputed.NOTHING
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
@@ -200,7 +208,10 @@ class TransformerLM(nn.Module):
         num_heads: Attention heads; d_model / num_heads must be an even integer.
         d_ff: Width of the feed-forward layer.
         rope_theta: Base of the rotary angles.
-        attention: (q, k, v, is_causal) -> output; `kernels.registry.ATTENTION` has them by name.
+        attention: (q, k, v, is_causal, **options) -> output; `kernels.registry.ATTENTION` has them by name.
+        num_kv_heads: Heads of keys and values, each shared by as many query heads; None: as many as query heads.
+        window: Tokens that a token sees back, itself included; None: all before it.
+        document_lengths: Lengths of the documents that are packed into each sequence; None: one document.
         activation_checkpointing: Recompute activations in the backward pass. It has no effect on calls with a cache.
         checkpoint_scope: The part to recompute. "block": each block from its input. "selective": in every block the
             cheap operations (norms, SwiGLU's product), and in the first `checkpoint_layers` also the feed-forward
@@ -209,7 +220,7 @@ class TransformerLM(nn.Module):
             the last blocks' activations first, which leaves memory for the recomputed ones.
 
     Raises:
-        ValueError: the head dimension is not an even integer.
+        ValueError: the head dimension is not an even integer, or num_kv_heads does not divide num_heads.
     """
 
     def __init__(
@@ -223,6 +234,9 @@ class TransformerLM(nn.Module):
         rope_theta: float = 10_000.0,
         *,
         attention: AttentionFunction = reference_attention,
+        num_kv_heads: int | None = None,
+        window: int | None = None,
+        document_lengths: Sequence[int] | None = None,
         activation_checkpointing: bool = False,
         checkpoint_scope: str = "block",
         checkpoint_layers: int | None = None,
@@ -230,13 +244,14 @@ class TransformerLM(nn.Module):
         super().__init__()
         if d_model % (2 * num_heads):
             raise ValueError(f"d_model ({d_model}) must be a multiple of 2 × num_heads ({num_heads})")
-        self.shape = accounting.Shape(vocab_size, d_model, num_layers, num_heads, d_ff)
+        documents = None if document_lengths is None else tuple(document_lengths)
+        self.shape = accounting.Shape(vocab_size, d_model, num_layers, num_heads, d_ff, num_kv_heads, window, documents)
         self.context_length = context_length
         layers = 0 if not activation_checkpointing else num_layers if checkpoint_layers is None else checkpoint_layers
         self.checkpointed_blocks = layers if checkpoint_scope == "block" else 0
         """Number of blocks, from the first on, that are recomputed as a whole."""
         self.token_embeddings = nn.Embedding(vocab_size, d_model)
-        blocks = [TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers)]
+        blocks = [TransformerBlock(self.shape, attention) for _ in range(num_layers)]
         if activation_checkpointing and checkpoint_scope == "selective":
             for index, block in enumerate(blocks):
                 block.recomputed = Recomputed.FEED_FORWARD if index < layers else Recomputed.CHEAP
@@ -306,12 +321,19 @@ class TransformerLM(nn.Module):
         return accounting.generate_flops(self.shape, batch_size, prompt_length, new_tokens)
 
     def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
-        """Return an empty key-value cache for sequences of up to `max_length` tokens."""
+        """Return an empty key-value cache for sequences of up to `max_length` tokens.
+
+        Raises:
+            ValueError: sequences are packed documents.
+        """
+        if self.shape.document_lengths is not None:
+            raise ValueError("packed documents cannot be continued: a cache needs a model without document_lengths")
         weight = self.lm_head.weight
         device = weight.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
-        heads, head_dim = self.shape.num_heads, self.shape.head_dim
-        return KeyValueCache(self.shape.num_layers, batch_size, heads, max_length, head_dim, dtype, device)
+        shape = self.shape
+        heads = shape.num_kv_heads or shape.num_heads
+        return KeyValueCache(shape.num_layers, batch_size, heads, max_length, shape.head_dim, dtype, device)
 
     def generate(
         self,

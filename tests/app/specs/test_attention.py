@@ -81,8 +81,8 @@ def test_titles_tell_cells_apart() -> None:
 def test_titles_tell_few_queries(lengths: list[int]) -> None:
     fields = {"implementations": ["eager"], "sequence_lengths": lengths, "causal": [False], "query_length": 64}
     assert [cell.title for cell in spec(**fields).cells()] == [
-        "eager, bf16, length 64, head dimension 64, no mask",
-        "eager, bf16, query length 64, length 128, head dimension 64, no mask",
+        "eager, bf16, length 64, head dimension 64, not causal",
+        "eager, bf16, query length 64, length 128, head dimension 64, not causal",
     ]
 
 
@@ -135,6 +135,33 @@ def test_lists_of_jobs_tell_few_queries(length: int | None, told: str) -> None:
     assert case_text(few.summary()) == f"eager, fp32, causal=false, head_dim=64, sequence_length=64{told}"
 
 
+def test_a_problem_is_part_of_the_case_where_it_is_another() -> None:
+    fields: dict[str, Any] = {"implementations": ["eager"], "num_heads": 4, "sequence_lengths": [8]}
+    (plain,) = spec(**fields).cases()
+    assert not {"num_kv_heads", "window", "document_lengths", "softcap", "scale"} & set(json.loads(plain.canonical)[1])
+    assert spec(**fields, num_kv_heads=4, bottom_right=True).cases()[0].key == plain.key
+    others = [{"num_kv_heads": 2}, {"window": 4}, {"document_lengths": [3, 5]}, {"softcap": 30.0}, {"scale": 0.5}]
+    assert len({spec(**fields, **other).cases()[0].key for other in others} | {plain.key}) == 6
+
+
+def test_bottom_right_matters_to_masks_of_few_queries() -> None:
+    few = {"implementations": ["eager"], "sequence_lengths": [8], "causal": [False], "query_length": 2}
+    keys = [[case.key for case in spec(**few, bottom_right=right).cases()] for right in (False, True)]
+    assert keys[0] == keys[1], "without a mask there is nothing to align"
+    windows = [spec(**few, window=3, bottom_right=right).cases()[0].key for right in (False, True)]
+    assert len({*windows, *keys[0]}) == 3
+    assert spec(**{**few, "causal": [True]}, bottom_right=True).cases()[0].coordinates["bottom_right"] is True
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"), [([3, 5], "document_lengths=3/5"), ([1, 2, 2, 2, 1], "5 document lengths (6defb76e)")]
+)
+def test_lists_of_jobs_tell_documents(lengths: list[int], told: str) -> None:
+    packed = spec(implementations=["eager"], sequence_lengths=[8], document_lengths=lengths)
+    assert case_text(packed.summary()).endswith(f"sequence_length=8, {told}")
+    assert packed.cases()[0].coordinates["document_lengths"] == told.removeprefix("document_lengths=")
+
+
 def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
     assert not spec().autotune
     for asked in (False, True):
@@ -155,7 +182,15 @@ def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
         ({"causal": [1]}, "valid boolean"),
         ({"autotune": "yes"}, "valid boolean"),
         ({"query_length": 0, "causal": [False]}, "greater than or equal to 1"),
-        ({"query_length": 1}, r"set causal to \[false\]"),
+        ({"query_length": 1}, r"set causal to \[false\], or bottom_right to true"),
+        ({"num_heads": 6, "num_kv_heads": 4}, r"must divide num_heads \(6\)"),
+        ({"window": 0}, "greater than or equal to 1"),
+        ({"softcap": 0.0}, "greater than 0"),
+        ({"sequence_lengths": [8, 16], "document_lengths": [3, 5]}, "8 tokens together, and a sequence length is 16"),
+        (
+            {"sequence_lengths": [8], "document_lengths": [3, 5], "query_length": 8, "causal": [False]},
+            "have as many queries as keys: leave them out, or query_length",
+        ),
         ({"sequence_lengths": [0]}, "greater than or equal to 1"),
         (
             {"sequence_lengths": list(range(1, 101)), "head_dims": list(range(1, 101)), "causal": [True, False]},

@@ -45,6 +45,13 @@ def test_specs_are_frozen_and_compared_by_value() -> None:
     [
         ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
         ({"model": {"d_ff": 8}}, "d_model", "give size, or all of d_model"),
+        ({"model": {"size": "small", "num_kv_heads": 5}}, "num_kv_heads", "must divide num_heads (12)"),
+        ({"model": {"size": "small", "document_lengths": [9]}}, "model/document_lengths", "and context_length is 256"),
+        (
+            {"model": {"size": "small", "document_lengths": [256]}, "mode": "generate"},
+            "model/document_lengths",
+            "a prompt is one document",
+        ),
         ({"measure_steps": 1_000_001}, "measure_steps", "less than or equal to 1000000"),
         ({"warmup_steps": -1}, "warmup_steps", "greater than or equal to 0"),
     ],

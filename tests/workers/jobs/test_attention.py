@@ -105,7 +105,7 @@ def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
             assert row["n"] == (3 if name in {f"{phase}_ms", "host_us"} else 1)
         assert row["device_key"].endswith(report.fingerprint["device"]["name"])
     assert cell["output_error", None]["median"] < (1e-5 if dtype == "fp32" else 2e-2)
-    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16, no mask")
+    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16, not causal")
     assert report.steps[-1] == (6, 6, "done")
     assert report.cursors == [0, 1, 2, 3, 4, 5]
 
@@ -252,6 +252,29 @@ def test_few_queries_to_many_keys(run) -> None:
         flops = cell["tflops", "forward"]["median"] * cell["forward_ms", "forward"]["median"] * 1e9
         assert flops == pytest.approx(4 * 2 * 3 * 96 * 16)
         assert cell["working_memory_mib", None]["outcome"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pairs", "feature"),
+    [
+        ({"num_heads": 4, "num_kv_heads": 2}, 4 * 48 * 48 / 2, "num_kv_heads"),
+        ({"window": 3}, 1 + 2 + 46 * 3, "window"),
+        ({"document_lengths": [20, 0, 28]}, 20 * 21 / 2 + 28 * 29 / 2, "document_lengths"),
+        ({"query_length": 2, "bottom_right": True}, 47 + 48, "bottom_right"),
+        ({"softcap": 2.0, "scale": 0.5}, 48 * 48 / 2, "scale, softcap"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_problem_is_judged_and_counted(run, fields: dict[str, Any], pairs: float, feature: str) -> None:
+    report = run(implementations=["eager", "tiled", "own"], device="cpu", **fields)
+    for name in ("eager", "tiled"):
+        cell = report.cell(implementation=name)
+        assert {cell[metric, None]["outcome"] for metric in ("output_error", "gradient_error")} == {"ok"}
+        for phase, products in (("forward", 2), ("backward", 4)):
+            flops = cell["tflops", phase]["median"] * cell[f"{phase}_ms", phase]["median"] * 1e9
+            assert flops == pytest.approx(2 * products * 2 * 16 * pairs)
+    refused = report.cell(implementation="own")["forward_ms", "forward"]
+    assert (refused["outcome"], refused["reason"]) == ("unsupported", f"attention 'own' does not take {feature}")
 
 
 @pytest.mark.parametrize("name", ["wrong", "wrong_element", "wrong_gradient"])

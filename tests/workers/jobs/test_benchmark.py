@@ -30,6 +30,7 @@ from workers.measure import memory
 from workers.measure.busy import Busy
 from workers.measure.ceilings import Ceilings
 from workers.measure.environment import device_key
+from workers.model import accounting
 from workers.model.graphed import CannotCapture
 from workers.model.registry import MODELS
 from workers.model.steps import ForwardStep
@@ -398,6 +399,10 @@ def test_out_of_memory_on_a_gpu_is_a_result(run) -> None:
         ({"attention": "magic"}, "unknown attention implementation 'magic'; known are .*eager"),
         ({"model": {**MODEL, "name": "magic"}}, "unknown model 'magic'; known are .*transformer_lm"),
         ({"attention": "sdpa_cudnn", "device": "cpu"}, "'sdpa_cudnn' does not run on cpu, only on cuda"),
+        (
+            {"attention": "cpu_naive", "mode": "forward", "device": "cpu", "model": {**MODEL, "window": 2}},
+            "'cpu_naive' does not take window",
+        ),
     ],
 )
 def test_what_this_worker_lacks_is_unsupported(run, fields: dict[str, Any], message: str) -> None:
@@ -476,6 +481,19 @@ class Older(Plain):
         super().__init__(vocab_size, d_model)
 
 
+@pytest.mark.parametrize("mode", ["train_step", "generate"])
+def test_shared_key_heads_and_a_window_are_measured(run, mode: str) -> None:
+    model = {**MODEL, "num_kv_heads": 1, "window": 3}
+    found = metrics(run(model=model, mode=mode, new_tokens=4, device="cpu"))
+    shape = accounting.Shape(vocab_size=61, d_model=16, num_layers=2, num_heads=2, d_ff=24, num_kv_heads=1, window=3)
+    if mode == "generate":
+        flops = accounting.generate_flops(shape, 2, 8, 4)
+    else:
+        flops = accounting.training_flops(accounting.forward_flops(shape, 2, 8))
+        assert found["parameters"]["median"] == accounting.parameters(shape)
+    assert found["tflops"]["median"] * found["step_ms"]["median"] == pytest.approx(1e-9 * flops)
+
+
 def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODELS, "load", lambda name: Older)
     assert metrics(run())["step_ms"]["outcome"] == "ok"
@@ -483,6 +501,7 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
         ({"activation_checkpointing": True}, "activation_checkpointing"),
         ({"attention": "sdpa_math"}, "attention"),
         ({"model": {**MODEL, "rope_theta": 500.0}}, "rope_theta"),
+        ({"model": {**MODEL, "num_kv_heads": 1}}, "num_kv_heads"),
     ):
         with pytest.raises(Unsupported, match=f"takes no argument '{option}', which this job sets"):
             run(**fields)

@@ -31,6 +31,7 @@ SPECS: list[dict[str, Any]] = [
     {"model": {"size": "xl"}, "context_length": 512, "attention": "fused"},
     {"precision": "bf16", "parameter_dtype": "bf16", "communication_dtype": "fp32"},
     {**OWN, "precision": "fp32", "mesh": {"tensor": 1}},
+    {"model": {**OWN["model"], "num_kv_heads": 2, "window": 7}, "attention": "fused", "mesh": {"tensor": 2}},
     {**OWN, "precision": "fp16", "activation_checkpointing": True, "mesh": {"tensor": 2, "flops_per_s": 1e12}},
 ]
 
@@ -180,6 +181,11 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
     ("fields", "unknown", "reason"),
     [
         ({"model": {"size": "xl"}}, ("tensor_", "mesh_", "summed_", "overlapped_"), "model.num_heads (25) cannot be"),
+        (
+            {"model": {"size": "small", "num_kv_heads": 2}},
+            ("tensor_", "mesh_", "summed_", "overlapped_"),
+            "model.num_kv_heads (2) cannot be",
+        ),
         ({"stack": {"d_ff": 6}, **STACK}, ("tensor_", "mesh_", "summed_", "overlapped_"), "stack.d_ff (6) cannot be"),
         ({**STACK, "mesh": {"tensor": 32}}, ("summed_", "overlapped_"), "take a mesh.tensor below 20.84"),
         ({**STACK, "mesh": {"fsdp": 1}}, ("summed_", "overlapped_"), "every batch hides communication"),

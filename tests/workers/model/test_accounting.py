@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernels.attention.problem import AttentionProblem
 from kernels.registry import ATTENTION
 from workers.model import TransformerLM, accounting
 from workers.model.accounting import FeedForwardStack, StepMemory, peak_tflops
@@ -23,18 +25,21 @@ from workers.model.steps import GenerateStep
 SHAPES = [
     accounting.Shape(vocab_size=50, d_model=16, num_layers=3, num_heads=2, d_ff=40),
     accounting.Shape(vocab_size=97, d_model=48, num_layers=1, num_heads=4, d_ff=32),
+    accounting.Shape(vocab_size=97, d_model=48, num_layers=2, num_heads=6, d_ff=32, num_kv_heads=2, window=5),
 ]
 
 
 def build(shape: accounting.Shape, context_length: int, **options) -> TransformerLM:
     return TransformerLM(
-        shape.vocab_size, context_length, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, **options
-    )
+        shape.vocab_size, context_length, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff,
+        num_kv_heads=shape.num_kv_heads, window=shape.window, document_lengths=shape.document_lengths, **options,
+    )  # fmt: skip
 
 
 def masked_half(shape: accounting.Shape, batch: int, context: int) -> int:
-    """Forward FLOPs that eager attention computes but the formulas do not count: half of scores and values."""
-    return 2 * batch * context**2 * shape.d_model * shape.num_layers
+    """Forward FLOPs that eager attention computes but the formulas do not count: those of hidden scores."""
+    share = 1 - accounting.visible_share(shape.problem, context, context)
+    return int(4 * batch * context**2 * shape.d_model * shape.num_layers * share)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -75,6 +80,22 @@ def test_causal_attention_counts_half() -> None:
     one, two = (accounting.forward_flops(shape, 1, length) for length in (1000, 2000))
     quadratic = two - 2 * one  # a·L² + b·L
     assert quadratic == 2 * (4 * 1000**2 * shape.d_model * shape.num_layers // 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pairs"),
+    [
+        ({"is_causal": True}, 12 * 12 / 2),
+        ({"is_causal": True, "window": 5}, 1 + 2 + 3 + 4 + 8 * 5),
+        ({"is_causal": True, "document_lengths": (5, 0, 7)}, 5 * 6 / 2 + 7 * 8 / 2),
+        ({"document_lengths": (5, 0, 7)}, 5 * 5 + 7 * 7),
+        ({"softcap": 3.0, "scale": 1.0}, 12 * 12),
+    ],
+    ids=str,
+)
+def test_pairs_that_the_mask_shows_count(fields: dict[str, Any], pairs: float) -> None:
+    problem = AttentionProblem(num_heads=6, num_kv_heads=2, **fields)
+    assert accounting.attention_flops((3, 6, 12, 8), problem) == 4 * 3 * 6 * 8 * pairs, "whoever shares keys"
 
 
 def test_peaks_are_known_by_the_whole_name() -> None:
@@ -121,8 +142,9 @@ def test_attention_alone_counts_as_attention_in_the_model(causal: bool) -> None:
     shape = accounting.Shape(vocab_size=1, d_model=64, num_layers=1, num_heads=4, d_ff=1)
     longer, shorter = (accounting.forward_flops(shape, 3, length, logit_positions=0) for length in (64, 32))
     in_model = longer - 2 * shorter  # what grows with the square of the length: of 64² - 2 · 32² = 64² / 2 pairs
-    alone = accounting.attention_flops((3, 4, 64, 16), causal=causal)
-    assert accounting.attention_flops((3, 4, 64, 16), causal=causal, queries=1) == alone // 64
+    problem = AttentionProblem(is_causal=causal)
+    alone = accounting.attention_flops((3, 4, 64, 16), problem)
+    assert accounting.attention_flops((3, 4, 64, 16), problem, queries=1) == alone // 64
     assert alone == in_model * 2 * (1 if causal else 2)
     assert accounting.attention_backward_flops(alone) == 2 * alone
 
@@ -217,7 +239,8 @@ def saved_in_forward(shape: accounting.Shape, step: StepMemory, attention: str, 
     return saved.bytes
 
 
-IN_BLOCKS = [(2, 24, SHAPES[0]), (1, 7, SHAPES[1]), (3, 16, SHAPES[0])]
+PACKED = dataclasses.replace(SHAPES[2], document_lengths=(5, 0, 11))
+IN_BLOCKS = [(2, 24, SHAPES[0]), (1, 7, SHAPES[1]), (3, 16, PACKED)]
 DTYPES = [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32")]
 
 
@@ -231,6 +254,9 @@ def test_activations_are_what_autograd_saves(
     kind: Any = "eager" if attention == "eager" else "fused"
     step = StepMemory(batch, context, precision, parameter_dtype, kind, on_gpu=False)
     expected = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
+    if attention == "tiled":  # it repeats shared key heads, which fused attention need not
+        repeated = shape.num_layers * batch * context * (shape.d_model - shape.key_width)
+        expected += 2 * step.compute_bytes * repeated
     assert saved_in_forward(shape, step, attention) == pytest.approx(expected, rel=0.01)
 
 
@@ -246,7 +272,7 @@ def test_checkpointing_saves_the_inputs_of_blocks(precision: Any, parameter_dtyp
     head_copy = step.compute_bytes * shape.vocab_size * shape.d_model if step.casts_weights else 0
     saved_bytes = saved_in_forward(shape, checkpointed, "eager")
     assert saved_bytes == pytest.approx(inputs_bytes + ends + head_copy, rel=0.01)
-    one_more = accounting.Shape(shape.vocab_size, shape.d_model, shape.num_layers + 1, shape.num_heads, shape.d_ff)
+    one_more = dataclasses.replace(shape, num_layers=shape.num_layers + 1)
     copies = step.compute_bytes * accounting.block_weights(shape) if step.casts_weights else 0
     block = saved_in_forward(one_more, step, "eager") - saved_in_forward(shape, step, "eager") - copies
     assert larger == pytest.approx(max(block, ends), rel=0.01)
@@ -344,12 +370,16 @@ def test_memory_of_presets_on_a_gpu(name: str, precision: Any) -> None:
     assert saved == pytest.approx(in_formulas, rel=0.05)
 
 
+@pytest.mark.parametrize("key_heads", [3, 1])
 @pytest.mark.parametrize("backward", [False, True])
-def test_the_parts_of_attention_by_hand(backward: bool) -> None:
+def test_the_parts_of_attention_by_hand(backward: bool, key_heads: int) -> None:
     """Two sequences, 3 heads, 4 queries, 5 keys, head dimension 8, in bfloat16."""
     shape = (2, 3, 4, 5, 8)
-    pairs, q, k = 2 * 3 * 4 * 5, 2 * 3 * 4 * 8, 2 * 3 * 5 * 8
-    cost = {part: accounting.attention_part(part, shape, 2, backward=backward) for part in accounting.ATTENTION_PARTS}
+    pairs, q, k = 2 * 3 * 4 * 5, 2 * 3 * 4 * 8, 2 * key_heads * 5 * 8
+    cost = {
+        part: accounting.attention_part(part, shape, 2, backward=backward, key_heads=key_heads)
+        for part in accounting.ATTENTION_PARTS
+    }
     product = 2 * pairs * 8 * (2 if backward else 1)
     assert cost["scores"].flops == cost["values"].flops == product
     if backward:
@@ -382,7 +412,7 @@ def test_a_wider_softmax_moves_more() -> None:
 def test_causal_attention_computes_twice_the_useful_products() -> None:
     shape = (2, 3, 16, 8)
     parts = [accounting.attention_part(part, (2, 3, 16, 16, 8), 4).flops for part in ("scores", "values")]
-    assert sum(parts) == 2 * accounting.attention_flops(shape, causal=True)
+    assert sum(parts) == 2 * accounting.attention_flops(shape, AttentionProblem(is_causal=True))
     back = [accounting.attention_part(part, (2, 3, 16, 16, 8), 4, backward=True).flops for part in ("scores", "values")]
     assert sum(back) == accounting.attention_backward_flops(sum(parts))
 

@@ -8,10 +8,14 @@ from workers.model import TransformerLM
 from workers.model.generation import sample
 
 
+def make_model(num_heads: int = 2, **options: int) -> TransformerLM:
+    torch.manual_seed(0)
+    return TransformerLM(61, 24, d_model=16, num_layers=2, num_heads=num_heads, d_ff=24, **options).double()
+
+
 @pytest.fixture
 def model() -> TransformerLM:
-    torch.manual_seed(0)
-    return TransformerLM(vocab_size=61, context_length=24, d_model=16, num_layers=2, num_heads=2, d_ff=24).double()
+    return make_model()
 
 
 @pytest.fixture
@@ -20,10 +24,13 @@ def prompt() -> Tensor:
 
 
 @torch.no_grad()
-def test_logits_with_a_cache_equal_those_without(model: TransformerLM, prompt: Tensor) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_heads": 4, "num_kv_heads": 2}, {"window": 5}], ids=str)
+def test_logits_with_a_cache_equal_those_without(options: dict[str, int], prompt: Tensor) -> None:
+    model = make_model(**options)
     whole = torch.cat((prompt, prompt, prompt), dim=1)
     expected = model(whole)
     cache = model.new_cache(3, 21)
+    assert cache.keys.shape == (2, 3, 2, 21, model.shape.head_dim)
     parts = [model(whole[:, :7], cache=cache)]
     parts += [model(whole[:, position : position + 1], cache=cache) for position in range(7, 21)]
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-9, atol=1e-9)

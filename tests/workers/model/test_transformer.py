@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.attention.reference import attention
@@ -175,6 +176,49 @@ def test_checkpointing_changes_no_gradient() -> None:
     with torch.no_grad():
         checkpointed(tokens())
     assert len(calls) == 9, "without gradients there is nothing to recompute"
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_shared_key_heads_are_those_of_torchs_attention(num_kv_heads: int) -> None:
+    def torchs(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        assert k.shape == v.shape == (2, num_kv_heads, 12, 4)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+
+    model, theirs = (
+        small_model(num_heads=4, num_kv_heads=num_kv_heads, **options) for options in ({}, {"attention": torchs})
+    )
+    torch.testing.assert_close(model(tokens()), theirs(tokens()))
+
+
+def test_copied_key_heads_are_shared_ones() -> None:
+    shared, whole = small_model(num_heads=4, num_kv_heads=2), small_model(num_heads=4)
+    weights = {
+        name: weight.unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1)
+        if ".k_" in name or ".v_" in name
+        else weight
+        for name, weight in shared.state_dict().items()
+    }
+    whole.load_state_dict(weights)
+    torch.testing.assert_close(whole(tokens()), shared(tokens()))
+
+
+def test_a_token_sees_its_window_and_document_only() -> None:
+    ids = tokens(1, 12)
+    changed = ids.clone()
+    changed[:, 4] = (ids[:, 4] + 1) % 61
+    for options, seen in (({"window": 3}, range(4, 7)), ({"document_lengths": (2, 6, 0, 4)}, range(4, 8))):
+        model = small_model(num_layers=1, **options)
+        differs = (model(ids) != model(changed)).any(-1).squeeze(0)
+        assert differs.nonzero().flatten().tolist() == list(seen)
+
+
+def test_packed_documents_are_those_computed_alone() -> None:
+    packed, alone = small_model(document_lengths=(5, 7)), small_model()
+    alone.load_state_dict(packed.state_dict())
+    ids = tokens()
+    torch.testing.assert_close(packed(ids), torch.cat((alone(ids[:, :5]), alone(ids[:, 5:])), dim=1))
+    with pytest.raises(ValueError, match="packed documents cannot be continued"):
+        packed.new_cache(1, 4)
 
 
 @pytest.mark.parametrize(("d_model", "num_heads"), [(16, 3), (6, 2)])

@@ -606,10 +606,12 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: boo
     width = PRECISIONS[spec.precision].compute_dtype.itemsize
     wide = 4 if on_gpu else width
     cost, note = Cost(0, 0), "FLOPs of the whole square of scores, which eager attention computes"
+    key_heads = spec.model.num_kv_heads
     for shape in shapes_of(spec, phase):
-        cost += attention_part(part, shape, width, softmax_bytes=wide, backward=phase == "backward") * layers
-        if phase == "backward" and (again := layers_recomputed(spec, part)):
-            cost += attention_part(part, shape, width, softmax_bytes=wide) * again
+        backward = phase == "backward"
+        cost += attention_part(part, shape, width, softmax_bytes=wide, backward=backward, key_heads=key_heads) * layers
+        if backward and (again := layers_recomputed(spec, part)):
+            cost += attention_part(part, shape, width, softmax_bytes=wide, key_heads=key_heads) * again
             note += "; the recomputed forward pass is part of it"
     return cost, note if phase != "decode" else ""
 
@@ -625,12 +627,15 @@ def layers_recomputed(spec: ProfileSpec, part: str) -> int:
 
 
 def useful_flops(spec: ProfileSpec, part: str, phase: str) -> int:
-    """Return the FLOPs of a part that a causal implementation computes, without recomputation: half of the square."""
-    from workers.model.accounting import attention_part
+    """Return the FLOPs of a part that are of visible scores, without recomputation: half of them if causal alone."""
+    from workers.model.accounting import attention_part, visible_share
 
     layers, backward = spec.model.shape()["num_layers"], phase == "backward"
     whole = sum(attention_part(part, shape, 1, backward=backward).flops for shape in shapes_of(spec, phase)) * layers
-    return whole if phase == "decode" else whole // 2
+    if phase == "decode":
+        return whole
+    problem = _training.shape_of(spec.model).problem
+    return int(whole * visible_share(problem, spec.context_length, spec.context_length))
 
 
 def shapes_of(spec: ProfileSpec, phase: str) -> list[tuple[int, int, int, int, int]]:
@@ -640,4 +645,5 @@ def shapes_of(spec: ProfileSpec, phase: str) -> list[tuple[int, int, int, int, i
     if phase != "decode":
         return [(spec.batch_size, heads, spec.context_length, spec.context_length, head_dim)]
     # The prefill yields the first new token; the i-th step after it sees the prompt and i tokens more.
-    return [(spec.batch_size, heads, 1, spec.context_length + i, head_dim) for i in range(1, spec.new_tokens)]
+    lengths = (spec.context_length + i for i in range(1, spec.new_tokens))
+    return [(spec.batch_size, heads, 1, min(keys, spec.model.window or keys), head_dim) for keys in lengths]

@@ -218,7 +218,7 @@ def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str
     forward = [row for row in products if row["phase"] == "forward"]
     shape = accounting.Shape(*(MODEL[name] for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff")))
     # Eager attention computes the whole square of scores, of which the model's FLOPs count the causal half.
-    square = 2 * accounting.attention_flops((2, 2, 8, 8), causal=True)
+    square = 2 * accounting.attention_flops((2, 2, 8, 8), shape.problem)
     flops = accounting.forward_flops(shape, 2, 8) + square
     assert sum(row["gflop"] for row in forward) == pytest.approx(1e-9 * flops)
     backward = [row["gflop"] for row in products if row["phase"] == "backward"]
@@ -250,6 +250,16 @@ def test_decoding_sees_one_key_more_at_each_step(run: Any) -> None:
     keys = 9 + 10 + 11
     assert parts["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * keys * 8)
     assert parts["values", "decode"]["useful_gflop"] == parts["values", "decode"]["gflop"]
+
+
+def test_a_window_leaves_few_useful_scores(run: Any) -> None:
+    model = {**MODEL, "num_kv_heads": 1, "window": 3}
+    parts = {
+        (row["part"], row["phase"]): row
+        for row in run(mode="generate", model=model, new_tokens=4).table_rows("attention")
+    }
+    assert parts["scores", "prefill"]["useful_gflop"] == pytest.approx(parts["scores", "prefill"]["gflop"] * 21 / 64)
+    assert parts["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * (3 + 3 + 3) * 8)
 
 
 def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
