@@ -20,6 +20,14 @@ PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
 PROJECT = PLUGINS.parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark controls: each shows that a test can fail, takes as long as that test, and is run before a release."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name.startswith("test_control"):
+            item.add_marker(pytest.mark.long)
+
+
 def environment(folder: Path, *kinds: str) -> dict[str, str]:
     """For a service in `folder`: tests/plugins installed, short times, locks of its own; `kinds` are folders there."""
     path = [*(PLUGINS / kind for kind in kinds), PROJECT, PLUGINS, os.environ.get("PYTHONPATH", "")]

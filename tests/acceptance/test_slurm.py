@@ -250,6 +250,7 @@ def test_gpus_that_the_agent_does_not_see_are_missed(site: Site) -> None:
     assert "needs 2 GPUs" in job["error"]["detail"]
 
 
+@pytest.mark.long
 def test_a_worker_that_ends_gives_back_what_waits_and_leaves_what_runs(site: Site) -> None:
     worker = site.start_worker()
     running = submit(site.client, plain_job("gated"))
@@ -267,6 +268,7 @@ def test_a_worker_that_ends_gives_back_what_waits_and_leaves_what_runs(site: Sit
     site.start_worker()  # which tidies up
 
 
+@pytest.mark.long
 def test_a_killed_workers_allocations_do_not_run(site: Site) -> None:
     worker = site.start_worker(extra_arguments=LATER)
     job_id = submit(site.client, plain_job("counted"))
@@ -289,6 +291,7 @@ def preempted(site: Site, *, sabotage: str = "") -> int:
     return job_id
 
 
+@pytest.mark.long
 def test_a_preempted_job_runs_again(site: Site) -> None:
     job_id = preempted(site)
     wait_for_start(site.misbehave, 2, timeout_s=ENDS_S)
@@ -327,6 +330,7 @@ def submissions(site: Site, **environment: str) -> list[str]:
     return site.cluster.run("squeue", "-h", "-o", "%i", "--states=all", f"--name={name}").split()
 
 
+@pytest.mark.long
 def test_a_lost_answer_of_sbatch_is_found_again(site: Site) -> None:
     assert len(submissions(site)) == 1
 

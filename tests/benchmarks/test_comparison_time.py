@@ -12,6 +12,7 @@ from tests.forked import ForkedService
 SPEC = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 8, "device": "cpu", "replicates": 2}
 
 
+@pytest.mark.long
 def test_each_process_has_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_time, "Service", ForkedService)  # the units are new interpreters all the same
     seconds, processes = comparison_time.measure(SPEC, tmp_path)

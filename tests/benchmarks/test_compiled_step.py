@@ -16,6 +16,7 @@ OURS: dict[str, Any] = {
 OTHER = {**OURS, "attention": "sdpa_math", "context_length": 256}
 
 
+@pytest.mark.long
 def test_each_round_has_the_time_of_either_process() -> None:
     rounds = compiled_step.by_turns(OURS, OTHER, rounds=6, steps=2)
     assert len(rounds) == 6

@@ -8,6 +8,7 @@ from app.specs.benchmark import BenchmarkSpec
 from benchmarks import pacing
 
 
+@pytest.mark.long
 def test_a_row_has_the_three_times_and_their_ratio() -> None:
     fields = {"model": {"size": "tiny"}, "context_length": 16, "optimizer": "torch_adamw", "device": "cpu"}
     size, compiled, *numbers = pacing.row(BenchmarkSpec.model_validate(fields), rounds=1, steps=2)

@@ -81,6 +81,7 @@ def numbers(rows: list[list[str]]) -> list[list[float]]:
     return [[float(cell.split()[0]) for cell in row[1:]] for row in rows]
 
 
+@pytest.mark.long
 def test_throughput(tmp_path: Path) -> None:
     """As a user starts it: it starts a service of its own, and leaves nothing of it."""
     arguments = ("throughput", "--clients", "1", "--clients", "2", "--seconds", "0.1", "--rounds", "2")
@@ -101,6 +102,7 @@ def test_throughput(tmp_path: Path) -> None:
     assert all(rate > 0 for rate, _, _ in numbers(rows))
 
 
+@pytest.mark.long
 def test_latencies(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latencies, "Size", lambda: SIZE)
     monkeypatch.setattr(latencies, "NUMBERS", (20, 40))
@@ -130,6 +132,7 @@ def test_followers(table: Callable[..., Table]) -> None:
     assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
 
 
+@pytest.mark.long
 def test_crowd(table: Callable[..., Table]) -> None:
     headings, rows = table(crowd.main, listeners=6, pollers=2, seconds=1.5, jobs=60)
     assert headings[:2] == ["listeners, pollers", "`POST /jobs` p50 / p99 / most, ms"]
@@ -139,6 +142,7 @@ def test_crowd(table: Callable[..., Table]) -> None:
     assert min(int(beside[name]) for name in ("polls", "events", "jobs of the sweep that ended")) > 0
 
 
+@pytest.mark.long
 def test_latencies_of_both_engines(
     postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

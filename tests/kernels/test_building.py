@@ -101,6 +101,7 @@ def test_it_is_built_once_and_then_needs_no_compiler(library: Library, cache: Pa
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]  # nothing half-built is left
 
 
+@pytest.mark.long
 def test_other_headers_and_linker_flags_are_used(library: Library, cache: Path, tmp_path: Path) -> None:
     headers = tmp_path / "headers"
     headers.mkdir()
@@ -142,6 +143,7 @@ def test_files_of_a_killed_build_are_removed(library: Library, cache: Path, monk
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
 
 
+@pytest.mark.long
 def test_a_build_outlives_its_killed_process(
     library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

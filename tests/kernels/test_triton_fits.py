@@ -18,6 +18,7 @@ TENSOR_COLUMNS = 512
 """Tensor memory of a Blackwell multiprocessor."""
 
 
+@pytest.mark.long
 def test_the_tables_fit(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     capabilities = (89, 100)

@@ -65,7 +65,7 @@ _FUSED_KERNELS = _patterns(
 )
 _KERNELS = _patterns(
     # Our own Triton kernels have short names, so they are matched whole.
-    (ATTENTION, r"^(forward|backward|finish|rows|(wide_)?(keys|queries)|split|slices|combine)_kernel$"),
+    (ATTENTION, r"^(forward|backward|finish|rows|(wide_)?(keys|queries)|split|slices|combine|bounds)_kernel$"),
     (ATTENTION, r"flash|fmha|attention|attn|sdpa|_dot_do_o|convert_dq_"),
     (OPTIMIZER, r"fused_?adam|multi_tensor_apply"),
     (MATMUL, r"gemm|gemv|nvjet|xmma|cutlass|cublas|matmul|split_?k|dot_kernel|^triton_tem_|^triton_mm"),
