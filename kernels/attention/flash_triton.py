@@ -241,7 +241,7 @@ def _forward(
             if not only_hopper and decoding.suits(q, k, scoring, bounds):
                 decoding.decode(q, k, v, heads_out, logsumexp, scoring)
                 return out, logsumexp
-            is_plain = bounds is None and scoring == launch.Scoring.of(q, k, scoring.is_causal)
+            is_plain = bounds is None and scoring.is_plain(q, k)
             if not (is_plain and hopper.forward(q, k, v, heads_out, logsumexp, scoring.is_causal)):
                 if only_hopper:
                     reason = hopper.why_not(q, k, v) or "of the options, it takes is_causal alone"
@@ -274,7 +274,7 @@ def _gradients(
     scoring = options.scoring(q, k, is_causal)
     with on_device(q.device):
         bounds = options.bounds(k.shape[2])
-        is_plain = bounds is None and scoring == launch.Scoring.of(q, k, scoring.is_causal)
+        is_plain = bounds is None and scoring.is_plain(q, k)
         tensors, rest = (out_gradient, q, k, v, out), (logsumexp, logsumexp_gradient)
         if (
             dq_room is None or dk_room is None or dv_room is None

@@ -80,6 +80,10 @@ class Scoring(NamedTuple):
         is_plain = (lower, upper) == (None, 0) and not documents
         return cls(is_plain, lower, None if is_plain else upper, scale, softcap)
 
+    def is_plain(self, q: Tensor, k: Tensor) -> bool:
+        """Return True if it is that of `is_causal` alone, for these inputs."""
+        return self == Scoring.of(q, k, self.is_causal)
+
     @property
     def factor(self) -> float:
         """What the kernels call `scale`."""
