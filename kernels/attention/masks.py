@@ -23,13 +23,14 @@ class VisibleKeys(NamedTuple):
     may_be_none: bool
     """True if some queries see no key: their output is 0, and their log-sum-exp −∞."""
 
-    def hidden(self, keys: slice, queries: slice = slice(None)) -> Tensor | None:
+    def hidden(self, keys: slice, queries: slice | None = None) -> Tensor | None:
         """Return a mask (queries, keys), true where a query does not see a key; None if it sees all."""
+        # Dynamo of torch 2.11 knows no default argument that is a slice.
         hidden = None
         for bounds, is_first in ((self.first, True), (self.end, False)):
             if bounds is not None:
                 columns = torch.arange(keys.start, keys.stop, device=bounds.device)
-                rows = bounds[queries].unsqueeze(-1)
+                rows = (bounds if queries is None else bounds[queries]).unsqueeze(-1)
                 outside = columns < rows if is_first else columns >= rows
                 hidden = outside if hidden is None else hidden | outside
         return hidden
