@@ -21,12 +21,12 @@ PROBLEMS = (
 )
 
 
-def library(unlimited: int | None) -> ModuleType:
+def library(unlimited: Any) -> ModuleType:
     """A module with the library's two functions, written from its README: rows before heads, masks to the right."""
 
     def flash_attn_func(
         q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None, causal: bool,
-        window_size: tuple[int | None, int | None], softcap: float,
+        window_size: tuple[Any, Any], softcap: float,
     ) -> Any:  # fmt: skip
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         places = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2])
@@ -52,7 +52,7 @@ def library(unlimited: int | None) -> ModuleType:
         assert torch.equal(cu_seqlens_q, cu_seqlens_k)
         assert max_seqlen_q == max_seqlen_k == max(lengths)
         assert sum(lengths) == q.shape[0]
-        documents = zip(*(tensor.split(lengths) for tensor in (q, k, v)), strict=True)
+        documents = zip(*(torch.split(tensor, lengths) for tensor in (q, k, v)), strict=True)
         parts = [flash_attn_func(*(part.unsqueeze(0) for part in parts), **options) for parts in documents]
         return torch.cat([(part[0] if isinstance(part, tuple) else part).squeeze(0) for part in parts])
 
