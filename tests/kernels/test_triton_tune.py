@@ -163,6 +163,17 @@ def test_the_problem_with_its_options_is_timed(inputs: list[Tensor], monkeypatch
         assert torch.equal(problem.results[name], right)
 
 
+def test_a_soft_cap_takes_tiles_that_leave_it_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Tiling] = []
+    monkeypatch.setattr(tilings, "capability", lambda _device: (9, 0))
+    monkeypatch.setattr(launch, "_keys_launch", lambda *facts: taken.append(facts[-1]) or (lambda _tensors: None))
+    q, numbers = torch.empty(1, 1, 20, 64, dtype=torch.bfloat16), torch.empty(1, 1, 128)
+    for softcap in (None, 9.0):
+        scoring = launch.Scoring.of(q, q, True, softcap=softcap)
+        launch.keys(q, q, q, q, numbers, numbers, q, q, scoring, "ieee")
+    assert taken == [Tiling(128, 64, 4, 2), Tiling(64, 64, 4, 2)]
+
+
 def scaled(real: Callable[..., None], *arguments: Any) -> None:
     real(*arguments)
     arguments[3][..., 5, :] *= 1.1  # out

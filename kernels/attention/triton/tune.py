@@ -97,7 +97,8 @@ class TuningProblem:
 
     def present(self) -> Tilings:
         """Return the tilings that calls use now."""
-        return tilings.choose(self._operands, self._width, self.precision)
+        capped = self._scoring.softcap is not None
+        return tilings.choose(self._operands, self._width, self.precision, capped)
 
     def use(self, chosen: Tilings) -> None:
         """Make calls use these tilings."""
