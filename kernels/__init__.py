@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernels import attention, registry
     from kernels.attention.flash_triton import flash_attention
+    from kernels.rms_norm_triton import rms_norm
+    from kernels.rope_triton import rope
+    from kernels.swiglu_triton import swiglu
     from kernels.weighted_sum_triton import weighted_sum
 
-__all__ = ["attention", "flash_attention", "registry", "weighted_sum"]
+__all__ = ["attention", "flash_attention", "registry", "rms_norm", "rope", "swiglu", "weighted_sum"]
 
-_HOMES = {"flash_attention": "kernels.attention.flash_triton", "weighted_sum": "kernels.weighted_sum_triton"}
+_HOMES = {
+    "flash_attention": "kernels.attention.flash_triton",
+    **{name: f"kernels.{name}_triton" for name in ("rms_norm", "rope", "swiglu", "weighted_sum")},
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,21 @@ from kernels.registry import DTYPES, Implementation, Kernel
 EPSILON = 1e-5
 
 
+def rotary_angles(context_length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of position * theta^(-2i / head_dim), each (context_length, head_dim / 2), float32."""
+    # In float64: a float32 product loses the angle at long contexts.
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[2i], x[2i+1]) by its position's angle; x is (…, sequence, head_dim)."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return rotated.flatten(-2).to(x.dtype)
+
+
 def _plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, EPSILON)
 

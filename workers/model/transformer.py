@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kernels.attention.reference import attention as reference_attention
+from kernels.operations import rotary_angles, rotate
 from workers.model import accounting
 from workers.model.generation import KeyValueCache, LayerCache, generate
 from workers.model.loss import linear_cross_entropy, softmax_gradient
@@ -62,21 +63,6 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
         return out
-
-
-def rotary_angles(context_length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of position * theta^(-2i / head_dim), each (context_length, head_dim / 2), float32."""
-    # In float64: a float32 product loses the angle at long contexts.
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
-    return angles.cos().float(), angles.sin().float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x[2i], x[2i+1]) by its position's angle; x is (…, sequence, head_dim)."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-    return rotated.flatten(-2).to(x.dtype)
 
 
 class MultiHeadAttention(nn.Module):
