@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kernels.attention.reference import attention as reference_attention
+from kernels.chunked_cross_entropy import linear_cross_entropy, softmax_gradient
 from kernels.operations import rotary_angles, rotate
 from workers.model import accounting
 from workers.model.generation import KeyValueCache, LayerCache, generate
-from workers.model.loss import linear_cross_entropy, softmax_gradient
 
 if TYPE_CHECKING:
     from kernels.registry import AttentionFunction
@@ -265,7 +265,7 @@ class TransformerLM(nn.Module):
                 takes one more at a time.
             last_only: Logits of the last position only.
             targets: (batch, sequence), integers below vocab_size: the tokens that follow. The full logits are never
-                allocated then; see `workers.model.loss.linear_cross_entropy`.
+                allocated then; see `kernels.chunked_cross_entropy.linear_cross_entropy`.
 
         Returns:
             (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`; a scalar with `targets`.
