@@ -31,14 +31,14 @@ Function = Callable[..., Tensor]
 
 def _implementations(
     name: str,
-    compiled: Function,
+    by_compiler: Function,
     triton: Function | None = None,
     liger: Function | None = None,
     **of_liger: Any,
 ) -> list[Implementation]:
     """Return the plain PyTorch compiled, our kernel, and Liger-Kernel's where it is installed."""
     found = [
-        Implementation("compiled", compiled, EVERYWHERE, of=name),
+        Implementation("compiled", by_compiler, EVERYWHERE, of=name),
         Implementation("triton", triton or _ours(name), {"cuda": DTYPES}, of=name),
     ]
     if liger is not None and HAS_LIGER:
@@ -51,7 +51,9 @@ def _ours(name: str) -> Function:
     return lambda *inputs: getattr(kernels, name)(*inputs)
 
 
-def _compiled(function: Function) -> Function:
+def compiled(function: Function) -> Function:
+    """Return the function through torch.compile, anew for each size."""
+
     def call(*inputs: Tensor) -> Tensor:
         from kernels import compiling
 
@@ -73,7 +75,7 @@ rms_norm = Kernel(
     linear_in=1,
     kernels=_implementations(
         "rms_norm",
-        _compiled(_plain_rms_norm),
+        compiled(_plain_rms_norm),
         lambda x, weight: kernels.rms_norm(x, weight, EPSILON),
         lambda x, weight: liger.rms_norm(x, weight, EPSILON),
     ),
@@ -90,7 +92,7 @@ swiglu = Kernel(
     lambda rows, columns: ((rows, columns), (rows, columns)),
     _plain_swiglu,
     linear_in=1,
-    kernels=_implementations("swiglu", _compiled(_plain_swiglu), liger=liger.swiglu, has_backward=False),
+    kernels=_implementations("swiglu", compiled(_plain_swiglu), liger=liger.swiglu, has_backward=False),
 )
 """silu(gate) times up, both (rows, columns). Liger-Kernel's has no backward pass that leaves its inputs as they are."""
 
@@ -126,7 +128,7 @@ rope = Kernel(
     lambda rows, columns: ((rows, columns, HEAD_DIM),),
     _rope(rotate),
     linear_in=0,
-    kernels=_implementations("rope", _rope(_compiled(rotate)), _rope(_ours("rope"))),
+    kernels=_implementations("rope", _rope(compiled(rotate)), _rope(_ours("rope"))),
 )
 """Rotary embedding of x (rows: positions, columns: heads, HEAD_DIM)."""
 
@@ -166,7 +168,7 @@ linear_cross_entropy = Kernel(
         Implementation("chunked", _scaled(_chunked_linear_cross_entropy), EVERYWHERE, of="linear_cross_entropy"),
         *_implementations(
             "linear_cross_entropy",
-            _scaled(_compiled(_plain_linear_cross_entropy)),
+            _scaled(compiled(_plain_linear_cross_entropy)),
             _scaled(_ours("linear_cross_entropy")),
             _scaled(liger.linear_cross_entropy),
         ),
@@ -190,7 +192,7 @@ weighted_sum = Kernel(
     lambda rows, columns: ((rows, columns), (columns,)),
     _plain_weighted_sum,
     linear_in=1,
-    kernels=_implementations("weighted_sum", _compiled(_plain_weighted_sum)),
+    kernels=_implementations("weighted_sum", compiled(_plain_weighted_sum)),
     oracle=_right_weighted_sum,
 )
 """x (rows, columns) times weight (columns), summed over columns."""
