@@ -9,7 +9,7 @@ pass. For `linear_cross_entropy`, which computes its gradients forward, TFLOP/s 
 output's relative error against plain float32.
 
 Lines that no job can have: `rms_norm_cast` has float32 inputs and a bfloat16 result, as norms in a model have under
-autocast; Liger-Kernel's backward pass of `swiglu`, which overwrites its inputs; and its `rope`, which turns other pairs.
+autocast; Liger-Kernel's backward pass of `swiglu`, which overwrites its inputs; its `rope`, which turns other pairs.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=15)
     given = parser.parse_args()
     bench = Bench(DeviceClock(torch.device(DEVICE, torch.cuda.current_device())), given.samples)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy: {bench.copy_rate(2 * COPY_BYTES):.0f} GB/s\n")
+    copy = bench.copy_rate(2 * COPY_BYTES)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy: {copy:.0f} GB/s\n")
     passes = (f"{name}, {unit}" for name in ("forward", "backward") for unit in ("µs", "GB/s", "%"))
     columns = ["kernel", "rows × columns", "dtype", "implementation", "error", *passes]
     show(columns)

@@ -49,9 +49,7 @@ def make(size: str, parameters: str, batch: int, context: int, variant: str) -> 
     optimizer = make_optimizer("torch_fused_adamw", model, rate, capturable=True)
     batches = RandomBatches(vocabulary, batch, context, device, 0)
     has_loss = "linear_cross_entropy" in fused or "chunked" in variant.split("+")
-    return GraphedStep(
-        TrainStep(model, batches, PRECISIONS["bf16"], model, optimizer, 1000, model_has_loss=has_loss)
-    )
+    return GraphedStep(TrainStep(model, batches, PRECISIONS["bf16"], model, optimizer, 1000, model_has_loss=has_loss))
 
 
 def milliseconds(step: GraphedStep, steps: int) -> tuple[float, float]:

@@ -25,8 +25,13 @@ ELEMENTS = {"forward": 32, "backward": 16}
 """Elements of a tile that a thread has. Backward, it has those of x, the gradient, the weight and the partial sum."""
 MAX_COLUMNS = 65_536
 """Longest row, which a program has in registers."""
-WARPS_PER_SM = 32
-"""Warps of the backward pass on each multiprocessor. More would hide more latency, and make more partial sums."""
+WARPS_PER_SM = 16
+"""Warps of the backward pass on each multiprocessor: so many run at once even if a thread takes 128 registers, and a
+second wave of programs would run alone."""
+STAGES = 2
+"""Tiles of the backward pass that are loaded or computed at once, in shared memory."""
+MAX_STAGED = 16_384
+"""Largest tile for which there is shared memory."""
 MIN_TILES = 4
 """Fewest tiles of a program of the backward pass: each program's partial sums are written and read once more."""
 INTERPRETED_PROGRAMS = 3
@@ -90,7 +95,8 @@ def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tenso
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _rms_norm_backward_kernel[(programs,)](
             gradients, rows, weight.contiguous(), scale, dx, partial, gradients.stride(0), rows.stride(0), *rows.shape,
-            WIDE=wide(x, weight), ROWS=tile_rows, COLUMNS=columns, num_warps=warps,
+            WIDE=wide(x, weight), ROWS=tile_rows, COLUMNS=columns,
+            STAGES=STAGES if tile_rows * columns <= MAX_STAGED else 1, num_warps=warps,
         )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 
@@ -135,13 +141,13 @@ def _rms_norm_kernel(
 @triton.jit
 def _rms_norm_backward_kernel(
     gradient, x, weight, scale, dx, partial, gradient_stride, stride, rows, columns,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles of dx, every so many as there are programs, and these rows' sum of the weight's gradient."""
     column = tl.arange(0, COLUMNS)
     w = tl.load(weight + column, mask=column < columns, other=0.0).to(WIDE)
     total = tl.zeros([ROWS, COLUMNS], WIDE)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         place = row.to(tl.int64)[:, None]
@@ -174,7 +180,7 @@ def _programs(tiles: int, warps: int, device: torch.device) -> int:
     if device.type != "cuda":
         return min(tiles, INTERPRETED_PROGRAMS)
     resident = torch.cuda.get_device_properties(device).multi_processor_count * max(1, WARPS_PER_SM // warps)
-    return min(resident, triton.cdiv(tiles, MIN_TILES))
+    return min(resident, -(-tiles // MIN_TILES))
 
 
 def _wide_dtype(x: Tensor, weight: Tensor) -> torch.dtype:

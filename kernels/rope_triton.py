@@ -57,7 +57,7 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
             _rope_kernel[(triton.cdiv(rows, tile_rows),)](
                 turned, cos.contiguous(), sin.contiguous(), result, *turned.stride()[:3], *result.stride()[:3],
-                rows, heads, sequence, head_dim // 2,
+                rows, heads, sequence, head_dim,
                 INVERSE=inverse, WIDE=wide(x), ROWS=tile_rows, PAIRS=width // 2, num_warps=WARPS,
             )  # fmt: skip
     return out
@@ -92,7 +92,7 @@ _rope.register_autograd(_differentiate, setup_context=_save)
 @triton.jit
 def _rope_kernel(
     x, cos, sin, out,
-    x_batch, x_head, x_position, out_batch, out_head, out_position, rows, heads, sequence, pairs,
+    x_batch, x_head, x_position, out_batch, out_head, out_position, rows, heads, sequence, head_dim,
     INVERSE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Rows are numbered batch by batch, position by position, head by head: so heads share a position's angles."""
@@ -100,8 +100,8 @@ def _rope_kernel(
     head = (row % heads).to(tl.int64)
     position = (row // heads % sequence).to(tl.int64)
     batch = (row // heads // sequence).to(tl.int64)
-    column, pair = tl.arange(0, 2 * PAIRS), tl.arange(0, PAIRS)
-    inside = (row < rows)[:, None] & (column < 2 * pairs)[None, :]
+    column, pair, pairs = tl.arange(0, 2 * PAIRS), tl.arange(0, PAIRS), head_dim // 2
+    inside = (row < rows)[:, None] & (column < head_dim)[None, :]
     place = batch * x_batch + head * x_head + position * x_position
     x_tile = tl.load(x + place[:, None] + column[None, :], mask=inside, other=0.0).to(WIDE)
     even, odd = tl.split(tl.reshape(x_tile, [ROWS, PAIRS, 2]))

@@ -319,7 +319,8 @@ class TrainingSpec(SpecBase):
             )
         if self.fused_linear_cross_entropy:
             raise field_error(
-                "fused_linear_cross_entropy", "fused has linear_cross_entropy, which does the same: leave one of them out"
+                "fused_linear_cross_entropy",
+                "fused has linear_cross_entropy, which does the same: leave one of them out",
             )
 
     @property

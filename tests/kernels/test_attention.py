@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import library, tiled
+from kernels import compiling
+from kernels.attention import tiled
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.oracle import oracle
 from kernels.attention.problem import AttentionProblem

@@ -100,9 +100,7 @@ def test_norms_under_autocast_have_the_dtype_of_products() -> None:
 
 def test_generation_with_a_cache_is_that_of_plain_pytorch() -> None:
     fused = tuple(name for name in FUSED if name != "linear_cross_entropy")
-    expected, mine = (
-        of.double().generate(ids(4)[:1], 4, temperature=0) for of in (model(), model(fused=fused))
-    )
+    expected, mine = (of.double().generate(ids(4)[:1], 4, temperature=0) for of in (model(), model(fused=fused)))
     assert torch.equal(expected, mine)
 
 
