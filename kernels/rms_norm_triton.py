@@ -30,8 +30,8 @@ WARPS_PER_SM = 16
 second wave of programs would run alone."""
 STAGES = 2
 """Tiles of the backward pass that are loaded or computed at once, in shared memory."""
-MAX_STAGED = 16_384
-"""Largest tile for which there is shared memory."""
+MAX_STAGED_BYTES = 64 << 10
+"""Largest tile, of x and the gradient, for which there is shared memory on all devices."""
 MIN_TILES = 4
 """Fewest tiles of a program of the backward pass: each program's partial sums are written and read once more."""
 INTERPRETED_PROGRAMS = 3
@@ -92,11 +92,12 @@ def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tenso
     tile_rows, columns, warps = _tile(rows, "backward")
     programs = _programs(triton.cdiv(len(rows), tile_rows), warps, x.device)
     partial = x.new_empty((programs, len(weight)), dtype=_wide_dtype(x, weight))
+    staged = tile_rows * columns * (x.itemsize + gradient.itemsize) <= MAX_STAGED_BYTES
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _rms_norm_backward_kernel[(programs,)](
             gradients, rows, weight.contiguous(), scale, dx, partial, gradients.stride(0), rows.stride(0), *rows.shape,
             WIDE=wide(x, weight), ROWS=tile_rows, COLUMNS=columns,
-            STAGES=STAGES if tile_rows * columns <= MAX_STAGED else 1, num_warps=warps,
+            STAGES=STAGES if staged else 1, num_warps=warps,
         )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 
