@@ -15,6 +15,7 @@ autocast; Liger-Kernel's backward pass of `swiglu`, which overwrites its inputs;
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import operations
+from kernels import liger, operations
 from kernels.device_clock import DeviceClock, nothing
 from kernels.registry import KERNELS, Implementation, Kernel
 
@@ -33,6 +34,7 @@ HIDDEN = {1600: 6400, 4096: 11_008, 8192: 28_672}
 DEVICE = "cuda"
 COPY_BYTES = 2**30
 WARMUP = 3
+HAS_LIGER = importlib.util.find_spec("liger_kernel") is not None
 LIGER_ROPE = "liger, other pairs"
 
 
@@ -116,15 +118,13 @@ def kernel_of(name: str) -> Kernel:
 
 def turned_by_liger(rows: int, heads: int, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Tensor]]:
     """Return Liger-Kernel's rotation of queries and keys that have the heads together, and its inputs."""
-    from liger_kernel.transformers.functional import liger_rope
-
     cos, sin = (
         torch.cat((table, table), -1)[None].to(DEVICE, dtype)
         for table in operations.rotary_angles(rows, operations.HEAD_DIM, operations.THETA)
     )
     parts = [heads - heads // 2, heads // 2]
     inputs = [torch.randn(1, rows, part, operations.HEAD_DIM, device=DEVICE, dtype=dtype) for part in parts]
-    return lambda q, k: liger_rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin), inputs
+    return lambda q, k: liger.rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin), inputs
 
 
 def lines(bench: Bench, name: str, rows: int, width: int, dtype: torch.dtype) -> None:
@@ -137,11 +137,13 @@ def lines(bench: Bench, name: str, rows: int, width: int, dtype: torch.dtype) ->
     right = kernel.plain(*(tensor.float() for tensor in inputs)).detach().float()
     title = [name, f"{rows} × {columns}", str(dtype).removeprefix("torch.")]
     for one in [kernel.implementation("torch"), *kernel.kernels]:
+        if one.name == "liger" and not HAS_LIGER:
+            continue
         copies = [tensor.clone() for tensor in inputs]
         out, passes = bench.passes(one.function, copies)
         error = f"{((out.float() - right).norm() / right.norm()).item():.1e}"
         show([*title, one.name, error], figures(bench, name, copies, passes))
-    if name == "rope" and operations.HAS_LIGER:
+    if name == "rope" and HAS_LIGER:
         _, passes = bench.passes(*turned_by_liger(rows, columns, dtype))
         show([*title, LIGER_ROPE, "–"], figures(bench, name, inputs, passes))
 

@@ -1,14 +1,19 @@
-"""Liger-Kernel's functions (`pip install liger-kernel`) for the operations that have one of the same meaning.
+"""Liger-Kernel's functions, where it is installed, for the operations that have one of the same meaning.
 
-Its `liger_rope` is missing: it pairs element i with i + head_dim / 2, and overwrites its inputs.
+Where it is not, they raise RuntimeError ("No available kernel: …").
+
+`rope` is for scripts only: it pairs element i with i + head_dim / 2, and may overwrite its inputs.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from kernels.attention.library import NO_KERNEL
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -23,6 +28,12 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn queries and keys (batch, heads, sequence, head_dim); cos and sin are (1, sequence, head_dim)."""
+    out: tuple[Tensor, Tensor] = _functional().liger_rope(q, k, cos, sin)
+    return out
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of `hidden @ weight.T`; the weight's gradient is summed in float32, as ours."""
     out: Tensor = _functional().liger_fused_linear_cross_entropy(hidden, weight, targets, accum_dtype=torch.float32)
@@ -30,6 +41,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 
 def _functional() -> Any:
-    from liger_kernel.transformers import functional
-
-    return functional
+    try:
+        return importlib.import_module("liger_kernel.transformers.functional")
+    except ImportError as error:
+        raise RuntimeError(
+            f"{NO_KERNEL}: liger_kernel cannot be imported ({error}): pip install liger-kernel"
+        ) from error

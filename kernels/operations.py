@@ -1,12 +1,11 @@
 """Operations other than attention, each with its plain PyTorch, as `kernel` jobs measure them.
 
-Liger-Kernel's functions are among the implementations where it is installed.
+`liger` is Liger-Kernel's function, where that is installed.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,6 @@ HEAD_DIM = 64
 THETA = 10_000.0
 VOCABULARY = 10_000
 """Size of the vocabulary in `linear_cross_entropy`: that of most model presets."""
-HAS_LIGER = importlib.util.find_spec("liger_kernel") is not None
 EVERYWHERE = dict.fromkeys(DEVICES, DTYPES)
 Function = Callable[..., Tensor]
 
@@ -36,12 +34,12 @@ def _implementations(
     liger: Function | None = None,
     **of_liger: Any,
 ) -> list[Implementation]:
-    """Return the plain PyTorch compiled, our kernel, and Liger-Kernel's where it is installed."""
+    """Return the plain PyTorch compiled, our kernel, and Liger-Kernel's, which `of_liger` describes further."""
     found = [
         Implementation("compiled", by_compiler, EVERYWHERE, of=name),
         Implementation("triton", triton or _ours(name), {"cuda": DTYPES}, of=name),
     ]
-    if liger is not None and HAS_LIGER:
+    if liger is not None:
         found.append(Implementation("liger", liger, {"cuda": DTYPES - {"float64"}}, of=name, **of_liger))
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
@@ -11,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import liger, operations
+from kernels import liger
+from kernels.attention.library import NO_KERNEL
+from kernels.registry import KERNELS
 
 
 @pytest.fixture
@@ -51,21 +51,13 @@ def test_its_functions_are_called_so_that_they_keep_their_inputs(calls: list[tup
     assert calls == [("rms_norm", 1e-5, False), ("swiglu",), ("linear_cross_entropy", [0, 3], torch.float32)]
 
 
-def test_operations_have_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def names(of: Any) -> dict[str, list[str]]:
-        kernels = (of.rms_norm, of.swiglu, of.rope, of.linear_cross_entropy)
-        return {kernel.name: [one.name for one in kernel.kernels] for kernel in kernels}
-
-    assert "liger" not in str(names(operations)) or operations.HAS_LIGER
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    specification = importlib.machinery.SourceFileLoader("with_liger", operations.__file__)
-    installed = ModuleType("with_liger")
-    specification.exec_module(installed)
-    assert names(installed) == {
-        "rms_norm": ["compiled", "triton", "liger"],
-        "swiglu": ["compiled", "triton", "liger"],
-        "rope": ["compiled", "triton"],
-        "linear_cross_entropy": ["chunked", "compiled", "triton", "liger"],
-    }
-    (backward,) = (one for one in installed.swiglu.kernels if one.name == "liger")
-    assert "use mode forward" in str(backward.why_not("cuda", "bfloat16", backward=True))
+def test_operations_have_it_and_say_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    x = torch.ones(2, 3)
+    of = {"rms_norm": (x, x[0]), "swiglu": (x, x), "linear_cross_entropy": (x, x, x[0, :1])}
+    for name, inputs in of.items():
+        with pytest.raises(RuntimeError, match=rf"{NO_KERNEL}: .*: pip install liger-kernel"):
+            KERNELS.load(name).implementation("liger").function(*inputs)
+    reason = KERNELS.load("swiglu").implementation("liger").why_not("cuda", "bfloat16", backward=True)
+    assert "use mode forward" in str(reason)
+    assert "liger" not in {one.name for one in KERNELS.load("rope").kernels}

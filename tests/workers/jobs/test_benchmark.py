@@ -425,7 +425,7 @@ def test_a_shape_that_a_kernel_refuses_is_unsupported(run) -> None:
     with pytest.raises(Unsupported, match="does not take float32 on cuda"):
         run(attention="sdpa_flash", device="cuda")
     wide = {**MODEL, "d_model": 1024, "num_heads": 1}  # head dimension 1024: no fused kernel takes it
-    with pytest.raises(Unsupported, match="no such attention kernel"):
+    with pytest.raises(Unsupported, match="no such kernel"):
         run(attention="sdpa_flash", device="cuda", precision="bf16", model=wide)
 
 

@@ -164,7 +164,7 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
     row = report.cell(implementation="triton")["forward_ms", "forward"]
     assert (row["outcome"], row["reason"]) == ("unsupported", "swiglu 'triton' does not run on cpu, only on cuda")
     row = run(tmp_path, kernel="swiglu", implementations=["fast"], device="cpu").cell()["forward_ms", "forward"]
-    reason = "swiglu has no implementation 'fast'; it has torch, compiled, triton"
+    reason = "swiglu has no implementation 'fast'; it has torch, compiled, triton, liger"
     assert (row["outcome"], row["reason"]) == ("unsupported", reason)
     with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are linear_cross_entropy, rms_norm, rope, swi"):
         run(tmp_path, kernel="gelu", device="cpu")
