@@ -30,6 +30,7 @@ KERNELS = {
 }
 """The operations of each."""
 pytestmark = [
+    *([pytest.mark.gpu] if DEVICE == "cuda" else []),
     # torch's compiler looks at the gradients of a block's inputs, and warns of itself.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     # It also does this itself.
