@@ -282,7 +282,10 @@ ATTENTION = Registry(
 KERNELS = Registry(
     "kernel",
     "flopwatch.kernels",
-    {name: f"kernels.operations:{name}" for name in ("rms_norm", "swiglu", "weighted_sum")},
+    {
+        name: f"kernels.operations:{name}"
+        for name in ("linear_cross_entropy", "rms_norm", "rope", "swiglu", "weighted_sum")
+    },
     _check_kernel,
 )
 """Every other operation that kernels compute; `KERNELS.load(name)` gives its `Kernel`."""

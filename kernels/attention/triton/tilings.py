@@ -56,8 +56,8 @@ LARGE_HALF = {
 }
 """Half precision on Hopper, where a multiprocessor has 227 KiB of shared memory, by width."""
 CAPPED_QUERIES = 64
-"""Most queries of a tile in the pass over keys with a soft cap, on Hopper: with 128 at width 64, ptxas spills 1.2 KB of
-each thread's registers, and with 64 none. Not timed."""
+"""Most queries of a tile in the pass over keys with a soft cap, on Hopper, from width 64 on: with 128, ptxas spills 1.2
+KB of each thread's registers, with 64 none, and the backward pass takes 0.82 of the time (docs/measurements.md)."""
 
 _UP_TO_64 = Tilings(Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2))
 SMALL_HALF = {
@@ -139,7 +139,7 @@ def choose(operands: Operands, width: int, precision: str, capped: bool = False)
     if _remembered and (tuned := _remembered.get(_key(operands, width, precision))):
         return tuned
     tilings = from_tables(operands[0].device, width, precision)
-    if not (capped and precision == "ieee"):
+    if not (capped and precision == "ieee" and width >= 64):
         return tilings
     keys, one_pass = (
         replace(tiling, queries=min(tiling.queries, CAPPED_QUERIES)) for tiling in (tilings.keys, tilings.one_pass)
