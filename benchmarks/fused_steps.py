@@ -29,7 +29,7 @@ from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import MAX_LEARNING_RATE, TrainStep
 from workers.model.transformer import FUSED
 
-VARIANTS = ("plain", "chunked", "linear_cross_entropy", "rms_norm", "rope", "swiglu", "all")
+VARIANTS = ("plain", "chunked", "linear_cross_entropy", "rms_norm", "rope", "all")
 WARMUP = 5
 
 

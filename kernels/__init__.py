@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from kernels.linear_cross_entropy_triton import linear_cross_entropy
     from kernels.rms_norm_triton import rms_norm
     from kernels.rope_triton import rope
-    from kernels.swiglu_triton import swiglu
     from kernels.weighted_sum_triton import weighted_sum
 
-_TRITON = ("linear_cross_entropy", "rms_norm", "rope", "swiglu", "weighted_sum")
+_TRITON = ("linear_cross_entropy", "rms_norm", "rope", "weighted_sum")
 _HOMES = {"flash_attention": "kernels.attention.flash_triton", **{name: f"kernels.{name}_triton" for name in _TRITON}}
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "registry",
     "rms_norm",
     "rope",
-    "swiglu",
     "weighted_sum",
 ]
 

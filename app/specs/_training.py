@@ -53,7 +53,7 @@ OF_OUR_STEP = frozenset(
     }
 )
 """Fields without effect where `step_code` does the step."""
-Fused = Literal["linear_cross_entropy", "rms_norm", "rope", "swiglu"]
+Fused = Literal["linear_cross_entropy", "rms_norm", "rope"]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 Argument = bool | int | float | Annotated[str, Field(max_length=1000)]
 ACCUMULATION = "accumulation"
@@ -208,7 +208,7 @@ class TrainingSpec(SpecBase):
     fused_linear_cross_entropy: bool = False
     """Compute output layer and loss together and chunk by chunk, with the gradients in the forward pass, so that the
     full logits never exist. The model must take `targets`."""
-    fused: list[Fused] = Field(default=[], max_length=4)
+    fused: list[Fused] = Field(default=[], max_length=3)
     """Parts of the model that Triton kernels compute instead of PyTorch's operations, on a GPU; `linear_cross_entropy`
     is `fused_linear_cross_entropy` with a kernel. The model must take `fused`."""
     optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"

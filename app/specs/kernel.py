@@ -62,9 +62,10 @@ class KernelSpec(SpecBase):
     `linear_cross_entropy`: mean cross-entropy of hidden (rows, columns) times an output layer's weight with a
     vocabulary of 10 000."""
     implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
-    """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU. `liger` is
-    Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`) and `linear_cross_entropy`, which
-    also has `chunked`: plain PyTorch without the full logits. Empty with `code`: none beside it."""
+    """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU; `swiglu`
+    has none. `liger` is Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`) and
+    `linear_cross_entropy`, which also has `chunked`: plain PyTorch without the full logits. Empty with `code`: none
+    beside it."""
     code: Annotated[CodeSpec | None, Uploaded("kernel")] = None
     """A function of your own, measured and checked beside them: it takes the operation's inputs and returns its output,
     which autograd can differentiate unless the mode is `forward`. Only workers started with --allow-code run it."""
@@ -90,7 +91,7 @@ class KernelSpec(SpecBase):
         **{
             name: {
                 "kernel": name,
-                "implementations": ["torch", "compiled", "triton"],
+                "implementations": ["torch", "compiled", *(["triton"] if name != "swiglu" else [])],
                 "rows": [2048, 16_384],
                 "columns": columns,
                 "dtypes": ["bf16"],

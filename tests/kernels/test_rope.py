@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import kernels
 from kernels.operations import rotary_angles, rotate
+from kernels.registry import KERNELS
 from kernels.rope_triton import _rope
 from tests.kernels.beside import DEVICES, HALF_AND_FULL, assert_same
 
@@ -38,6 +39,20 @@ def check(x: Tensor, dtype: torch.dtype) -> None:
 def test_rotation_and_gradient(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     for shape in SHAPES:
         check(draw(*shape, rng=rng, dtype=dtype, device=device), dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_job_times_nothing_beside_the_kernel(device: str) -> None:
+    """The gradient of an index, in contrast to that of squeeze, is a copy into zeros."""
+    x = torch.ones(3, 5, 64, device=device, requires_grad=True)
+    turned = KERNELS.load("rope").implementation("triton").function(x)
+    for out, is_copied in ((turned, False), (turned[None][0], True)):
+        node, names = out.grad_fn, []
+        while node is not None:
+            names.append(node.name())
+            node = node.next_functions[0][0] if node.next_functions else None
+        assert any("rope" in name for name in names)
+        assert ("SelectBackward0" in names) is is_copied
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernels.registry import AttentionFunction
 
 
-FUSED = ("linear_cross_entropy", "rms_norm", "rope", "swiglu")
+FUSED = ("linear_cross_entropy", "rms_norm", "rope")
 """What a Triton kernel of `kernels` may compute instead of PyTorch's operations."""
 
 
@@ -67,16 +67,14 @@ class RMSNorm(nn.Module):
 class SwiGLU(nn.Module):
     """W2(silu(W1 x) * W3 x)."""
 
-    def __init__(self, d_model: int, d_ff: int, *, fused: bool = False) -> None:
+    def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()
-        self.kernel = kernels.swiglu if fused else None
         self.w1 = Linear(d_model, d_ff)
         self.w2 = Linear(d_ff, d_model)
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.w1(x), self.w3(x)
-        out: Tensor = self.w2(F.silu(gate) * up if self.kernel is None else self.kernel(gate, up))
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
         return out
 
 
@@ -137,7 +135,7 @@ class TransformerBlock(nn.Module):
         self.ln1 = RMSNorm(shape.d_model, fused="rms_norm" in fused)
         self.attn = MultiHeadAttention(shape, attention, fused="rope" in fused)
         self.ln2 = RMSNorm(shape.d_model, fused="rms_norm" in fused)
-        self.ffn = SwiGLU(shape.d_model, shape.d_ff, fused="swiglu" in fused)
+        self.ffn = SwiGLU(shape.d_model, shape.d_ff)
         self.recomputed = Recomputed.NOTHING
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
@@ -164,7 +162,7 @@ class TransformerBlock(nn.Module):
 EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
 """Prefixes of torch operations that are not recomputed. Operations outside torch, such as attention, never are, unless
 they are CHEAP."""
-CHEAP = ("rms_norm", "rope", "swiglu")
+CHEAP = ("rms_norm", "rope")
 """Prefixes of our kernels' operations that only cause memory traffic."""
 
 

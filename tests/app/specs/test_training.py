@@ -24,7 +24,7 @@ FP16 = {"cuda_graph": True, "precision": "fp16"}
         ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
         ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
         ({"fused": ["rope"], "device": "cpu"}, "fused", "leave it out, or choose device cuda"),
-        ({"fused": ["rope", "swiglu", "rope"]}, "fused", "'rope' is there twice"),
+        ({"fused": ["rope", "rms_norm", "rope"]}, "fused", "'rope' is there twice"),
         ({"fused": ["linear_cross_entropy"], "mode": "generate"}, "fused", "has no loss: leave linear_cross_entropy"),
         (
             {"fused": ["linear_cross_entropy"], "fused_linear_cross_entropy": True},
@@ -48,7 +48,7 @@ def test_what_cannot_go_together_is_refused(fields: dict[str, Any], field: str, 
         ({"activation_checkpointing": True, "mode": "forward"}, "small, context 256"),
         ({"checkpoint_layers": 3}, "small, context 256"),
         ({"activation_checkpointing": True}, "small, context 256, block checkpoints"),
-        ({"fused": ["swiglu", "rope"], "compile": True}, "small, context 256, compiled, fused rope/swiglu"),
+        ({"fused": ["rope", "rms_norm"], "compile": True}, "small, context 256, compiled, fused rms_norm/rope"),
         (
             {
                 "activation_checkpointing": True,
@@ -78,9 +78,9 @@ def test_without_an_optimizer_fp16_can_be_captured_too(mode: str) -> None:
 
 
 def test_fused_parts_are_of_the_case_in_any_order() -> None:
-    plain, one, other = (BenchmarkSpec(fused=parts) for parts in ([], ["rope", "swiglu"], ["swiglu", "rope"]))  # type: ignore[arg-type]
+    plain, one, other = (BenchmarkSpec(fused=parts) for parts in ([], ["rms_norm", "rope"], ["rope", "rms_norm"]))  # type: ignore[arg-type]
     assert one.case().key == other.case().key != plain.case().key
-    assert one.case().identity["fused"] == "rope/swiglu"
+    assert one.case().identity["fused"] == "rms_norm/rope"
     assert plain.case().identity["fused"] is None
     assert BenchmarkSpec().case().key == plain.case().key, "as before there was such a field"
 

@@ -509,9 +509,9 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
 
 
 def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = BenchmarkSpec(fused=["swiglu", "rope"])
+    spec = BenchmarkSpec(fused=["rope", "rms_norm"])
     options = _training.options_of(TransformerLM, spec, abs)
-    assert options["fused"] == ("rope", "swiglu")
+    assert options["fused"] == ("rms_norm", "rope")
     with pytest.raises(Unsupported, match="model 'transformer_lm' takes no argument 'fused', which this job sets"):
         _training.options_of(Older, spec, abs)
     assert "fused" not in _training.options_of(Older, BenchmarkSpec(), abs)

@@ -159,12 +159,12 @@ class Other:
 
 
 def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
-    report = run(tmp_path, kernel="swiglu", implementations=["torch", "triton"], device="cpu")
+    report = run(tmp_path, kernel="swiglu", implementations=["torch", "liger"], device="cpu")
     assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
-    row = report.cell(implementation="triton")["forward_ms", "forward"]
-    assert (row["outcome"], row["reason"]) == ("unsupported", "swiglu 'triton' does not run on cpu, only on cuda")
-    row = run(tmp_path, kernel="swiglu", implementations=["fast"], device="cpu").cell()["forward_ms", "forward"]
-    reason = "swiglu has no implementation 'fast'; it has torch, compiled, triton, liger"
+    row = report.cell(implementation="liger")["forward_ms", "forward"]
+    assert (row["outcome"], row["reason"]) == ("unsupported", "swiglu 'liger' does not run on cpu, only on cuda")
+    row = run(tmp_path, kernel="swiglu", implementations=["triton"], device="cpu").cell()["forward_ms", "forward"]
+    reason = "swiglu has no implementation 'triton'; it has torch, compiled, liger"
     assert (row["outcome"], row["reason"]) == ("unsupported", reason)
     with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are linear_cross_entropy, rms_norm, rope, swi"):
         run(tmp_path, kernel="gelu", device="cpu")

@@ -26,7 +26,6 @@ KERNELS = {
     "linear_cross_entropy": {"softmax_gradient_"},
     "rms_norm": {"rms_norm", "rms_norm_backward"},
     "rope": {"rope"},
-    "swiglu": {"swiglu", "swiglu_backward"},
 }
 """The operations of each."""
 pytestmark = [
@@ -128,17 +127,17 @@ def test_compiled_results_are_those_of_plain_pytorch(fresh_compiler: None, whole
 
 
 def test_selective_checkpoints_recompute_what_costs_memory_traffic_only() -> None:
-    """Each of two blocks' norms and SwiGLU's product runs twice; what is outside of blocks once."""
+    """Each of two blocks' norms runs twice; what is outside of blocks once."""
     options = {"activation_checkpointing": True, "checkpoint_scope": "selective", "checkpoint_layers": 0}
     of = model(fused=FUSED, **options).double()
     with Calls() as calls:
         mine = results(of)
     for one, right in zip(mine, results(model().double()), strict=True):
         torch.testing.assert_close(one, right)
-    counted = {name: calls.names.count(name) for name in ("rms_norm", "swiglu", "softmax_gradient_")}
-    assert counted == {"rms_norm": 2 * (2 * 2) + 1, "swiglu": 2 * 2, "softmax_gradient_": 1}
+    counted = {name: calls.names.count(name) for name in ("rms_norm", "softmax_gradient_")}
+    assert counted == {"rms_norm": 2 * (2 * 2) + 1, "softmax_gradient_": 1}
 
 
 def test_unknown_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="fused: unknown gelu; known are linear_cross_entropy, rms_norm, rope, swiglu"):
+    with pytest.raises(ValueError, match="fused: unknown gelu; known are linear_cross_entropy, rms_norm, rope"):
         model(fused=("rope", "gelu"))

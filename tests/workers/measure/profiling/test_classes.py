@@ -166,7 +166,6 @@ def test_operators(name: str, expected: str) -> None:
         ("_rms_norm_kernel", "normalisation"),
         ("_rms_norm_backward_kernel", "normalisation"),
         ("_softmax_gradient_kernel", "softmax"),
-        ("_swiglu_backward_kernel", "elementwise"),
         ("_rope_kernel", "elementwise"),
     ],
 )
