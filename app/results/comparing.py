@@ -76,7 +76,7 @@ class ComparedMetric:
             "baseline": baseline.value,
             "candidate": candidate.value,
             "change": change,
-            "ratio": ratio,
+            "ratio": ratio if estimate.ratio is None else estimate.ratio,
             "ratio_low": estimate.low,
             "ratio_high": estimate.high,
             "p_value": estimate.p_value,

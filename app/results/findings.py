@@ -38,7 +38,6 @@ RELEVANT_PERCENT = 5.0
 DEFAULT_REPLICATES = 8
 MOST_PROCESSES = 100
 """If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
-MANY_TESTS = 200
 BY_CHANCE = "with so few processes, up to 1 of 20 equal cases would seem to differ"
 
 NOTHING = Estimate(None, None, None, None, None)
@@ -89,8 +88,11 @@ class Row:
 
     @property
     def is_up(self) -> bool:
-        """True if the candidate's median is above the baseline's. Unlike a ratio, this is also known for values below
-        0."""
+        """True if the candidate's values are the larger ones: by the ratio or, since values below 0 have none, by the
+        medians."""
+        ratio = (self.estimate or NOTHING).ratio
+        if ratio is not None:
+            return ratio > 1
         return statistics.median(self.candidate) > statistics.median(self.baseline)
 
     @property
@@ -285,11 +287,10 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
         requested: the metrics that are tested instead, if there are any.
     """
     tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
-    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
     judged = list(rows)
     for index in tested:
         row = judged[index]
-        row.estimate = inference.estimate(row.baseline, row.candidate, resamples=resamples)
+        row.estimate = inference.estimate(row.baseline, row.candidate)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
         row.is_tested = row.metric in requested if requested else row.metric == headline
     with_p = [row for row in judged if row.is_tested and (row.estimate or NOTHING).p_value is not None]

@@ -14,8 +14,6 @@ from app.results import inference
 from app.results.inference import Estimate, Hypothesis, adjusted, estimate, replicates_for, smallest_difference
 
 EIGHT = [1.00, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.012]
-FAST = 299
-"""Enough resamples for draws of which only a share counts."""
 
 
 def finds(found: Estimate) -> bool:
@@ -56,7 +54,7 @@ class TestEstimate:
     def test_many_processes(self) -> None:
         rng = random.Random(1)
         sides = [[rng.gauss(mean, 0.02) for _ in range(80)] for mean in (1.0, 1.02)]
-        found = estimate(*sides, resamples=FAST)
+        found = estimate(*sides)
         assert found.p_value is not None
         assert found.p_value < 1e-4
 
@@ -75,9 +73,35 @@ class TestEstimate:
     def test_the_same_samples_have_the_same_interval(self) -> None:
         assert estimate(EIGHT, EIGHT[::-1]) == estimate(EIGHT, EIGHT[::-1])
 
+    def test_the_interval_holds_the_ratios_that_the_test_does_not_reject(self) -> None:
+        rng = random.Random(5)
+        for one, other in ((4, 4), (5, 9), (8, 8), (20, 16)):
+            sides = [[math.exp(rng.gauss(0, 0.1)) for _ in range(number)] for number in (one, other)]
+            found = estimate(*sides)
+            assert found.low is not None
+            assert found.high is not None
+            for end, inwards in ((found.low, 1 + 1e-6), (found.high, 1 - 1e-6)):
+                inside, outside = ([value / end / step for value in sides[1]] for step in (inwards, 1 / inwards))
+                assert inference.p_value(sides[0], inside) > inference.ALPHA >= inference.p_value(sides[0], outside)
+
+    def test_many_processes_have_the_interval_of_the_normal_approximation(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        exact = inference._place_of_end.__wrapped__
+        places = [exact(number, number + 7) for number in (30, 41, 53)]
+        monkeypatch.setattr(inference, "MAX_EXACT", 1)
+        assert [exact(number, number + 7) for number in (30, 41, 53)] == pytest.approx(places, abs=1)
+
     def test_the_spread_is_that_between_processes(self) -> None:
-        spread = estimate(EIGHT, [value * 5 for value in EIGHT]).spread
-        assert spread == pytest.approx(statistics.stdev(map(math.log, EIGHT)))
+        rng = random.Random(6)
+        sides = [[factor * math.exp(rng.gauss(0, 0.03)) for _ in range(400)] for factor in (1, 5)]
+        assert estimate(*sides).spread == pytest.approx(0.03, rel=0.1)
+
+    def test_few_processes_that_others_held_up_do_not_change_the_spread(self) -> None:
+        found = [estimate(EIGHT, side).spread for side in (EIGHT, [*EIGHT[:6], 1.4, 1.9])]
+        assert found[1] == pytest.approx(found[0], rel=0.4)
+        logarithms = [math.log(value) for value in [*EIGHT[:6], 1.4, 1.9]]
+        assert statistics.stdev(logarithms) > 10 * found[0], "unlike the standard deviation"
 
 
 class TestPower:
@@ -161,14 +185,14 @@ def draw(rng: random.Random, kind: str, number: int, factor: float = 1.0) -> lis
 @pytest.mark.parametrize(("kind", "number"), [("normal", 4), ("outliers", 8)])
 def test_equal_sides_differ_in_one_draw_of_twenty_at_most(kind: str, number: int) -> None:
     rng = random.Random(7)
-    found = sum(finds(estimate(draw(rng, kind, number), draw(rng, kind, number), resamples=FAST)) for _ in range(DRAWS))
+    found = sum(finds(estimate(draw(rng, kind, number), draw(rng, kind, number))) for _ in range(DRAWS))
     # Three standard deviations above 5 %: a rule with three times the errors fails.
     assert found <= 0.05 * DRAWS + 3 * math.sqrt(DRAWS * 0.05 * 0.95)
 
 
 def test_the_replicates_asked_for_find_the_difference() -> None:
     rng = random.Random(8)
-    spread = estimate(draw(rng, "normal", 2000), [1.0], resamples=FAST).spread
+    spread = estimate(draw(rng, "normal", 2000), [1.0]).spread
     assert spread is not None
     number = replicates_for(0.03, spread)
     assert number is not None
@@ -176,7 +200,7 @@ def test_the_replicates_asked_for_find_the_difference() -> None:
 
     def share_found(replicates: int) -> float:
         sides = ([draw(rng, "normal", replicates, factor) for factor in (1.0, 1.03)] for _ in range(DRAWS))
-        return sum(finds(estimate(*pair, resamples=FAST)) for pair in sides) / DRAWS
+        return sum(finds(estimate(*pair)) for pair in sides) / DRAWS
 
     assert share_found(number) >= inference.POWER - 3 * math.sqrt(0.8 * 0.2 / DRAWS)
     assert share_found(number // 2) < inference.POWER, "with half of them, less is found"
@@ -186,7 +210,7 @@ def test_the_interval_holds_the_ratio() -> None:
     mine = random.Random(9)
     held = 0
     for _ in range(DRAWS):
-        found = estimate(draw(mine, "normal", 8), draw(mine, "normal", 8, 1.1), resamples=FAST)
+        found = estimate(draw(mine, "normal", 8), draw(mine, "normal", 8, 1.1))
         assert found.low is not None
         assert found.high is not None
         held += found.low <= 1.1 <= found.high
