@@ -134,7 +134,7 @@ def _turns(measured: Sequence[Process]) -> list[tuple[float, float]]:
     They are relative to the median of the shorter side, since one core may be faster than another.
     """
     pairs = [
-        (one.ms, other.ms)
+        (one.ms, other.ms) if one.length < other.length else (other.ms, one.ms)
         for one, other in itertools.pairwise(measured)
         if one.job == other.job and one.unit % 2 == 0 and one.length != other.length
     ]

@@ -19,7 +19,7 @@ def test_comparisons_find_the_planted_difference() -> None:
         [
             Process(1, unit, length, slower * factors[length] * math.exp(rng.gauss(0, 0.01)))
             for unit in range(80)
-            for length in [(SHORT, LONG)[unit % 2]]
+            for length in [(SHORT, LONG, LONG, SHORT)[unit % 4]]
         ]
         for slower in (1.0, 1.5)
     ]
