@@ -36,8 +36,8 @@ NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host bet
 ALTERNATED = "Fresh processes measured both sides in turns."
 MEDIANS = "Values are medians: of each process's samples, and of several processes the median of these."
 FASTEST = (
-    "Times on a processor, which others use as well, are those of each process's fastest sample, and of several processes "
-    "the median of these; other values are medians."
+    "Times on a processor, which others use as well, are those of each process's fastest sample, and of several "
+    "processes the median of these; other values are medians."
 )
 MAX_DISTRIBUTIONS = 200
 """Largest number of rows whose single processes are listed; those of the headline metric come first."""

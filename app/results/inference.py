@@ -1,13 +1,13 @@
 """Distinguishes a difference between two sides from chance: interval, test, power. It knows numbers only, no database.
 
 The process is the unit of sampling. Steps of one process share its memory layout, hash seed and moment, so that they
-are no independent samples; a process counts as one value, the median of its own.
+are no independent samples; a process counts as one value, which `app.results.sides` chooses.
 
 - The Mann-Whitney U test (Annals of Mathematical Statistics 18, 1947) compares ranks: it needs no normal distribution.
   Its p-values are exact for small samples.
 - The ratio is the median of those of each process of the candidate to each of the baseline, and its interval holds the
-  ratios that this test does not reject (Hodges & Lehmann, Annals of Mathematical Statistics 34, 1963; Moses, in Walker &
-  Lev, Statistical Inference, 1953): it covers the true ratio at least as often as it says, whatever the distribution.
+  ratios that this test does not reject (Hodges & Lehmann, Annals of Mathematical Statistics 34, 1963): it covers the
+  true ratio at least as often as it says, whatever the distribution of a noise that multiplies both sides' values.
 - A comparison tests its headline metric, in all cases. A difference is found if the adjusted p-value is at most ALPHA
   and the interval excludes 1. Other metrics are described by their intervals.
 - Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability of any false
@@ -39,7 +39,7 @@ POWER = 0.8
 FEWEST = 4
 """Fewest processes of each side. With 3, even sides without any overlap have a p-value of 0.1."""
 MAX_EXACT = 60
-"""Most processes of a side for which p-values and intervals are exact; with more, the normal approximation is as good."""
+"""Most processes of a side for which p-values and intervals are exact; the normal approximation of more is as good."""
 MAX_PERMUTATIONS = 20_000
 """Most ways to divide the values into two sides for which p-values of samples with ties are exact."""
 CAUTION = 0.6
@@ -48,8 +48,8 @@ CAUTION = 0.6
 RANK_VARIANCE = math.pi / 3
 """Variance of the Hodges-Lehmann estimate from normal samples, in variances of the difference of their means."""
 QUARTILE = 1 / (math.sqrt(2) * statistics.NormalDist().inv_cdf(5 / 8))
-"""Standard deviation of a normal distribution, in lower quartiles of the distance between two of its values (Rousseeuw &
-Croux, Journal of the American Statistical Association 88, 1993)."""
+"""Standard deviation of a normal distribution, in lower quartiles of the distance between two of its values (Rousseeuw
+& Croux, Journal of the American Statistical Association 88, 1993)."""
 MAX_REPLICATES = 1_000_000
 SAME = 1e-9
 """Values are proportional if their ratio is constant to this relative precision."""
@@ -122,7 +122,7 @@ def _place_of_end(baseline: int, candidate: int) -> int:
     if max(baseline, candidate) > MAX_EXACT:
         error = math.sqrt(pairs * (baseline + candidate + 1) / 12)
         return math.floor((pairs + 1) / 2 - statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error)
-    # ways[size][total]: in how many ways that many of the ranks so far have that sum, less the smallest that is possible
+    # ways[size, total]: in how many ways so many of the ranks so far have that sum, less the smallest possible one
     ways = np.zeros((baseline + 1, pairs + 1))
     ways[0, 0] = 1
     for rank in range(baseline + candidate):
