@@ -178,10 +178,8 @@ def _asked(numbers: Sequence[int]) -> dict[str, str]:
 
 def _replicates_for(baseline: Times, candidate: Times) -> int:
     """Return how many processes of each side a comparison of these would ask for, to find PLANTED_PERCENT."""
-    spread = inference.spread_between(baseline, candidate)
-    assert spread is not None
-    limit = inference.spread_limit(spread, len(baseline) + len(candidate) - 2)
-    number = inference.replicates_for(PLANTED_PERCENT / 100, limit)
+    distances = inference.estimate(baseline, candidate).distances
+    number = inference.replicates_for(PLANTED_PERCENT / 100, distances)
     assert number is not None
     return number
 

@@ -40,7 +40,7 @@ MOST_PROCESSES = 100
 """If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
 BY_CHANCE = "with so few processes, up to 1 of 20 equal cases would seem to differ"
 
-NOTHING = Estimate(None, None, None, None, None)
+NOTHING = Estimate(None, None, None, None)
 """The estimate if there is nothing to compare."""
 
 
@@ -103,21 +103,18 @@ class Row:
     @property
     def smallest_difference(self) -> float | None:
         """The smallest relative difference that this number of processes is likely to find."""
-        if self.estimate is None or self.estimate.spread is None:
+        if self.estimate is None:
             return None
         difference = inference.smallest_difference(
-            self.estimate.spread, len(self.baseline), len(self.candidate), self.alpha
+            self.estimate.distances, len(self.baseline), len(self.candidate), self.alpha
         )
         return None if difference is None else max(difference, self.drift)
 
     def replicates_for(self, percent: float) -> int | None:
         """Return how many processes each side needs to find a difference of so many percent."""
-        if self.estimate is None or self.estimate.spread is None:
+        if self.estimate is None:
             return None
-        freedom = len(self.baseline) + len(self.candidate) - 2
-        return inference.replicates_for(
-            percent / 100, inference.spread_limit(self.estimate.spread, freedom), self.alpha
-        )
+        return inference.replicates_for(percent / 100, self.estimate.distances, self.alpha)
 
     @property
     def bound(self) -> float | None:
@@ -216,7 +213,7 @@ class Row:
             return ""
         needed = self.replicates_for(limit_percent)
         if needed is None or needed > MOST_PROCESSES:
-            differ = percent(math.expm1(self.estimate.spread))
+            differ = percent(self.estimate.spread)
             return f"; this host is too noisy to find {limit_percent:g} %: its processes differ by {differ}"
         if needed > min(len(self.baseline), len(self.candidate)):
             return f"; {needed} processes each would find {limit_percent:g} %"

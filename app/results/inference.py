@@ -12,9 +12,9 @@ are no independent samples; a process counts as one value, which `app.results.si
   and the interval excludes 1. Other metrics are described by their intervals.
 - Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability of any false
   finding stays below ALPHA, however many cases are tested.
-- Power follows from the spread between processes, and from the test's efficiency, 3 / pi of that of a test of means
-  (Noether, Journal of the American Statistical Association 82, 1987). On a busy host some processes take far longer
-  than the others; ranks hardly notice, nor does the spread, by Rousseeuw & Croux's Qn.
+- Power follows from the probability that a process of the slower side takes longer than one of the other (Noether,
+  Journal of the American Statistical Association 82, 1987). It comes from the distances between processes of one side,
+  whatever their distribution: on a busy host a few take far longer than the others, which ranks hardly notice.
 
 SciPy is imported only when something is computed, since the import takes a second.
 """
@@ -27,7 +27,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ALPHA = 0.05
@@ -42,23 +42,13 @@ MAX_EXACT = 60
 """Most processes of a side for which p-values and intervals are exact; the normal approximation of more is as good."""
 MAX_PERMUTATIONS = 20_000
 """Most ways to divide the values into two sides for which p-values of samples with ties are exact."""
-CAUTION = 0.6
-"""Power is computed with this upper confidence limit of the spread, since a spread of few processes may be too small
-(Browne, Statistics in Medicine 14, 1995)."""
-RANK_VARIANCE = math.pi / 3
-"""Variance of the Hodges-Lehmann estimate from normal samples, in variances of the difference of their means."""
-QUARTILE = 1 / (math.sqrt(2) * statistics.NormalDist().inv_cdf(5 / 8))
-"""Standard deviation of a normal distribution, in lower quartiles of the distance between two of its values (Rousseeuw
-& Croux, Journal of the American Statistical Association 88, 1993)."""
-MAX_REPLICATES = 1_000_000
 SAME = 1e-9
 """Values are proportional if their ratio is constant to this relative precision."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated ratio of two samples, with interval, p-value and spread; None for a value that they do not
-    determine."""
+    """The estimated ratio of two samples, with interval and p-value; None for a value that they do not determine."""
 
     ratio: float | None
     """Median of the ratios of each process of the candidate to each of the baseline."""
@@ -67,8 +57,13 @@ class Estimate:
     """The interval of the ratio."""
     p_value: float | None
     """Two-sided p-value of the Mann-Whitney U test."""
-    spread: float | None
-    """Robust standard deviation of the logarithms between processes of one side: 0.01 is 1 %."""
+    distances: Sequence[float] = field(default=(), repr=False)
+    """Distances between the logarithms of two processes of one side, of all such pairs, in ascending order."""
+
+    @property
+    def spread(self) -> float | None:
+        """By how much two processes of one side differ, the median: 0.01 is 1 %."""
+        return math.expm1(statistics.median(self.distances)) if self.distances else None
 
     @property
     def excludes_one(self) -> bool:
@@ -79,30 +74,30 @@ class Estimate:
 def estimate(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
     """Estimate the ratio of two sides from one value per process.
 
-    Below FEWEST processes on a side, only the ratio is known, and if there are at least 2 the spread. Where a value is
+    Below FEWEST processes on a side, only the ratio is known, and the spread if there are at least 2. Where a value is
     not positive, there is no ratio.
     """
     positive = min(*baseline, *candidate) > 0
     ratios = _ratios(baseline, candidate) if positive else None
     ratio = None if ratios is None else statistics.median(ratios)
-    spread = spread_between(baseline, candidate) if positive else None
+    distances = _distances(baseline, candidate) if positive else ()
     if min(len(baseline), len(candidate)) < FEWEST:
-        return Estimate(ratio, None, None, None, spread)
+        return Estimate(ratio, None, None, None, distances)
     low = high = None
     if ratios is not None:
         place = _place_of_end(len(baseline), len(candidate))
         low, high = ratios[place - 1], ratios[-place]
-    return Estimate(ratio, low, high, p_value(baseline, candidate), spread)
+    return Estimate(ratio, low, high, p_value(baseline, candidate), distances)
 
 
-def spread_between(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
-    """Return the standard deviation of the values' logarithms within a side, from the lower quartile of the distances
-    between two of them; None without two of one side."""
+def _distances(*sides: Sequence[float]) -> list[float]:
+    """Return `Estimate.distances` of these sides."""
     import numpy as np
 
-    sides = [np.log(np.asarray(side, dtype=float)) for side in (baseline, candidate)]
-    distances = np.concatenate([np.abs(np.subtract.outer(side, side)[np.triu_indices(len(side), 1)]) for side in sides])
-    return QUARTILE * float(np.quantile(distances, 0.25)) if len(distances) else None
+    logarithms = [np.log(np.asarray(side, dtype=float)) for side in sides]
+    of_sides = [np.subtract.outer(side, side)[np.triu_indices(len(side), 1)] for side in logarithms]
+    distances: list[float] = np.sort(np.abs(np.concatenate(of_sides))).tolist()
+    return distances
 
 
 def _ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float]:
@@ -172,64 +167,52 @@ def smallest_p_value(baseline: int, candidate: int) -> float:
     return 2 / math.comb(baseline + candidate, baseline)
 
 
-def smallest_difference(spread: float, baseline: int, candidate: int, alpha: float = ALPHA) -> float | None:
+def smallest_difference(
+    distances: Sequence[float], baseline: int, candidate: int, alpha: float = ALPHA
+) -> float | None:
     """Return the smallest relative difference that is found with probability POWER: 0.02 is 2 %.
 
-    None if so few processes cannot find any difference, however large.
+    None if so few processes cannot find any difference, however large, or there are no distances.
 
     Args:
-        spread: standard deviation of the logarithms between these processes.
+        distances: `Estimate.distances` of such processes.
         baseline: number of the baseline's processes.
         candidate: number of the candidate's.
         alpha: the p-value that the test has to reach, before it is adjusted.
     """
-    if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate) > alpha:
+    if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate) > alpha or not distances:
         return None
-    cautious = spread_limit(spread, baseline + candidate - 2)
-    error = cautious * math.sqrt(RANK_VARIANCE * (1 / baseline + 1 / candidate))
-    return math.expm1(_standard_errors(baseline + candidate - 2, alpha) * error)
+    share = _standard_errors(alpha) * math.sqrt((baseline + candidate) / (3 * baseline * candidate))
+    return math.expm1(distances[math.ceil(min(1.0, share) * len(distances)) - 1])
 
 
-def spread_limit(spread: float, freedom: int) -> float:
-    """Return the upper confidence limit, at CAUTION, of a spread that was estimated with these degrees of freedom."""
-    return spread * _limit(freedom)
-
-
-@functools.cache
-def _limit(freedom: int) -> float:
-    from scipy import stats
-
-    return math.sqrt(freedom / float(stats.chi2.ppf(1 - CAUTION, freedom)))
-
-
-def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> int | None:
+def replicates_for(difference: float, distances: Sequence[float], alpha: float = ALPHA) -> int | None:
     """Return how many processes each side needs, so that this relative difference is found with probability POWER.
 
-    None if they are more than MAX_REPLICATES.
+    Half of the processes of the slower side would, but for the difference, take longer than one of the other side, and
+    so do those now that would take less by a smaller distance: half of the share of such distances. None if there are
+    no smaller distances.
 
     Args:
         difference: 0.03 is 3 %.
-        spread: standard deviation of the logarithms between processes; for an estimated spread, its `spread_limit`.
-        alpha: as for `smallest_difference`.
+        distances: as for `smallest_difference`.
+        alpha: likewise.
     """
-    wanted = 2 * RANK_VARIANCE * (spread / math.log1p(difference)) ** 2
+    smaller = bisect_right(distances, math.log1p(difference))
+    if not smaller:
+        return None
     number = FEWEST
     while smallest_p_value(number, number) > alpha:
         number += 1
-    # The number of degrees of freedom grows with the number itself: more processes than this are never needed.
-    while (needed := math.ceil(wanted * _standard_errors(2 * number - 2, alpha) ** 2)) > number:
-        if needed > MAX_REPLICATES:
-            return None
-        number = max(number + 1, math.ceil(wanted * _standard_errors(2 * needed - 2, alpha) ** 2))
+    if smaller < len(distances):
+        number = max(number, math.ceil(2 / 3 * (_standard_errors(alpha) * len(distances) / smaller) ** 2))
     return number
 
 
-@functools.lru_cache(maxsize=4096)
-def _standard_errors(freedom: int, alpha: float) -> float:
+def _standard_errors(alpha: float) -> float:
     """Return the difference that is found with probability POWER, in units of its standard error."""
-    from scipy import stats
-
-    return float(stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom))
+    normal = statistics.NormalDist()
+    return normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def test_a_host_may_be_too_noisy(apart: float) -> None:
     (metric_row,), whole = judged(row(wild, [*wild[4:], *wild[:4]]))
     assert metric_row.estimate is not None
     assert metric_row.estimate.spread is not None
-    differ = percent(math.expm1(metric_row.estimate.spread))
+    differ = percent(metric_row.estimate.spread)
     assert whole.sentence.endswith(f"; this host is too noisy to find 5 %: its processes differ by {differ}")
 
 
@@ -127,7 +127,7 @@ class TestTheIntervalExcludesOneButTheTestDoesNotAgree:
         assert found.finding == "inconclusive"
         assert found.sentence() == (
             f"inconclusive: the interval excludes 1, but p is {found.p_adjusted:.3g} after the correction for all "
-            "cases; 8 processes each; this host is too noisy to find 5 %: its processes differ by 11 %"
+            "cases; 8 processes each; this host is too noisy to find 5 %: its processes differ by 8.8 %"
         )
         (alone,), whole = judged(row(self.ONE, self.APART))
         assert alone.finding == "worse", whole.sentence
