@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Process(NamedTuple):
-    """A measured process: its job, its place among the job's processes, its sequence length, and its time in ms."""
+    """A measured process: its job, its place among the job's processes, its sequence length, and its fastest sample."""
 
     job: int
     unit: int
@@ -54,7 +54,7 @@ def processes(server: Flopwatch) -> list[Process]:
     found = []
     for job in server.list_jobs(kind="compare", state="succeeded", limit=1000):
         rows = server.measurements(job).query("metric == @METRIC")
-        columns = zip(rows["unit_index"], rows["sequence_length"], rows["median"], strict=True)
+        columns = zip(rows["unit_index"], rows["sequence_length"], rows["min"], strict=True)
         found += [Process(job["id"], int(unit), int(length), float(ms)) for unit, length, ms in columns]
     return sorted(found)
 
