@@ -54,7 +54,8 @@ class DataParallel(nn.Module):
     """Base of the wrappers: broadcast at construction, `no_sync`, and the parameters to average.
 
     Parameters that are frozen at construction are broadcast but never averaged. Buffers are broadcast at construction
-    only. Gradients must be dense.
+    only. Gradients must be dense. Outside `no_sync` all ranks must run equally many backward passes per step: the
+    wrappers that overlap would average gradients of different steps, without an error.
 
     Args:
         module: The model, on its device, the same on every rank. All ranks get the first rank's values.

@@ -204,9 +204,10 @@ class FullyShardedDataParallel(nn.Module):
 
     `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
     norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
-    All ranks must run the same units in the same order; within a unit they may use different parameters. Freeze
-    parameters before they are wrapped: a forward pass after one was frozen or unfrozen raises an error. torch.compile
-    may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
+    All ranks must run the same units in the same order, in equally many passes; within a unit they may use different
+    parameters. Freeze parameters before they are wrapped: a forward pass after one was frozen or unfrozen raises an
+    error. torch.compile may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the
+    model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
     step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
@@ -299,7 +300,8 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         kind = (self.training, torch.is_grad_enabled())
-        if kind in self._watched:
+        # A rank alone has no parts to watch for, and no unit would pause the mode, which the compiler would see.
+        if kind in self._watched or not any(unit.held for unit in self.units):
             return self.module(*inputs, **named_inputs)
         self.inside = None
         try:

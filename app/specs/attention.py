@@ -38,7 +38,7 @@ here, not in what workers register, since the server derives a case from its spe
 
 NOT_TUNED = frozenset(
     {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "hopper", "tiled"}
-    | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
+    | {"flash_attn", "flash_attn_3", "flash_attn_4", "sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
 )
 """Built-in implementations that have nothing to tune, so that `autotune` has no effect on them. The server cannot know
 whether an installed implementation can be tuned, so it assumes that it can."""

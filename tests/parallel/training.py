@@ -434,7 +434,7 @@ def checkpointing(model: Everything, use_reentrant: bool) -> None:
         block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=use_reentrant)
 
 
-def outer_checkpointing(model: Everything, use_reentrant: bool) -> None:
+def outer_checkpointing(model: Any, use_reentrant: bool) -> None:
     """Calls the block inside the checkpoint, as TransformerLM does."""
     from torch.utils.checkpoint import checkpoint
 

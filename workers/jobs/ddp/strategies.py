@@ -174,7 +174,8 @@ def torch_fsdp(
 
     device = next(module.parameters()).device.type
     mesh = DeviceMesh.from_group(group, device) if group else init_device_mesh(device, (dist.get_world_size(),))
-    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    # Rotary angles stay float32. torch 2.11 would cast them in the forward pass, and not when a checkpoint repeats it.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=False)
     for block in getattr(module, BLOCKS, ()):
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -86,6 +86,27 @@ def parity(spec: dict[str, Any]) -> dict[str, Any] | None:
         return parity_module.ParityCheck(RankContext(rank, parsed)).run()
 
 
+def dtypes_in_blocks(spec: dict[str, Any]) -> list[set[torch.dtype]]:
+    """Train a step in a process group that exists; return the dtypes of the blocks' inputs by their position."""
+    parsed, seen = parse_spec(spec), [set() for _ in range(3)]
+    assert isinstance(parsed, DdpSpec)
+    device = torch.device("cpu")
+    batches = strategies.rank_batches(parsed, dist.get_rank(), device)
+    trained = strategies.build(parsed, parsed.strategy, device, batches)
+    for block in trained.model.layers:
+
+        def forward(*inputs: Tensor, forward: Any = block.forward) -> Tensor:
+            for dtypes, one in zip(seen, inputs, strict=True):
+                dtypes.add(one.dtype)
+            return forward(*inputs)
+
+        block.forward = forward
+    trained.step.prepare()
+    for work in trained.step.phases.values():
+        work()
+    return seen
+
+
 def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
     """Measure one spec after the other; the first part of a name may say what to break."""
     found = {}

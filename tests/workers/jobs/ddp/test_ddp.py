@@ -25,7 +25,7 @@ from app.summaries import median_interval
 from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut, launch
 from tests.parallel.pool import Pool
-from tests.workers.jobs.ddp.ranks import FORGOTTEN, SLOWER_MS, parity, run_all
+from tests.workers.jobs.ddp.ranks import FORGOTTEN, SLOWER_MS, dtypes_in_blocks, parity, run_all
 from tests.workers.jobs.trace_readers import ranks_and_steps, steps_of_plugin
 from tests.workers.reporting import Report
 from workers.jobs._values import Values
@@ -182,6 +182,17 @@ def test_three_ranks_average_as_one_process_does() -> None:
         pool.close()
     assert found["gradient_error"] < 1e-6
     assert found["parameter_error"] < 1e-2
+
+
+def test_rotary_angles_are_float32_in_blocks_and_in_their_recomputation() -> None:
+    fields = {"precision": "bf16", "parameter_dtype": "bf16", "activation_checkpointing": True}
+    pool = Pool(2)
+    try:
+        for strategy in ("fsdp", "torch_fsdp"):
+            for dtypes in pool(dtypes_in_blocks, parsed(strategy=strategy, **fields).model_dump(mode="json")):
+                assert dtypes == [{torch.bfloat16}, {torch.float32}, {torch.float32}], strategy
+    finally:
+        pool.close()
 
 
 def test_a_strategy_that_is_wrong_has_no_speed(run: Any) -> None:
