@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 	  echo "Flopwatch needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 	       "Choose another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing $(TORCH); the first time this downloads several hundred megabytes."
+	@echo "Installing $(TORCH); the first time this downloads hundreds of megabytes, with CUDA gigabytes."
 	@$(PIP) "$(TORCH)"
 	@extras=worker; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
 	  || extras=worker,triton; \

@@ -73,3 +73,4 @@ def set_up(level: LogLevel, form: LogFormat, *filters: logging.Filter) -> None:
     for one in filters:
         handler.addFilter(one)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each plugin and each step

@@ -12,11 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernels import attention, registry
     from kernels.attention.flash_triton import flash_attention
+    from kernels.linear_cross_entropy_triton import linear_cross_entropy
+    from kernels.rms_norm_triton import rms_norm
+    from kernels.rope_triton import rope
+    from kernels.swiglu_triton import swiglu
     from kernels.weighted_sum_triton import weighted_sum
 
-__all__ = ["attention", "flash_attention", "registry", "weighted_sum"]
+_TRITON = ("linear_cross_entropy", "rms_norm", "rope", "swiglu", "weighted_sum")
+_HOMES = {"flash_attention": "kernels.attention.flash_triton", **{name: f"kernels.{name}_triton" for name in _TRITON}}
 
-_HOMES = {"flash_attention": "kernels.attention.flash_triton", "weighted_sum": "kernels.weighted_sum_triton"}
+__all__ = [
+    "attention",
+    "flash_attention",
+    "linear_cross_entropy",
+    "registry",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "weighted_sum",
+]
 
 
 def __getattr__(name: str) -> Any:

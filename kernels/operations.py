@@ -1,27 +1,178 @@
 """Operations other than attention, each with its plain PyTorch, as `kernel` jobs measure them.
 
-Only `weighted_sum` has a kernel of ours; the others are there to be compared with kernels of users.
+`liger` is Liger-Kernel's function, where that is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.registry import DTYPES, Implementation, Kernel
+import kernels
+from kernels import liger
+from kernels.registry import DEVICES, DTYPES, Implementation, Kernel
 
 EPSILON = 1e-5
+HEAD_DIM = 64
+"""Size of a head in `rope`."""
+THETA = 10_000.0
+VOCABULARY = 10_000
+"""Size of the vocabulary in `linear_cross_entropy`: that of most model presets."""
+EVERYWHERE = dict.fromkeys(DEVICES, DTYPES)
+Function = Callable[..., Tensor]
+
+
+def _implementations(
+    name: str,
+    by_compiler: Function,
+    triton: Function | None = None,
+    liger: Function | None = None,
+    **of_liger: Any,
+) -> list[Implementation]:
+    """Return the plain PyTorch compiled, our kernel, and Liger-Kernel's, which `of_liger` describes further."""
+    found = [
+        Implementation("compiled", by_compiler, EVERYWHERE, of=name),
+        Implementation("triton", triton or _ours(name), {"cuda": DTYPES}, of=name),
+    ]
+    if liger is not None:
+        found.append(Implementation("liger", liger, {"cuda": DTYPES - {"float64"}}, of=name, **of_liger))
+    return found
+
+
+def _ours(name: str) -> Function:
+    """Return the kernel of this name, which is imported when it is called."""
+    return lambda *inputs: getattr(kernels, name)(*inputs)
+
+
+def compiled(function: Function) -> Function:
+    """Return the function through torch.compile, anew for each size."""
+
+    def call(*inputs: Tensor) -> Tensor:
+        from kernels import compiling
+
+        with compiling.each_size_compiled():
+            out: Tensor = compiling.compiled(function)(*inputs)
+        return out
+
+    return call
 
 
 def _plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, EPSILON)
 
 
+rms_norm = Kernel(
+    "rms_norm",
+    lambda rows, columns: ((rows, columns), (columns,)),
+    _plain_rms_norm,
+    linear_in=1,
+    kernels=_implementations(
+        "rms_norm",
+        compiled(_plain_rms_norm),
+        lambda x, weight: kernels.rms_norm(x, weight, EPSILON),
+        lambda x, weight: liger.rms_norm(x, weight, EPSILON),
+    ),
+)
+"""x (rows, columns) divided by the root of its rows' mean squares, times weight (columns)."""
+
+
 def _plain_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
+
+
+swiglu = Kernel(
+    "swiglu",
+    lambda rows, columns: ((rows, columns), (rows, columns)),
+    _plain_swiglu,
+    linear_in=1,
+    kernels=_implementations("swiglu", compiled(_plain_swiglu), liger=liger.swiglu, has_backward=False),
+)
+"""silu(gate) times up, both (rows, columns). Liger-Kernel's has no backward pass that leaves its inputs as they are."""
+
+
+def rotary_angles(context_length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of position * theta^(-2i / head_dim), each (context_length, head_dim / 2), float32."""
+    # In float64: a float32 product loses the angle at long contexts.
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[2i], x[2i+1]) by its position's angle; x is (…, sequence, head_dim)."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return rotated.flatten(-2).to(x.dtype)
+
+
+@functools.lru_cache(maxsize=4)
+def _angles(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    cos, sin = rotary_angles(positions, HEAD_DIM, THETA)
+    return cos.to(device), sin.to(device)
+
+
+def _rope(turn: Function) -> Function:
+    """The operation on x (positions, heads, HEAD_DIM), in whose memory a position's heads follow each other."""
+    return lambda x: turn(x.transpose(0, 1)[None], *_angles(len(x), x.device))[0].transpose(0, 1)
+
+
+rope = Kernel(
+    "rope",
+    lambda rows, columns: ((rows, columns, HEAD_DIM),),
+    _rope(rotate),
+    linear_in=0,
+    kernels=_implementations("rope", _rope(compiled(rotate)), _rope(_ours("rope"))),
+)
+"""Rotary embedding of x (rows: positions, columns: heads, HEAD_DIM)."""
+
+
+@functools.lru_cache(maxsize=4)
+def _targets(rows: int, vocabulary: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device) * 7919 % vocabulary
+
+
+def _scaled(loss: Function) -> Function:
+    """The mean loss times a scale, in which it is linear: a result that is stored and returned again is noticed."""
+
+    def scaled(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        targets = _targets(len(hidden), len(weight), hidden.device)
+        return (loss(hidden, weight, targets) * scale).to(hidden.dtype)
+
+    return scaled
+
+
+def _plain_linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    logits = hidden @ weight.T
+    return functional.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
+
+
+def _chunked_linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    from kernels.chunked_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(hidden, weight, targets)
+
+
+linear_cross_entropy = Kernel(
+    "linear_cross_entropy",
+    lambda rows, columns: ((rows, columns), (VOCABULARY, columns), (1,)),
+    _scaled(_plain_linear_cross_entropy),
+    linear_in=2,
+    kernels=[
+        Implementation("chunked", _scaled(_chunked_linear_cross_entropy), EVERYWHERE, of="linear_cross_entropy"),
+        *_implementations(
+            "linear_cross_entropy",
+            _scaled(compiled(_plain_linear_cross_entropy)),
+            _scaled(_ours("linear_cross_entropy")),
+            _scaled(liger.linear_cross_entropy),
+        ),
+    ],
+)
+"""scale times the mean cross-entropy of hidden (rows, columns) times weightᵀ (VOCABULARY, columns)."""
 
 
 def _plain_weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
@@ -34,22 +185,12 @@ def _right_weighted_sum(inputs: Sequence[Tensor], grad_out: Tensor | None) -> li
     return [x @ weight, *([] if grad_out is None else [torch.outer(grad_out, weight), grad_out @ x])]
 
 
-def _triton_weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
-    from kernels.weighted_sum_triton import weighted_sum
-
-    return weighted_sum(x, weight)
-
-
-rms_norm = Kernel("rms_norm", lambda rows, columns: ((rows, columns), (columns,)), _plain_rms_norm, linear_in=1)
-"""x (rows, columns) divided by the root of its rows' mean squares, times weight (columns)."""
-swiglu = Kernel("swiglu", lambda rows, columns: ((rows, columns), (rows, columns)), _plain_swiglu, linear_in=1)
-"""silu(gate) times up, both (rows, columns)."""
 weighted_sum = Kernel(
     "weighted_sum",
     lambda rows, columns: ((rows, columns), (columns,)),
     _plain_weighted_sum,
     linear_in=1,
-    kernels=[Implementation("triton", _triton_weighted_sum, {"cuda": DTYPES}, of="weighted_sum")],
+    kernels=_implementations("weighted_sum", compiled(_plain_weighted_sum)),
     oracle=_right_weighted_sum,
 )
 """x (rows, columns) times weight (columns), summed over columns."""

@@ -30,7 +30,8 @@ DEVICES: Final = frozenset({"cpu", "cuda"})
 DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 """Data types that an implementation may support. Only tests use float64."""
 TuneFunction: TypeAlias = "Callable[..., str]"
-"""(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None) -> a line that names the choice."""
+"""(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None, **options) -> a line that names the choice.
+The options are those of the call that follows."""
 
 
 class RegistryError(Exception):
@@ -281,7 +282,10 @@ ATTENTION = Registry(
 KERNELS = Registry(
     "kernel",
     "flopwatch.kernels",
-    {name: f"kernels.operations:{name}" for name in ("rms_norm", "swiglu", "weighted_sum")},
+    {
+        name: f"kernels.operations:{name}"
+        for name in ("linear_cross_entropy", "rms_norm", "rope", "swiglu", "weighted_sum")
+    },
     _check_kernel,
 )
 """Every other operation that kernels compute; `KERNELS.load(name)` gives its `Kernel`."""

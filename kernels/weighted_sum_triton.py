@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interpreted import patch_interpreter
+from kernels.rows import as_rows, check_device, wide
 
 patch_interpreter()
 
@@ -45,15 +46,14 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("flopwatch::weighted_sum", mutates_args=())
 def _weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     out: Tensor = _result(x, weight)
-    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"expected tensors on a CUDA device, not on {x.device}")
+    check_device(x)
     if not x.numel():
         return out.zero_()
-    rows = _rows(x)
+    rows = as_rows(x)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _forward_kernel[(triton.cdiv(len(rows), ROWS),)](
             rows, weight.contiguous(), out, rows.stride(0), *rows.shape,
-            SUM=_sum_dtype(x), ROWS=ROWS, COLUMNS=COLUMNS,
+            SUM=wide(x), ROWS=ROWS, COLUMNS=COLUMNS,
         )  # fmt: skip
     return out
 
@@ -77,14 +77,14 @@ def _weighted_sum_backward(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple
     dx = x.new_empty(x.shape)
     if not x.numel():
         return dx, torch.zeros_like(weight)
-    rows = _rows(x)
+    rows = as_rows(x)
     programs = triton.cdiv(len(rows), GRADIENT_ROWS)
     sum_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = x.new_empty((programs, len(weight)), dtype=sum_dtype)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _backward_kernel[(programs * triton.cdiv(len(weight), COLUMNS),)](  # axis 0: the others end at 65 535
             gradient.contiguous(), rows, weight.contiguous(), dx, partial, rows.stride(0), *rows.shape,
-            SUM=_sum_dtype(x), STEPS=GRADIENT_ROWS // ROWS, ROWS=ROWS, COLUMNS=COLUMNS,
+            SUM=wide(x), STEPS=GRADIENT_ROWS // ROWS, ROWS=ROWS, COLUMNS=COLUMNS,
         )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 
@@ -141,13 +141,3 @@ def _backward_kernel(
         total += tl.sum(x_tile * g[:, None], 0)
         tl.store(dx + place * columns + column[None, :], (g[:, None] * w[None, :]).to(dx.dtype.element_ty), mask=inside)
     tl.store(partial + program.to(tl.int64) * columns + column, total, mask=column < columns)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x as (rows, columns) with contiguous rows; a view if its strides allow one."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-
-def _sum_dtype(x: Tensor) -> Any:
-    return tl.float64 if x.dtype == torch.float64 else tl.float32

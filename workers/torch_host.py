@@ -98,7 +98,7 @@ def as_runner_error(error: BaseException) -> RunnerError | None:
 
     causes = list(_causes(error))
     if any(NO_KERNEL in str(cause) for cause in causes):
-        return Unsupported(f"there is no such attention kernel for these inputs: {error}")
+        return Unsupported(f"there is no such kernel for these inputs: {error}")
     for cause in causes:
         if isinstance(cause, RuntimeError) and UNSUPPORTED_DTYPE.search(str(cause)):
             return Unsupported(f"torch lacks an operation for this data type on this device: {cause}")

@@ -48,10 +48,12 @@ OF_OUR_STEP = frozenset(
     {
         *("model", "code", "batch_size", "accumulation_steps", "context_length", "mode", "parameter_dtype", "compile"),
         *("compile_scope", "cuda_graph", "attention", "attention_code", "activation_checkpointing", "checkpoint_scope"),
-        *("checkpoint_layers", "fused_linear_cross_entropy", "optimizer", "gradient_clip_norm", "new_tokens"),
+        *("checkpoint_layers", "fused_linear_cross_entropy", "fused", "optimizer", "gradient_clip_norm"),
+        "new_tokens",
     }
 )
 """Fields without effect where `step_code` does the step."""
+Fused = Literal["linear_cross_entropy", "rms_norm", "rope", "swiglu"]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 Argument = bool | int | float | Annotated[str, Field(max_length=1000)]
 ACCUMULATION = "accumulation"
@@ -206,6 +208,9 @@ class TrainingSpec(SpecBase):
     fused_linear_cross_entropy: bool = False
     """Compute output layer and loss together and chunk by chunk, with the gradients in the forward pass, so that the
     full logits never exist. The model must take `targets`."""
+    fused: list[Fused] = Field(default=[], max_length=4)
+    """Parts of the model that Triton kernels compute instead of PyTorch's operations, on a GPU; `linear_cross_entropy`
+    is `fused_linear_cross_entropy` with a kernel. The model must take `fused`."""
     optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"
     """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; the others are torch's."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
@@ -264,6 +269,7 @@ class TrainingSpec(SpecBase):
         if self.cuda_graph:
             self._check_cuda_graph()
         self._check_memory_savers()
+        self._check_fused()
         self.model.check_documents(self.context_length)
         if self.model.document_lengths is not None and self.mode == "generate":
             raise field_error(
@@ -300,8 +306,31 @@ class TrainingSpec(SpecBase):
                 "mode generate needs logits and no loss: leave it out, or choose another mode",
             )
 
+    def _check_fused(self) -> None:
+        if self.fused and self.device == "cpu":
+            raise field_error("fused", "Triton has no kernels for a CPU: leave it out, or choose device cuda")
+        if twice := next((name for name in self.fused if self.fused.count(name) > 1), None):
+            raise field_error("fused", f"{twice!r} is there twice")
+        if "linear_cross_entropy" not in self.fused:
+            return
+        if self.mode == "generate":
+            raise field_error(
+                "fused", "mode generate has no loss: leave linear_cross_entropy out, or choose another mode"
+            )
+        if self.fused_linear_cross_entropy:
+            raise field_error(
+                "fused_linear_cross_entropy",
+                "fused has linear_cross_entropy, which does the same: leave one of them out",
+            )
+
+    @property
+    def model_has_loss(self) -> bool:
+        """True if the model computes the loss itself."""
+        return self.fused_linear_cross_entropy or "linear_cross_entropy" in self.fused
+
     def resources(self) -> Resources:
-        return Resources(device_type="cuda" if self.cuda_graph else self.device, devices=1)
+        needs_gpu = self.step_code is None and (self.cuda_graph or self.fused)
+        return Resources(device_type="cuda" if needs_gpu else self.device, devices=1)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields that the mode does not use to null."""
@@ -319,6 +348,7 @@ class TrainingSpec(SpecBase):
             identity["attention"] = self.attention_code.label()
         if not self.compile:
             identity["compile_scope"] = None
+        identity["fused"] = "/".join(sorted(self.fused)) or None
         if self.mode not in WITH_BACKWARD:
             identity["activation_checkpointing"] = None
         if self.mode not in WITH_BACKWARD or not self.activation_checkpointing:
@@ -349,6 +379,8 @@ class TrainingSpec(SpecBase):
         if self.step_code is not None:
             return ", ".join([self.label(), *(f"{name} {value}" for name, value in self.arguments.items())])
         done = ["compiled"] if self.compile else []
+        if self.fused:
+            done.append(f"fused {'/'.join(sorted(self.fused))}")
         if self.activation_checkpointing and self.mode in WITH_BACKWARD:
             layers = "" if self.checkpoint_layers is None else f" in {self.checkpoint_layers} layers"
             done.append(f"{self.checkpoint_scope} checkpoints{layers}")

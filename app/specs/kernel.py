@@ -26,6 +26,13 @@ from app.specs._base import (
 from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
+BY_MODEL_SIZE = {
+    "rms_norm": [1600, 4096, 8192],
+    "swiglu": [6400, 11_008, 28_672],
+    "rope": [25, 64, 128],
+    "linear_cross_entropy": [1600, 4096, 8192],
+}
+"""The columns of kernels in models of width 1600, 4096 and 8192."""
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -51,10 +58,13 @@ class KernelSpec(SpecBase):
     kernel: Annotated[Name, Named("kernel")] = "weighted_sum"
     """The operation, as workers register it. `weighted_sum`: x (rows, columns) times weight (columns), summed over
     columns. `rms_norm`: of x (rows, columns) over columns, times weight (columns). `swiglu`: silu(gate) times up, both
-    (rows, columns)."""
+    (rows, columns). `rope`: rotary embedding of x (rows, columns, 64), whose rows are positions and columns are heads.
+    `linear_cross_entropy`: mean cross-entropy of hidden (rows, columns) times an output layer's weight with a
+    vocabulary of 10 000."""
     implementations: list[Name] = Field(default=["torch", "triton"], max_length=100)
-    """`torch` is the plain PyTorch; `triton` is our kernel for `weighted_sum`, on a GPU. Empty with `code`: none beside
-    it."""
+    """`torch` is the plain PyTorch, `compiled` the same by torch.compile, `triton` our kernel, on a GPU. `liger` is
+    Liger-Kernel's, where it is installed: for `rms_norm`, `swiglu` (mode `forward`) and `linear_cross_entropy`, which
+    also has `chunked`: plain PyTorch without the full logits. Empty with `code`: none beside it."""
     code: Annotated[CodeSpec | None, Uploaded("kernel")] = None
     """A function of your own, measured and checked beside them: it takes the operation's inputs and returns its output,
     which autograd can differentiate unless the mode is `forward`. Only workers started with --allow-code run it."""
@@ -77,6 +87,16 @@ class KernelSpec(SpecBase):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "weighted_sum": {"rows": [2**power for power in range(10, 18)], "columns": [512, 1000, 1024, 4096]},
+        **{
+            name: {
+                "kernel": name,
+                "implementations": ["torch", "compiled", "triton"],
+                "rows": [2048, 16_384],
+                "columns": columns,
+                "dtypes": ["bf16"],
+            }
+            for name, columns in BY_MODEL_SIZE.items()
+        },
     }
     axes: ClassVar[dict[str, str]] = {
         "implementations": "implementation",
@@ -92,6 +112,7 @@ class KernelSpec(SpecBase):
         "forward_backward_ms",
         "host_us",
         "gb_per_s",
+        "ceiling_percent",
         "peak_memory_mib",
     )
 

@@ -96,7 +96,7 @@ def flash_attention(
         softcap: Scaled scores s become softcap * tanh(s / softcap).
         document_ends: int32 on the inputs' device: the ends of the documents that are packed into each sequence, which
             are the cumulative sums of their lengths; lengths of 0 are allowed. A query sees the keys of its own
-            document only. There are as many queries as keys.
+            document only; tokens behind the last end are one more document. There are as many queries as keys.
         bottom_right: The last query's position is that of the last key. False: the first query's is that of the first
             key (top-left). It matters where there are not as many queries as keys.
         return_lse: Return the log-sum-exp, too, through which gradients pass.
@@ -351,10 +351,16 @@ _backward_operation = torch.ops.flopwatch.flash_attention_backward.default
 native.begin(differentiate)
 
 
-def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None]) -> str:
+def _tune(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None], **given: Any
+) -> str:
     from kernels.attention.triton.tune import tune  # used on request only
 
-    return tune(q, k, v, is_causal, backward=backward, tell=tell)
+    options = Options(**given)
+    scoring = options.scoring(q, k, is_causal)
+    with on_device(q.device):
+        bounds = options.bounds(k.shape[-2])
+    return tune(q, k, v, is_causal, backward=backward, tell=tell, scoring=scoring, bounds=bounds)
 
 
 def _hopper_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, return_lse: bool = False) -> Any:

@@ -85,7 +85,7 @@ def _output(result: Any) -> Tensor:
 @functools.lru_cache(maxsize=1)
 def _starts(document_ends: Tensor, _version: int, batch: int, tokens: int) -> tuple[Tensor, int]:
     """Return where documents begin and end in the rows of all sequences, int32, and the length of the longest."""
-    edges = torch.cat([F.pad(document_ends, (1, 0)), document_ends.new_tensor([tokens])])
+    edges = torch.cat([F.pad(document_ends.clamp(max=tokens), (1, 0)), document_ends.new_tensor([tokens])])
     offsets = tokens * torch.arange(batch, device=edges.device, dtype=edges.dtype)
     starts = torch.cat([(edges[:-1] + offsets.unsqueeze(-1)).flatten(), offsets[-1:] + tokens])
     return starts, int(edges.diff().max())

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kernels import compiling
 from kernels.attention.masks import check_documents, documents_of, visible_keys
 from kernels.attention.problem import Band, band_of
 from kernels.attention.reference import attention
+from kernels.compiling import each_size_compiled
 from kernels.registry import FEATURES, AttentionFunction, Implementation
 
 HALF = frozenset({"bfloat16", "float16"})
@@ -70,24 +72,11 @@ def _remembered_mask(
     return ~hidden
 
 
-@functools.cache
-def _compiled(function: Any) -> Any:
-    # Compile kernels for exactly these sizes: dynamic ones are slower. fullgraph raises an error instead of returning
-    # to eager silently.
-    return torch.compile(function, dynamic=False, fullgraph=True)
-
-
-def _each_size_compiled() -> Any:
-    # By default torch compiles a function for only a few sizes.
-    many = 1 << 16
-    return torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
-
-
 def _compiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Any:
     if torch.compiler.is_compiling():
         return attention(q, k, v, is_causal, **options)
-    with _each_size_compiled():
-        return _compiled(attention)(q, k, v, is_causal, **options)
+    with each_size_compiled():
+        return compiling.compiled(attention)(q, k, v, is_causal, **options)
 
 
 def _flex(
@@ -105,8 +94,8 @@ def _flex(
         check_documents(q.shape[2], k.shape[2], q.device, document_ends)
     band = band_of(q.shape[2], k.shape[2], is_causal, **masks)
     version = None if document_ends is None else document_ends._version
-    with _each_size_compiled():
-        result = _compiled(flex_attention)(
+    with each_size_compiled():
+        result = compiling.compiled(flex_attention)(
             q, k, v,
             score_mod=None if softcap is None else _capped(softcap),
             block_mask=_visible_blocks(q.shape[2], k.shape[2], q.device, band, document_ends, version),

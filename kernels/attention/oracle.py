@@ -58,8 +58,8 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionP
     Gradients of q and k are differences of two terms. For inputs of size 1, each term has about the size 1 divided by
     the number of keys that a query sees. If queries see few keys, the terms nearly cancel: FlashAttention computes the
     subtracted term, D, from a rounded output, where plain PyTorch's terms cancel exactly. With a scale of σ/√head_dim,
-    each term is σ times the sum of the squared weights: exp(σ² - 1) times as large, as scores are spread by σ, and 1
-    at most.
+    each term is σ times the sum of the squared weights. That is exp(σ² - 1) times as large as with σ = 1, since scores
+    are spread by σ, and 1 at most. A soft cap also bounds the spread.
 
     Args:
         plain: The output, and the gradients of q, k and v if any, computed in the results' dtype.
@@ -72,7 +72,8 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionP
         if index in (1, 2) and other.any():
             seen, share_of_keys = _seen(right[0], right[2], problem)
             scaled = 1.0 if problem.scale is None else problem.scale * math.sqrt(right[0].shape[-1])
-            terms = scaled * (math.exp(min(scaled**2, 50) - 1) / seen[seen > 0].double()).clamp(max=1)
+            spread = min(scaled, problem.softcap or scaled, 7.0)  # above, the sum of the squares is 1 anyway
+            terms = scaled * (math.exp(spread**2 - 1) / seen[seen > 0].double()).clamp(max=1)
             term = terms.square().sum().div(seen.shape[0]).sqrt().item()
             # The gradient of a key that no query sees has no terms: it is exactly zero.
             elements = other.numel() * (share_of_keys if index == 2 else 1)

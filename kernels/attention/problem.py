@@ -6,9 +6,11 @@ in one document. Causal masks and sliding windows are such bands (`band_of`). Im
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernels.registry import FEATURES
 
 if TYPE_CHECKING:
     import torch
@@ -94,17 +96,11 @@ class AttentionProblem:
 
     @property
     def features(self) -> frozenset[str]:
-        """What an implementation must take beside `is_causal`, by the names in `kernels.registry.FEATURES`."""
-        given = {
-            "bottom_right": self.bottom_right,
-            "document_lengths": self.document_lengths is not None,
-            "num_kv_heads": self.num_kv_heads not in (None, self.num_heads),
-            "return_lse": self.return_lse,
-            "scale": self.scale is not None,
-            "softcap": self.softcap is not None,
-            "window": self.window is not None,
-        }
-        return frozenset(name for name, needed in given.items() if needed)
+        """The `FEATURES` that it needs."""
+        given = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        if self.num_kv_heads == self.num_heads:
+            given.discard("num_kv_heads")
+        return FEATURES & given
 
     def options(self, device: torch.device | str) -> dict[str, Any]:
         """Return the keyword arguments of an implementation's function, beside q, k, v and is_causal: those that are

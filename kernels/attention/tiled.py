@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.attention.masks import VisibleKeys, visible_keys
-from kernels.attention.problem import check_options
+from kernels.attention.problem import Band, band_of, check_options
 from kernels.attention.reference import repeated
 from kernels.registry import FEATURES, Implementation
 
@@ -107,28 +107,33 @@ class Scores:
     """How scores are computed, and which count."""
 
     seen: VisibleKeys
-    first: list[int]
-    """Of each query; the same as in `seen`, on the host."""
-    end: list[int]
+    band: Band
+    """The same without documents, on the host."""
     scale: float
     softcap: float | None
 
     @classmethod
     def of(
         cls, q: Tensor, k: Tensor, is_causal: bool, *,
-        scale: float | None = None, softcap: float | None = None, window: int | None = None, **masks: Any,
+        scale: float | None = None, softcap: float | None = None, window: int | None = None,
+        bottom_right: bool = False, document_ends: Tensor | None = None,
     ) -> Scores:  # fmt: skip
         """Return the scores of `flash_attention`'s options. Raises ValueError: they do not fit."""
         check_options(scale, window, softcap)
         queries, keys = q.shape[-2], k.shape[-2]
-        seen = visible_keys(queries, keys, q.device, is_causal, window=window, **masks)
-        first = [0] * queries if seen.first is None else seen.first.tolist()
-        end = [keys] * queries if seen.end is None else seen.end.tolist()
-        return cls(seen, first, end, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap)
+        band = band_of(queries, keys, is_causal, window=window, bottom_right=bottom_right)
+        seen = visible_keys(
+            queries, keys, q.device, is_causal, window=window, bottom_right=bottom_right, document_ends=document_ends
+        )
+        return cls(seen, band, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap)
 
     def meet(self, rows: slice, columns: slice) -> bool:
-        """Return True if some of these queries see some of these keys."""
-        return bool(self.first[rows.start] < columns.stop and self.end[rows.stop - 1] > columns.start)
+        """Return False if none of these queries sees any of these keys, whatever the documents are: asking for those
+        would wait for the device."""
+        lower, upper = self.band
+        return (upper is None or columns.start < rows.stop + upper) and (
+            lower is None or columns.stop > rows.start + lower
+        )
 
     def tile(self, q_tile: Tensor, k_tile: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | float]:
         """Return a tile of scores, −∞ where a key is hidden; and their slope: how they grow with the product."""

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import library, tiled
+from kernels import compiling
+from kernels.attention import tiled
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.oracle import oracle
 from kernels.attention.problem import AttentionProblem
@@ -115,7 +116,7 @@ def test_implementations_compute_the_problems_that_they_take(
 ) -> None:
     implementation, has_backward = ATTENTION.load(name), device == "cuda" or name != "flex"  # which has none on a CPU
     if device == "cpu":
-        monkeypatch.setattr(library, "_compiled", lambda function: function)
+        monkeypatch.setattr(compiling, "compiled", lambda function: function)
         monkeypatch.setattr(tiled, "TILE", 16)
     taken = 0
     for queries, keys, problem in PROBLEMS:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention import installed
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.problem import AttentionProblem
 from kernels.attention.reference import attention
@@ -95,3 +96,9 @@ def test_a_problem_that_the_library_lacks_and_a_missing_library_are_refused(monk
         function(long, long, long)
     with pytest.raises(RuntimeError, match=f"{NO_KERNEL}.*last query and the last key"):
         function(short, long, long, True)
+
+
+def test_documents_end_with_the_sequence() -> None:
+    starts, longest = installed._starts(torch.tensor([3, 9], dtype=torch.int32), 0, 2, 5)
+    assert starts.tolist() == [0, 3, 5, 5, 8, 10, 10], "the library would read what lies behind"
+    assert longest == 3

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from kernels import compiling
 from kernels.attention import library
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION
@@ -40,11 +41,11 @@ def test_compiled_attention_agrees_with_eager(device: str, monkeypatch: pytest.M
     """On a CPU with the compiler's first half only: what torch makes C++ of is its own, and takes seconds."""
     if device == "cpu":
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-        library._compiled.cache_clear()
+        compiling.compiled.cache_clear()
     q, k, v = (torch.randn(1, 2, 9, 16, device=device, requires_grad=True) for _ in range(3))
     out = ATTENTION.load("compiled").function(q, k, v, True)
     given = torch.autograd.grad(out.sum(), (q, k, v))
-    library._compiled.cache_clear()
+    compiling.compiled.cache_clear()
     right = attention(q, k, v, True)
     torch.testing.assert_close(out, right)
     torch.testing.assert_close(given, torch.autograd.grad(right.sum(), (q, k, v)), atol=1e-5, rtol=1e-4)
@@ -72,7 +73,7 @@ def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPa
 
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend=count, **options))
-    library._compiled.cache_clear()
+    compiling.compiled.cache_clear()
     torch.compiler.reset()
     try:
         most = 2 * torch._dynamo.config.recompile_limit
@@ -81,7 +82,7 @@ def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPa
             assert torch.equal(ATTENTION.load("compiled").function(q, q, q), attention(q, q, q))
         assert len(compiled) == most
     finally:
-        library._compiled.cache_clear()
+        compiling.compiled.cache_clear()
         torch.compiler.reset()
 
 

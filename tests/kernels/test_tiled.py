@@ -80,6 +80,14 @@ def test_nan_reaches_only_the_queries_that_see_it(rng: random.Random) -> None:
         assert out[0, 20:].isnan().all()
 
 
+def test_no_call_waits_for_the_device() -> None:
+    q, k, v = (torch.empty(1, 40, 8, device="meta", requires_grad=True) for _ in range(3))
+    options = {"window": 9, "document_ends": torch.empty(2, dtype=torch.int32, device="meta")}
+    TiledFlashAttention2.apply(q, k, v, True, options).sum().backward()
+    with pytest.raises(RuntimeError):
+        options["document_ends"].tolist()
+
+
 def test_no_tensor_grows_with_the_product_of_the_lengths(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
     """Each tensor that any operation makes has at most a tile of scores, or the inputs' size."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -146,6 +146,34 @@ def test_only_a_request_tunes(inputs: list[Tensor], monkeypatch: pytest.MonkeyPa
     assert ATTENTION.load("triton").tune(*inputs, True, backward=False, tell=print) == "asked"
 
 
+@interpreted
+@on_a_small_table
+def test_the_problem_with_its_options_is_timed(inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"window": 5, "softcap": 3.0, "document_ends": torch.tensor([9, 9, 32], dtype=torch.int32)}
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(tuning, "tune", lambda *_arguments, **named: given.update(named) or "asked")
+    assert ATTENTION.load("triton").tune(*inputs, True, backward=True, tell=print, **options) == "asked"
+    problem = TuningProblem(*inputs, True, False, given["scoring"], given["bounds"])
+    problem.run("forward", TABLE)
+    problem.run("two_passes", TABLE)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    out = flash_attention(*leaves, True, **options)
+    gradients = torch.autograd.grad(out, leaves, problem._gradient)
+    for name, right in zip(("out", "dq", "dk", "dv"), (out.detach(), *gradients), strict=True):
+        assert torch.equal(problem.results[name], right)
+
+
+def test_a_soft_cap_takes_tiles_that_leave_it_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Tiling] = []
+    monkeypatch.setattr(tilings, "capability", lambda _device: (9, 0))
+    monkeypatch.setattr(launch, "_keys_launch", lambda *facts: taken.append(facts[-1]) or (lambda _tensors: None))
+    q, numbers = torch.empty(1, 1, 20, 64, dtype=torch.bfloat16), torch.empty(1, 1, 128)
+    for softcap in (None, 9.0):
+        scoring = launch.Scoring.of(q, q, True, softcap=softcap)
+        launch.keys(q, q, q, q, numbers, numbers, q, q, scoring, "ieee")
+    assert taken == [Tiling(128, 64, 4, 2), Tiling(64, 64, 4, 2)]
+
+
 def scaled(real: Callable[..., None], *arguments: Any) -> None:
     real(*arguments)
     arguments[3][..., 5, :] *= 1.1  # out

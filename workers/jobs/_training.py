@@ -5,7 +5,7 @@ Each kind adds its own observers of the phases, tables and files.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -168,6 +168,8 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     problem = shape_of(spec.model).problem
     if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD, problem=problem):
         raise Unsupported(reason)
+    if spec.fused:
+        check_fused(device)
     generated = spec.new_tokens if spec.mode == "generate" else 0
     arguments: dict[str, Any] = {
         "vocab_size": spec.model.vocab_size,
@@ -180,14 +182,27 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         model: torch.nn.Module = model_class(**arguments)
         if generated and not hasattr(model, "new_cache"):
             raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
-        if spec.fused_linear_cross_entropy and "targets" not in inspect.signature(model.forward).parameters:
+        if spec.model_has_loss and "targets" not in inspect.signature(model.forward).parameters:
+            field = "fused_linear_cross_entropy" if spec.fused_linear_cross_entropy else "fused linear_cross_entropy"
             raise Unsupported(
                 f"model {name_of(spec)!r} does not compute its loss: its forward() takes no argument 'targets', which "
-                "fused_linear_cross_entropy needs"
+                f"{field} needs"
             )
         return model
 
     return build
+
+
+def check_fused(device: torch.device) -> None:
+    """Check that Triton's kernels run on a device.
+
+    Raises:
+        Unsupported: they do not.
+    """
+    if device.type != "cuda":
+        raise Unsupported("fused: this worker's process sees no GPU, and Triton has no kernels for a CPU: leave it out")
+    if importlib.util.find_spec("triton") is None:
+        raise Unsupported("fused: Triton is not installed: install triton, or leave fused out")
 
 
 def shape_of(model: ModelSpec) -> Shape:
@@ -237,6 +252,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
             spec.checkpoint_layers,
             not spec.activation_checkpointing or spec.checkpoint_layers is None,
         ),
+        "fused": (tuple(sorted(spec.fused)), not spec.fused),
     }
     try:
         parameters = inspect.signature(model_class).parameters
@@ -293,7 +309,7 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
     from workers.model.precision import PRECISIONS
 
     call: Any = compiled(spec, model)
-    fused, micro_batches = spec.fused_linear_cross_entropy, spec.accumulation_steps
+    fused, micro_batches = spec.model_has_loss, spec.accumulation_steps
     sequences = micro_batches * spec.batch_size
     batches = RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, spec.seed)
     precision = PRECISIONS[spec.precision]

@@ -111,8 +111,9 @@ class AttentionRunner(OperationRunner):
         backward = reference.grad_out is not None and implementation.has_backward
         with translate_oom("tuning"):
             chosen = implementation.tune(
-                *reference.inputs, cell.causal, backward=backward, tell=lambda line: trial.tell(f"tuning, {line}")
-            )
+                *reference.inputs, cell.causal, backward=backward, tell=lambda line: trial.tell(f"tuning, {line}"),
+                **problem_of(spec, cell).options(reference.inputs[0].device),
+            )  # fmt: skip
         sys.stderr.write(f"{cell.title}: tuned: {chosen}\n")
         trial.tell("tuned")
 

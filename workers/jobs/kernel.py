@@ -25,7 +25,7 @@ class KernelRunner(OperationRunner):
     """The runner of kind `kernel`."""
 
     kind = "kernel"
-    rates = (("gb_per_s", "GB/s"),)
+    rates = (("gb_per_s", "GB/s"), ("ceiling_percent", "%"))
 
     def reference_of(self, spec: KernelSpec, cell: KernelCell) -> Any:
         return cell.dtype, cell.rows, cell.columns
@@ -90,7 +90,9 @@ class KernelRunner(OperationRunner):
         context: OperationContext,
         values: Values,
     ) -> None:
-        """Set the GB/s of the tensors that each pass has to read and write."""
+        """Set the GB/s of the tensors that each pass has to read and write, and their share of a copy's."""
+        from workers.measure.ceilings import Ceilings
+
         kernel = kernel_of(spec)
         read = sum(map(math.prod, kernel.shapes(cell.rows, cell.columns)))
         written = math.prod(output_shape(kernel, cell))
@@ -100,8 +102,11 @@ class KernelRunner(OperationRunner):
         whole = forward if spec.mode == "forward" else forward + backward
         numbers = {"forward": forward, "backward": backward, None: whole}
         size = 4 if cell.dtype == "fp32" else 2
+        ceiling, source = Ceilings(context.report.ceilings).copy_gb_per_s(context.device)
         for phase, median in milliseconds.items():
-            values.set("gb_per_s", phase, [1e-6 * size * numbers[phase] / median])
+            rate = 1e-6 * size * numbers[phase] / median
+            values.set("gb_per_s", phase, [rate])
+            values.set("ceiling_percent", phase, None if ceiling is None else [100 * rate / ceiling], source)
 
 
 def kernel_of(spec: KernelSpec) -> Kernel:

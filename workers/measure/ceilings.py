@@ -103,6 +103,13 @@ class Ceilings:
             return None, f"no measured ceiling of this device in {precision} is on record"
         return rate.value, f"measured at {rate.measured_at}"
 
+    def copy_gb_per_s(self, device: torch.device) -> tuple[float | None, str]:
+        """Return the bandwidth of copies and when it was measured, or None and the reason why there is none."""
+        ceiling = self.read(device)
+        if ceiling is None or ceiling.copy_gb_per_s is None:
+            return None, NO_CEILING
+        return ceiling.copy_gb_per_s.value, f"measured at {ceiling.copy_gb_per_s.measured_at}"
+
     def _path(self, device: torch.device) -> Path:
         return self._folder / f"{_identity(device)}.json"
 

@@ -8,7 +8,7 @@ PyTorch, so that a profile shows where the time goes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import kernels
 from kernels.attention.reference import attention as reference_attention
+from kernels.chunked_cross_entropy import linear_cross_entropy, softmax_gradient
+from kernels.operations import rotary_angles, rotate
 from workers.model import accounting
 from workers.model.generation import KeyValueCache, LayerCache, generate
-from workers.model.loss import linear_cross_entropy, softmax_gradient
 
 if TYPE_CHECKING:
     from kernels.registry import AttentionFunction
+
+
+FUSED = ("linear_cross_entropy", "rms_norm", "rope", "swiglu")
+"""What a Triton kernel of `kernels` may compute instead of PyTorch's operations."""
 
 
 class Linear(nn.Linear):
@@ -37,14 +43,22 @@ class Linear(nn.Linear):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, computed in float32 at least."""
+    """x / rms(x) * weight over the last axis, computed in float32 at least.
 
-    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+    Fused, under autocast the result is of autocast's dtype, since it is the input of matrix products.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5, *, fused: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(d_model))
         self.eps = eps
+        self.kernel = kernels.rms_norm if fused else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kernel is not None:
+            cast = torch.is_autocast_enabled(x.device.type)
+            dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+            return self.kernel(x, self.weight, self.eps, out_dtype=dtype)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight).to(x.dtype)
@@ -53,38 +67,26 @@ class RMSNorm(nn.Module):
 class SwiGLU(nn.Module):
     """W2(silu(W1 x) * W3 x)."""
 
-    def __init__(self, d_model: int, d_ff: int) -> None:
+    def __init__(self, d_model: int, d_ff: int, *, fused: bool = False) -> None:
         super().__init__()
+        self.kernel = kernels.swiglu if fused else None
         self.w1 = Linear(d_model, d_ff)
         self.w2 = Linear(d_ff, d_model)
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        gate, up = self.w1(x), self.w3(x)
+        out: Tensor = self.w2(F.silu(gate) * up if self.kernel is None else self.kernel(gate, up))
         return out
-
-
-def rotary_angles(context_length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of position * theta^(-2i / head_dim), each (context_length, head_dim / 2), float32."""
-    # In float64: a float32 product loses the angle at long contexts.
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
-    return angles.cos().float(), angles.sin().float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x[2i], x[2i+1]) by its position's angle; x is (…, sequence, head_dim)."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-    return rotated.flatten(-2).to(x.dtype)
 
 
 class MultiHeadAttention(nn.Module):
     """Causal self-attention with rotary position embeddings; several query heads may share a head of keys and values
     (Ainslie et al., 2023)."""
 
-    def __init__(self, shape: accounting.Shape, attention: AttentionFunction) -> None:
+    def __init__(self, shape: accounting.Shape, attention: AttentionFunction, *, fused: bool = False) -> None:
         super().__init__()
+        self.rotate = kernels.rope if fused else rotate
         self.head_dim = shape.head_dim
         self.window = shape.window
         self.attention = attention
@@ -96,8 +98,8 @@ class MultiHeadAttention(nn.Module):
         self.register_buffer("document_ends", self.options.pop("document_ends", None), persistent=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
-        q = rotate(self._split(self.q_proj(x)), cos, sin)
-        k = rotate(self._split(self.k_proj(x)), cos, sin)
+        q = self.rotate(self._split(self.q_proj(x)), cos, sin)
+        k = self.rotate(self._split(self.k_proj(x)), cos, sin)
         v = self._split(self.v_proj(x))
         options = self.options if self.document_ends is None else {**self.options, "document_ends": self.document_ends}
         is_causal = True
@@ -130,12 +132,12 @@ class Recomputed(Enum):
 class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
-    def __init__(self, shape: accounting.Shape, attention: AttentionFunction) -> None:
+    def __init__(self, shape: accounting.Shape, attention: AttentionFunction, fused: Collection[str] = ()) -> None:
         super().__init__()
-        self.ln1 = RMSNorm(shape.d_model)
-        self.attn = MultiHeadAttention(shape, attention)
-        self.ln2 = RMSNorm(shape.d_model)
-        self.ffn = SwiGLU(shape.d_model, shape.d_ff)
+        self.ln1 = RMSNorm(shape.d_model, fused="rms_norm" in fused)
+        self.attn = MultiHeadAttention(shape, attention, fused="rope" in fused)
+        self.ln2 = RMSNorm(shape.d_model, fused="rms_norm" in fused)
+        self.ffn = SwiGLU(shape.d_model, shape.d_ff, fused="swiglu" in fused)
         self.recomputed = Recomputed.NOTHING
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
@@ -160,7 +162,10 @@ class TransformerBlock(nn.Module):
 
 
 EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
-"""Prefixes of torch operations that are not recomputed. Operations outside torch, such as attention, never are."""
+"""Prefixes of torch operations that are not recomputed. Operations outside torch, such as attention, never are, unless
+they are CHEAP."""
+CHEAP = ("rms_norm", "rope", "swiglu")
+"""Prefixes of our kernels' operations that only cause memory traffic."""
 
 
 def keep_products() -> tuple[Any, Any]:
@@ -175,6 +180,8 @@ dropout, so no random state to save."""
 
 
 def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
+    if operation.namespace == "flopwatch" and operation.__name__.startswith(CHEAP):
+        return CheckpointPolicy.PREFER_RECOMPUTE
     if operation.namespace != "aten" or operation.__name__.startswith(EXPENSIVE):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
@@ -183,13 +190,16 @@ def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named
 class OutputLayer(Linear):
     """Computes the logits of hidden vectors or, with targets, the loss, without allocating all logits."""
 
-    def __init__(self, d_model: int, vocab_size: int) -> None:
+    def __init__(self, d_model: int, vocab_size: int, *, fused: bool = False) -> None:
         super().__init__(d_model, vocab_size)
+        self.kernel = kernels.linear_cross_entropy if fused else None
         self._softmax_gradient = softmax_gradient
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         if targets is None:
             return super().forward(x)
+        if self.kernel is not None:
+            return self.kernel(x, self.weight, targets)
         return linear_cross_entropy(x, self.weight, targets, self._softmax_gradient)
 
     def compile_loss(self) -> None:
@@ -218,9 +228,11 @@ class TransformerLM(nn.Module):
             layer's products; never attention.
         checkpoint_layers: Number of blocks, from the first on, that are recomputed; None: all. The backward pass frees
             the last blocks' activations first, which leaves memory for the recomputed ones.
+        fused: Names in FUSED: what our Triton kernels compute, on a GPU; "linear_cross_entropy" in calls with targets.
 
     Raises:
-        ValueError: the head dimension is not an even integer, or num_kv_heads does not divide num_heads.
+        ValueError: the head dimension is not an even integer, num_kv_heads does not divide num_heads, or `fused` names
+            something else.
     """
 
     def __init__(
@@ -240,8 +252,11 @@ class TransformerLM(nn.Module):
         activation_checkpointing: bool = False,
         checkpoint_scope: str = "block",
         checkpoint_layers: int | None = None,
+        fused: Collection[str] = (),
     ) -> None:
         super().__init__()
+        if unknown := sorted(set(fused) - set(FUSED)):
+            raise ValueError(f"fused: unknown {', '.join(unknown)}; known are {', '.join(FUSED)}")
         if d_model % (2 * num_heads):
             raise ValueError(f"d_model ({d_model}) must be a multiple of 2 × num_heads ({num_heads})")
         documents = None if document_lengths is None else tuple(document_lengths)
@@ -251,13 +266,13 @@ class TransformerLM(nn.Module):
         self.checkpointed_blocks = layers if checkpoint_scope == "block" else 0
         """Number of blocks, from the first on, that are recomputed as a whole."""
         self.token_embeddings = nn.Embedding(vocab_size, d_model)
-        blocks = [TransformerBlock(self.shape, attention) for _ in range(num_layers)]
+        blocks = [TransformerBlock(self.shape, attention, fused) for _ in range(num_layers)]
         if activation_checkpointing and checkpoint_scope == "selective":
             for index, block in enumerate(blocks):
                 block.recomputed = Recomputed.FEED_FORWARD if index < layers else Recomputed.CHEAP
         self.layers = nn.ModuleList(blocks)
-        self.ln_final = RMSNorm(d_model)
-        self.lm_head = OutputLayer(d_model, vocab_size)
+        self.ln_final = RMSNorm(d_model, fused="rms_norm" in fused)
+        self.lm_head = OutputLayer(d_model, vocab_size, fused="linear_cross_entropy" in fused)
         cos, sin = rotary_angles(context_length, d_model // num_heads, rope_theta)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
@@ -279,7 +294,7 @@ class TransformerLM(nn.Module):
                 takes one more at a time.
             last_only: Logits of the last position only.
             targets: (batch, sequence), integers below vocab_size: the tokens that follow. The full logits are never
-                allocated then; see `workers.model.loss.linear_cross_entropy`.
+                allocated then; see `kernels.chunked_cross_entropy.linear_cross_entropy`.
 
         Returns:
             (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`; a scalar with `targets`.

@@ -260,7 +260,8 @@ def keys(
     The first four arguments are `operands`.
     """
     if tiling is None:
-        chosen = tilings.choose((q, k, v), padded_width(dk.shape[-1]), precision)
+        capped = scoring.softcap is not None
+        chosen = tilings.choose((q, k, v), padded_width(dk.shape[-1]), precision, capped)
         tiling = chosen.keys if dq_sum is None else chosen.one_pass
     tma = _through_descriptors(q, k, v, out_gradient)
     launch = _keys_launch(

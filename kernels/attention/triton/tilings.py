@@ -7,7 +7,7 @@ size in Ada and consumer Blackwell. `tests/kernels/test_triton_fits.py` compiles
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,6 +55,9 @@ LARGE_HALF = {
     256: Tilings(Tiling(64, 32, 4, 3, True), Tiling(64, 64, 8, 2), Tiling(128, 32, 8, 2), Tiling(32, 64, 8, 2)),
 }
 """Half precision on Hopper, where a multiprocessor has 227 KiB of shared memory, by width."""
+CAPPED_QUERIES = 64
+"""Most queries of a tile in the pass over keys with a soft cap, on Hopper, from width 64 on: with 128, ptxas spills 1.2
+KB of each thread's registers, with 64 none, and the backward pass takes 0.82 of the time (docs/measurements.md)."""
 
 _UP_TO_64 = Tilings(Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2))
 SMALL_HALF = {
@@ -128,14 +131,20 @@ def forget() -> None:
     _remembered.clear()
 
 
-def choose(operands: Operands, width: int, precision: str) -> Tilings:
+def choose(operands: Operands, width: int, precision: str, capped: bool = False) -> Tilings:
     """Return the tilings for q, k and v as launches take them: those tuned in this process, or else the tables'.
 
-    `width` is the head dimension rounded up to a power of two.
+    `width` is the head dimension rounded up to a power of two; `capped` tells whether scores have a soft cap.
     """
     if _remembered and (tuned := _remembered.get(_key(operands, width, precision))):
         return tuned
-    return from_tables(operands[0].device, width, precision)
+    tilings = from_tables(operands[0].device, width, precision)
+    if not (capped and precision == "ieee" and width >= 64):
+        return tilings
+    keys, one_pass = (
+        replace(tiling, queries=min(tiling.queries, CAPPED_QUERIES)) for tiling in (tilings.keys, tilings.one_pass)
+    )
+    return replace(tilings, keys=keys, one_pass=one_pass)
 
 
 def from_tables(device: torch.device, width: int, precision: str) -> Tilings:

@@ -21,6 +21,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from kernels.attention.triton import launch, tilings
 from kernels.attention.triton.inputs import allocate_results, empty_like, on_device, tf32_is_allowed, with_heads
+from kernels.attention.triton.launch import Scoring
 from kernels.attention.triton.tilings import Tiling, Tilings, padded_width, precision_of
 from kernels.device_clock import DeviceClock, Workload, host_lap_ms
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error, fixed_limits
@@ -56,20 +57,23 @@ class NoTilingRuns(Exception):
 
 
 class TuningProblem:
-    """Inputs of `flash_attention`, and the kernels' calls on them.
+    """Inputs of `flash_attention`, and the kernels' calls on them. `scoring` None: of `is_causal` alone.
 
     Raises:
         ValueError: `flash_attention` refuses the inputs, or they are empty.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None,
+        scoring: Scoring | None = None, bounds: Tensor | None = None,
+    ) -> None:  # fmt: skip
         out, logsumexp = allocate_results(q, k, v)
         if out.numel() == 0:
             raise ValueError(f"there is nothing to tune for: q's shape is {tuple(q.shape)}")
         q, k, v, out = with_heads(q.detach(), k.detach(), v.detach(), out)
         gradient = torch.empty_like(out).normal_(generator=torch.Generator(q.device).manual_seed(0))
         self._gradient, self._inputs = gradient, (q, k, v)
-        self._scoring = launch.Scoring.of(q, k, is_causal)
+        self._scoring, self._bounds = scoring or Scoring.of(q, k, is_causal), bounds
         self.precision = precision_of(q, tf32_is_allowed() if tf32 is None else tf32)
         first, second, third = launch.operands(self.precision, q, k, v)
         self._operands, self._width = (first, second, third), padded_width(q.shape[-1])
@@ -82,16 +86,19 @@ class TuningProblem:
         self.use(replace(chosen, prefer_one_pass=kernel == "one_pass"))
         out, logsumexp = self.results["out"], self.results["logsumexp"]
         if kernel == "forward":
-            launch.forward(*self._operands, out, logsumexp, self._scoring, self.precision)
+            launch.forward(*self._operands, out, logsumexp, self._scoring, self.precision, bounds=self._bounds)
             return "out", "logsumexp"
         names = {"keys": ("dk", "dv"), "queries": ("dq",)}.get(kernel, ("dq", "dk", "dv"))
         dq, dk, dv = (self.results[name] if name in names else None for name in ("dq", "dk", "dv"))
-        launch.backward(self._gradient, *self._inputs, out, dq, dk, dv, logsumexp, None, self._scoring, self.precision)
+        launch.backward(
+            self._gradient, *self._inputs, out, dq, dk, dv, logsumexp, None, self._scoring, self.precision, self._bounds
+        )
         return names
 
     def present(self) -> Tilings:
         """Return the tilings that calls use now."""
-        return tilings.choose(self._operands, self._width, self.precision)
+        capped = self._scoring.softcap is not None
+        return tilings.choose(self._operands, self._width, self.precision, capped)
 
     def use(self, chosen: Tilings) -> None:
         """Make calls use these tilings."""
@@ -179,6 +186,7 @@ def fastest_tilings(
 def tune(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, backward: bool = True, tf32: bool | None = None,
     tell: Tell = lambda line: None, timer: Timer | None = None, candidates: Sequence[Tiling] | None = None,
+    scoring: Scoring | None = None, bounds: Tensor | None = None,
 ) -> str:  # fmt: skip
     """Find the fastest tilings for such inputs, which this process's further calls use; return a line that names them.
 
@@ -195,13 +203,15 @@ def tune(
         tell: Called with a line of progress, every few seconds.
         timer: Measures a call's time; None: the device's time with a cold L2 cache.
         candidates: Those for every kernel, besides the present choice; None: CANDIDATES.
+        scoring: That of the problem that is timed; None: of `is_causal` alone.
+        bounds: Of its documents (`launch.document_bounds`), if it has any.
 
     Raises:
         ValueError: `flash_attention` refuses the inputs, or they are empty.
         NoTilingRuns: this device can run no tiling of a kernel.
     """
     with torch.no_grad(), on_device(q.device):
-        problem = TuningProblem(q, k, v, is_causal, tf32)
+        problem = TuningProblem(q, k, v, is_causal, tf32, scoring, bounds)
         chosen = present = problem.present()
         kernels = tuple(CANDIDATES) if backward else ("forward",)
         try:

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.specs.benchmark import BenchmarkSpec
+from app.specs.ddp import DdpSpec
 
 FP16 = {"cuda_graph": True, "precision": "fp16"}
 
@@ -22,6 +23,14 @@ FP16 = {"cuda_graph": True, "precision": "fp16"}
         ({"parameter_dtype": "bf16"}, "parameter_dtype", "need precision bf16"),
         ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
         ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
+        ({"fused": ["rope"], "device": "cpu"}, "fused", "leave it out, or choose device cuda"),
+        ({"fused": ["rope", "swiglu", "rope"]}, "fused", "'rope' is there twice"),
+        ({"fused": ["linear_cross_entropy"], "mode": "generate"}, "fused", "has no loss: leave linear_cross_entropy"),
+        (
+            {"fused": ["linear_cross_entropy"], "fused_linear_cross_entropy": True},
+            "fused_linear_cross_entropy",
+            "does the same: leave one of them out",
+        ),
     ],
 )
 def test_what_cannot_go_together_is_refused(fields: dict[str, Any], field: str, words: str) -> None:
@@ -39,6 +48,7 @@ def test_what_cannot_go_together_is_refused(fields: dict[str, Any], field: str, 
         ({"activation_checkpointing": True, "mode": "forward"}, "small, context 256"),
         ({"checkpoint_layers": 3}, "small, context 256"),
         ({"activation_checkpointing": True}, "small, context 256, block checkpoints"),
+        ({"fused": ["swiglu", "rope"], "compile": True}, "small, context 256, compiled, fused rope/swiglu"),
         (
             {
                 "activation_checkpointing": True,
@@ -65,3 +75,21 @@ def test_every_optimizer_can_be_captured(optimizer: str, precision: str) -> None
 def test_without_an_optimizer_fp16_can_be_captured_too(mode: str) -> None:
     BenchmarkSpec(**FP16, mode=mode)
     BenchmarkSpec(**FP16, optimizer="torch_fused_adamw")
+
+
+def test_fused_parts_are_of_the_case_in_any_order() -> None:
+    plain, one, other = (BenchmarkSpec(fused=parts) for parts in ([], ["rope", "swiglu"], ["swiglu", "rope"]))  # type: ignore[arg-type]
+    assert one.case().key == other.case().key != plain.case().key
+    assert one.case().identity["fused"] == "rope/swiglu"
+    assert plain.case().identity["fused"] is None
+    assert BenchmarkSpec().case().key == plain.case().key, "as before there was such a field"
+
+
+def test_fused_parts_need_a_gpu() -> None:
+    assert BenchmarkSpec(fused=["rope"]).resources().device_type == "cuda"
+    assert BenchmarkSpec(fused=["linear_cross_entropy"]).model_has_loss
+    assert not BenchmarkSpec(fused=["rope"]).model_has_loss
+    with pytest.raises(ValidationError, match="choose backend nccl, or leave it out") as caught:
+        DdpSpec(fused=["rope"])
+    assert caught.value.errors()[0]["ctx"]["field"] == "fused"
+    assert DdpSpec(fused=["rope"], backend="nccl").resources().device_type == "cuda"

@@ -717,6 +717,21 @@ def test_only_what_is_measured_is_tuned(run, tuned: list[Any]) -> None:
     assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
 
 
+def test_a_search_gets_the_options_of_the_problem(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def tune(*_inputs: Any, backward: bool, tell: Any, **options: Any) -> str:
+        asked.append(options)
+        return "the blue ones"
+
+    load = ATTENTION.load
+    own = dataclasses.replace(load("eager"), name="own", tune=tune)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: own if name == "own" else load(name))
+    report = run(implementations=["own"], window=5, bottom_right=True, autotune=True, device="cpu")
+    assert asked == [{"window": 5}]
+    assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from workers.measure import memory
 from workers.measure.busy import Busy
 from workers.measure.ceilings import Ceilings
 from workers.measure.environment import device_key
-from workers.model import accounting
+from workers.model import TransformerLM, accounting
 from workers.model.graphed import CannotCapture
 from workers.model.registry import MODELS
 from workers.model.steps import ForwardStep
@@ -424,7 +425,7 @@ def test_a_shape_that_a_kernel_refuses_is_unsupported(run) -> None:
     with pytest.raises(Unsupported, match="does not take float32 on cuda"):
         run(attention="sdpa_flash", device="cuda")
     wide = {**MODEL, "d_model": 1024, "num_heads": 1}  # head dimension 1024: no fused kernel takes it
-    with pytest.raises(Unsupported, match="no such attention kernel"):
+    with pytest.raises(Unsupported, match="no such kernel"):
         run(attention="sdpa_flash", device="cuda", precision="bf16", model=wide)
 
 
@@ -505,6 +506,20 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(Unsupported, match=f"takes no argument '{option}', which this job sets"):
             run(**fields)
+
+
+def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = BenchmarkSpec(fused=["swiglu", "rope"])
+    options = _training.options_of(TransformerLM, spec, abs)
+    assert options["fused"] == ("rope", "swiglu")
+    with pytest.raises(Unsupported, match="model 'transformer_lm' takes no argument 'fused', which this job sets"):
+        _training.options_of(Older, spec, abs)
+    assert "fused" not in _training.options_of(Older, BenchmarkSpec(), abs)
+    with pytest.raises(Unsupported, match="fused: this worker's process sees no GPU"):
+        _training.check_fused(torch.device("cpu"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(Unsupported, match="fused: Triton is not installed: install triton"):
+        _training.check_fused(torch.device("cuda"))
 
 
 def test_a_model_gets_the_options_that_it_knows(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from kernels.registry import KERNELS, BrokenEntryPoint, Implementation, Kernel
 from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs.kernel import RUNNER
+from workers.measure.ceilings import Ceilings
 from workers.outcome import Unsupported
 from workers.uploaded import BrokenCode
 
@@ -51,8 +52,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("kernel", KERNELS.names())
-def test_plain_pytorch_is_right(tmp_path: Path, kernel: str, dtype: str) -> None:
-    report = run(tmp_path, kernel=kernel, dtypes=[dtype], rows=[1, 33], columns=[1, 700], device="cpu")
+def test_plain_pytorch_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, dtype: str) -> None:
+    monkeypatch.setattr("kernels.operations.VOCABULARY", 61)
+    report = run(tmp_path, kernel=kernel, dtypes=[dtype], rows=[1, 33], columns=[1, 70], device="cpu")
     assert len({tuple(row["case"].values()) for row in report.rows}) == 4
     for row in report.rows:
         assert row["outcome"] in {"ok", "unknown"}, row
@@ -69,6 +71,25 @@ def test_bandwidth_counts_what_has_to_be_read_and_written(tmp_path: Path) -> Non
         expected = 1e-6 * 4 * count / cell[f"{name}_ms", name]["median"]
         assert cell["gb_per_s", phase]["median"] == pytest.approx(expected)
         assert cell["gb_per_s", phase]["n"] == 1
+
+
+def test_bandwidth_beside_a_copys(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    cell = run(tmp_path, device="cpu").cell()
+    assert cell["ceiling_percent", None]["median"] is None
+    assert "run a job of kind ceiling" in cell["ceiling_percent", None]["reason"]
+    Ceilings(Report(tmp_path).ceilings).record(device, {}, 50.0)
+    cell = run(tmp_path, device="cpu").cell()
+    for phase in ("forward", "backward", None):
+        expected = 2 * cell["gb_per_s", phase]["median"]
+        assert cell["ceiling_percent", phase]["median"] == pytest.approx(expected)
+
+
+def test_the_loss_in_chunks_beside_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.operations.VOCABULARY", 61)
+    report = run(tmp_path, kernel="linear_cross_entropy", implementations=["torch", "chunked"], device="cpu")
+    for name in ("torch", "chunked"):
+        assert {row["outcome"] for row in report.cell(implementation=name).values()} <= {"ok", "unknown"}
 
 
 def test_forward_alone_is_the_whole_work_of_its_mode(tmp_path: Path) -> None:
@@ -141,8 +162,11 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
     report = run(tmp_path, kernel="swiglu", implementations=["torch", "triton"], device="cpu")
     assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
     row = report.cell(implementation="triton")["forward_ms", "forward"]
-    assert (row["outcome"], row["reason"]) == ("unsupported", "swiglu has no implementation 'triton'; it has torch")
-    with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are rms_norm, swiglu, weighted_sum"):
+    assert (row["outcome"], row["reason"]) == ("unsupported", "swiglu 'triton' does not run on cpu, only on cuda")
+    row = run(tmp_path, kernel="swiglu", implementations=["fast"], device="cpu").cell()["forward_ms", "forward"]
+    reason = "swiglu has no implementation 'fast'; it has torch, compiled, triton, liger"
+    assert (row["outcome"], row["reason"]) == ("unsupported", reason)
+    with pytest.raises(Unsupported, match="unknown kernel 'gelu'; known are linear_cross_entropy, rms_norm, rope, swi"):
         run(tmp_path, kernel="gelu", device="cpu")
 
 
@@ -172,9 +196,12 @@ def test_the_triton_kernel_needs_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_the_triton_kernel_beside_plain_pytorch(tmp_path: Path) -> None:
-    report = run(tmp_path, implementations=["torch", "triton"], columns=[1000], rows=[4097], device="cuda")
-    for name in ("torch", "triton"):
+@pytest.mark.parametrize("kernel", KERNELS.names())
+def test_the_triton_kernel_beside_plain_pytorch(tmp_path: Path, kernel: str) -> None:
+    names = ["torch", "compiled", "triton"]
+    report = run(tmp_path, kernel=kernel, implementations=names, columns=[100], rows=[4097], device="cuda")
+    for name in names:
         cell = report.cell(implementation=name)
-        assert {row["outcome"] for row in cell.values()} == {"ok"}, torch.cuda.get_device_name()
+        outcomes = {row["outcome"] for (metric, _), row in cell.items() if metric != "ceiling_percent"}
+        assert outcomes == {"ok"}, torch.cuda.get_device_name()
         assert cell["memory_reserved_mib", None]["median"] >= cell["peak_memory_mib", None]["median"]

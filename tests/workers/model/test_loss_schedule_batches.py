@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from workers.model import loss
 from workers.model.batches import RandomBatches
-from workers.model.loss import cross_entropy, linear_cross_entropy
+from workers.model.loss import cross_entropy
 from workers.model.schedule import cosine_learning_rate
 
 
@@ -19,63 +18,6 @@ def test_cross_entropy_and_its_gradient_equal_torchs() -> None:
     theirs.backward()
     torch.testing.assert_close(mine, theirs)
     torch.testing.assert_close(logits.grad, same.grad)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 8])
-def test_the_loss_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(loss, "MIN_CHUNK_ROWS", 1)
-    monkeypatch.setattr(loss, "CHUNK_BYTES", 3 * 61 * 8)
-    assert loss.chunks(7, 61, 8) == [(0, 2), (2, 4), (4, 6), (6, 7)]
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.randint(61, (2, rows), generator=generator)
-    results = []
-    for of in (lambda x, w: cross_entropy(x @ w.T, targets), lambda x, w: linear_cross_entropy(x, w, targets)):
-        generator.manual_seed(1)
-        hidden, weight = (
-            torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
-            for shape in ((2, rows, 5), (61, 5))
-        )
-        value = of(hidden, weight)
-        (3 * value).backward()
-        results.append((value.detach(), hidden.grad, weight.grad))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_loss_in_chunks_under_autocast(dtype: torch.dtype) -> None:
-    """In float16, one of 2¹⁶ rows' share of a mean's gradient would vanish; the sum must include such small terms."""
-    rows, chunk = 2**12, 2**7
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(rows, 8, generator=generator).requires_grad_()
-    weight = (0.1 * torch.randn(61, 8, generator=generator)).requires_grad_()
-    targets = torch.randint(61, (rows,), generator=generator)
-    expected = torch.autograd.grad(cross_entropy(hidden @ weight.T, targets), (hidden, weight))
-    dtypes = []
-
-    def spy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        dtypes.append(logits.dtype)
-        return loss.softmax_gradient(logits, targets)
-
-    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", dtype):
-        patch.setattr(loss, "CHUNK_BYTES", chunk * 61 * 2)
-        value = linear_cross_entropy(hidden, weight, targets, spy)
-    assert dtypes == [dtype] * (rows // chunk)
-    assert value.dtype == torch.float32
-    computed = torch.autograd.grad(value, (hidden, weight))
-    for mine, theirs in zip(computed, expected, strict=True):
-        assert mine.dtype == torch.float32
-        assert (mine - theirs).norm() < 0.02 * theirs.norm()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_gpu_adds_products_up_without_rounding_them_before(dtype: torch.dtype) -> None:
-    one, other = (torch.randn(512, 64 * n, device="cuda").to(dtype) for n in (1, 2))
-    total = torch.randn(64, 128, device="cuda")
-    expected = total.double() + one.T.double() @ other.double()
-    loss.add_product(total, one.T, other)
-    torch.testing.assert_close(total.double(), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_cross_entropy_is_stable_and_at_least_float32() -> None:

@@ -195,7 +195,7 @@ def make_step(
     precision = PRECISIONS["fp32" if casts else spec.precision]
     step: BackwardStep
     options: dict[str, Any] = {
-        "model_has_loss": spec.fused_linear_cross_entropy,
+        "model_has_loss": spec.model_has_loss,
         "micro_batches": spec.accumulation_steps,
     }
     if spec.mode == "train_step":

@@ -79,7 +79,7 @@ _KERNELS = _patterns(
     (COPY, r"gather_kernel|gather_elementwise|indexselect|index_select|index_elementwise|embedding_kernel|arange"),
     (REDUCTION, r"reduce|reduction|cub::.*(scan|sum)|_scan_|_norm_kernel|sum_kernel"),
     (REDUCTION, r"embedding_backward|embedding_grad|embedding_dense_backward|sum_and_scatter|grad_weight"),
-    (ELEMENTWISE, r"elementwise|pointwise|triu_tril|masked_fill|scatter|distribution|where_kernel"),
+    (ELEMENTWISE, r"elementwise|pointwise|triu_tril|masked_fill|scatter|distribution|where_kernel|swiglu|_rope"),
     flags=re.IGNORECASE,
 )
 _ELEMENTWISE_OPERATORS = (

@@ -163,6 +163,20 @@ def test_operators(name: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("_rms_norm_kernel", "normalisation"),
+        ("_rms_norm_backward_kernel", "normalisation"),
+        ("_softmax_gradient_kernel", "softmax"),
+        ("_swiglu_backward_kernel", "elementwise"),
+        ("_rope_kernel", "elementwise"),
+    ],
+)
+def test_our_kernels_beside_attention(name: str, expected: str) -> None:
+    assert class_of_kernel(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
         ("triton_poi_fused__to_copy_1", "copy"),
         ("triton_poi_fused__to_copy__unsafe_view_add_flash_attention_mul_view_2", "elementwise"),
         ("triton_per_fused__to_copy_add_mean_mul_pow_rsqrt_0", "normalisation"),

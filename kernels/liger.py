@@ -1,0 +1,49 @@
+"""Liger-Kernel's functions, where it is installed, for the operations that have one of the same meaning.
+
+Where it is not, they raise RuntimeError ("No available kernel: …").
+
+`rope` is for scripts only: it pairs element i with i + head_dim / 2, and may overwrite its inputs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention.library import NO_KERNEL
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm, which leaves the result's gradient as it is: by default it is overwritten."""
+    out: Tensor = _functional().liger_rms_norm(x, weight, eps, in_place=False)
+    return out
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up. The backward pass overwrites gate and up with their gradients."""
+    out: Tensor = _functional().liger_swiglu(gate, up)
+    return out
+
+
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn queries and keys (batch, heads, sequence, head_dim); cos and sin are (1, sequence, head_dim)."""
+    out: tuple[Tensor, Tensor] = _functional().liger_rope(q, k, cos, sin)
+    return out
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of `hidden @ weight.T`; the weight's gradient is summed in float32, as ours."""
+    out: Tensor = _functional().liger_fused_linear_cross_entropy(hidden, weight, targets, accum_dtype=torch.float32)
+    return out
+
+
+def _functional() -> Any:
+    try:
+        return importlib.import_module("liger_kernel.transformers.functional")
+    except ImportError as error:
+        raise RuntimeError(
+            f"{NO_KERNEL}: liger_kernel cannot be imported ({error}): pip install liger-kernel"
+        ) from error

@@ -1,0 +1,42 @@
+"""Tensors as matrices of rows, as the Triton kernels outside attention take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """x as (rows, columns) with contiguous rows; a view if its strides allow one."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def wide(*tensors: Tensor) -> Any:
+    """Triton's type in which kernels compute: float64 if a tensor has it, else float32."""
+    return tl.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else tl.float32
+
+
+def check_floating(*tensors: Tensor) -> None:
+    """Check that they are floating point and on one device.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not all(tensor.is_floating_point() and tensor.device == tensors[0].device for tensor in tensors):
+        given = " and ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors)
+        raise ValueError(f"expected floating-point tensors on one device, not {given}")
+
+
+def check_device(x: Tensor) -> None:
+    """Check that Triton has kernels for a tensor's device.
+
+    Raises:
+        ValueError: it has none, and this is not its interpreter.
+    """
+    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"expected tensors on a CUDA device, not on {x.device}")
