@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from app.errors import Conflict, FieldError, InvalidRequest
-from app.metrics import TIMES
+from app.metrics import DIFFERENCES, TIMES
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
 from app.results.former import joined, matching_keys
@@ -197,8 +197,9 @@ def _with_fastest(case: CaseOfJob) -> CaseOfJob:
     processes = {
         metric: [row._replace(value=row.fastest, low=None, high=None) if row.unit in TIMES else row for row in rows]
         for metric, rows in case.processes.items()
+        if metric not in DIFFERENCES
     }
-    return replace(case, processes=processes)
+    return replace(case, processes=case.processes | processes)
 
 
 def _side(snapshot: Snapshot, name: SideName, jobs: Sequence[FinishedJob]) -> Side:
