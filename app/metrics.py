@@ -13,7 +13,9 @@ from typing import Literal
 Direction = Literal["less", "more"]
 """Tells whether lower or higher values of a metric are better."""
 
-_TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
+TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
+DIFFERENCES = frozenset({"exposed_communication_ms", "net_cost_ms"})
+"""Metrics whose samples are differences of two times: their smallest is no fastest."""
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
 _RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "items/s", "steps/s"})
 
@@ -90,8 +92,8 @@ def metric_of(column: str, unit: str | None) -> MetricProperties:
         if name in METRICS:
             return METRICS[name]
     unit = unit or _unit_in(column)
-    direction: Direction | None = "less" if unit in _TIMES | _SIZES else "more" if unit in _RATES else None
-    return MetricProperties(column, direction, is_speed=unit in _TIMES | _RATES)
+    direction: Direction | None = "less" if unit in TIMES | _SIZES else "more" if unit in _RATES else None
+    return MetricProperties(column, direction, is_speed=unit in TIMES | _RATES)
 
 
 def better(metric: str, unit: str | None) -> Direction | None:

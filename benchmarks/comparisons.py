@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Process(NamedTuple):
-    """A measured process: its job, its place among the job's processes, its sequence length, and its time in ms."""
+    """A measured process: its job, its place among the job's processes, its sequence length, and its fastest sample."""
 
     job: int
     unit: int
@@ -54,7 +54,7 @@ def processes(server: Flopwatch) -> list[Process]:
     found = []
     for job in server.list_jobs(kind="compare", state="succeeded", limit=1000):
         rows = server.measurements(job).query("metric == @METRIC")
-        columns = zip(rows["unit_index"], rows["sequence_length"], rows["median"], strict=True)
+        columns = zip(rows["unit_index"], rows["sequence_length"], rows["min"], strict=True)
         found += [Process(job["id"], int(unit), int(length), float(ms)) for unit, length, ms in columns]
     return sorted(found)
 
@@ -134,7 +134,7 @@ def _turns(measured: Sequence[Process]) -> list[tuple[float, float]]:
     They are relative to the median of the shorter side, since one core may be faster than another.
     """
     pairs = [
-        (one.ms, other.ms)
+        (one.ms, other.ms) if one.length < other.length else (other.ms, one.ms)
         for one, other in itertools.pairwise(measured)
         if one.job == other.job and one.unit % 2 == 0 and one.length != other.length
     ]
@@ -178,10 +178,8 @@ def _asked(numbers: Sequence[int]) -> dict[str, str]:
 
 def _replicates_for(baseline: Times, candidate: Times) -> int:
     """Return how many processes of each side a comparison of these would ask for, to find PLANTED_PERCENT."""
-    spread = inference.spread_between(baseline, candidate)
-    assert spread is not None
-    limit = inference.spread_limit(spread, len(baseline) + len(candidate) - 2)
-    number = inference.replicates_for(PLANTED_PERCENT / 100, limit)
+    distances = inference.estimate(baseline, candidate).distances
+    number = inference.replicates_for(PLANTED_PERCENT / 100, distances)
     assert number is not None
     return number
 

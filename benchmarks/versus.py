@@ -40,7 +40,7 @@ def attention(q, k, v, is_causal):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 """
 NUMBERS = {"base": 60, "equal": 60, "slower": 63}
-"""Steps of 0.2 ms: the longer a step, the more of them another process interrupts, and the less their median holds."""
+"""Steps of 0.2 ms: the longer a step, the fewer of them run undisturbed."""
 SPEC = {
     "kind": "attention", "implementations": [], "head_dims": [64], "dtypes": ["fp32"], "causal": [False],
     "batch_size": 1, "num_heads": 1, "mode": "forward", "warmup_steps": 5, "measure_steps": 1200, "device": "cpu",

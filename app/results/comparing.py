@@ -35,6 +35,10 @@ from app.text.numbers import finite
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."
 MEDIANS = "Values are medians: of each process's samples, and of several processes the median of these."
+FASTEST = (
+    "Times on a processor, which others use as well, are those of each process's fastest sample, and of several "
+    "processes the median of these; other values are medians."
+)
 MAX_DISTRIBUTIONS = 200
 """Largest number of rows whose single processes are listed; those of the headline metric come first."""
 
@@ -76,7 +80,7 @@ class ComparedMetric:
             "baseline": baseline.value,
             "candidate": candidate.value,
             "change": change,
-            "ratio": ratio,
+            "ratio": ratio if estimate.ratio is None else estimate.ratio,
             "ratio_low": estimate.low,
             "ratio_high": estimate.high,
             "p_value": estimate.p_value,
@@ -214,7 +218,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
     )
     notes = [*_notes(pair, differences, of_environments), *pair.notes]
     if profiles is None and any(cell.value is not None for row in judged for cell in row.cells):
-        notes.insert(0, MEDIANS)
+        notes.insert(0, FASTEST if pair.on_cpu else MEDIANS)
     return Comparison(
         baseline=baseline,
         candidate=candidate,

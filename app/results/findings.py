@@ -38,10 +38,9 @@ RELEVANT_PERCENT = 5.0
 DEFAULT_REPLICATES = 8
 MOST_PROCESSES = 100
 """If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
-MANY_TESTS = 200
 BY_CHANCE = "with so few processes, up to 1 of 20 equal cases would seem to differ"
 
-NOTHING = Estimate(None, None, None, None, None)
+NOTHING = Estimate(None, None, None, None)
 """The estimate if there is nothing to compare."""
 
 
@@ -89,8 +88,11 @@ class Row:
 
     @property
     def is_up(self) -> bool:
-        """True if the candidate's median is above the baseline's. Unlike a ratio, this is also known for values below
-        0."""
+        """True if the candidate's values are the larger ones: by the ratio or, since values below 0 have none, by the
+        medians."""
+        ratio = (self.estimate or NOTHING).ratio
+        if ratio is not None:
+            return ratio > 1
         return statistics.median(self.candidate) > statistics.median(self.baseline)
 
     @property
@@ -101,21 +103,18 @@ class Row:
     @property
     def smallest_difference(self) -> float | None:
         """The smallest relative difference that this number of processes is likely to find."""
-        if self.estimate is None or self.estimate.spread is None:
+        if self.estimate is None:
             return None
         difference = inference.smallest_difference(
-            self.estimate.spread, len(self.baseline), len(self.candidate), self.alpha
+            self.estimate.distances, len(self.baseline), len(self.candidate), self.alpha
         )
         return None if difference is None else max(difference, self.drift)
 
     def replicates_for(self, percent: float) -> int | None:
         """Return how many processes each side needs to find a difference of so many percent."""
-        if self.estimate is None or self.estimate.spread is None:
+        if self.estimate is None:
             return None
-        freedom = len(self.baseline) + len(self.candidate) - 2
-        return inference.replicates_for(
-            percent / 100, inference.spread_limit(self.estimate.spread, freedom), self.alpha
-        )
+        return inference.replicates_for(percent / 100, self.estimate.distances, self.alpha)
 
     @property
     def bound(self) -> float | None:
@@ -214,7 +213,7 @@ class Row:
             return ""
         needed = self.replicates_for(limit_percent)
         if needed is None or needed > MOST_PROCESSES:
-            differ = percent(math.expm1(self.estimate.spread))
+            differ = percent(self.estimate.spread)
             return f"; this host is too noisy to find {limit_percent:g} %: its processes differ by {differ}"
         if needed > min(len(self.baseline), len(self.candidate)):
             return f"; {needed} processes each would find {limit_percent:g} %"
@@ -285,11 +284,10 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
         requested: the metrics that are tested instead, if there are any.
     """
     tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
-    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
     judged = list(rows)
     for index in tested:
         row = judged[index]
-        row.estimate = inference.estimate(row.baseline, row.candidate, resamples=resamples)
+        row.estimate = inference.estimate(row.baseline, row.candidate)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
         row.is_tested = row.metric in requested if requested else row.metric == headline
     with_p = [row for row in judged if row.is_tested and (row.estimate or NOTHING).p_value is not None]

@@ -1,19 +1,20 @@
 """Distinguishes a difference between two sides from chance: interval, test, power. It knows numbers only, no database.
 
 The process is the unit of sampling. Steps of one process share its memory layout, hash seed and moment, so that they
-are no independent samples; a process counts as one value, the median of its own.
+are no independent samples; a process counts as one value, which `app.results.sides` chooses.
 
-- The ratio of the medians of both sides has a percentile bootstrap interval (Efron & Tibshirani, An Introduction to the
-  Bootstrap, 1993, chapter 13). BCa intervals, which correct other statistics, cover less for medians of few processes:
-  docs/comparing.md has the figures.
 - The Mann-Whitney U test (Annals of Mathematical Statistics 18, 1947) compares ranks: it needs no normal distribution.
   Its p-values are exact for small samples.
+- The ratio is the median of those of each process of the candidate to each of the baseline, and its interval holds the
+  ratios that this test does not reject (Hodges & Lehmann, Annals of Mathematical Statistics 34, 1963): it covers the
+  true ratio at least as often as it says, whatever the distribution of a noise that multiplies both sides' values.
 - A comparison tests its headline metric, in all cases. A difference is found if the adjusted p-value is at most ALPHA
   and the interval excludes 1. Other metrics are described by their intervals.
 - Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability of any false
   finding stays below ALPHA, however many cases are tested.
-- Power follows from the spread between processes: the standard error of a median is sqrt(pi / 2) times that of a mean
-  (Serfling, Approximation Theorems of Mathematical Statistics, 1980, section 2.3.3).
+- Power follows from the probability that a process of the slower side takes longer than one of the other (Noether,
+  Journal of the American Statistical Association 82, 1987). It comes from the distances between processes of one side,
+  whatever their distribution: on a busy host a few take far longer than the others, which ranks hardly notice.
 
 SciPy is imported only when something is computed, since the import takes a second.
 """
@@ -26,7 +27,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ALPHA = 0.05
@@ -37,40 +38,32 @@ POWER = 0.8
 """Probability that a difference of the stated size is found."""
 FEWEST = 4
 """Fewest processes of each side. With 3, even sides without any overlap have a p-value of 0.1."""
-RESAMPLES = 9999
-FEWEST_RESAMPLES = 999
-MAX_RESAMPLED = 2_000_000
-"""Largest number of values drawn for one side's interval: with many processes, fewer resamples are enough."""
-SEED = 0
-"""Seed of the bootstrap: the same samples have the same interval."""
 MAX_EXACT = 60
-"""Most processes of a side for which p-values are exact; with more, the normal approximation is as good."""
+"""Most processes of a side for which p-values and intervals are exact; the normal approximation of more is as good."""
 MAX_PERMUTATIONS = 20_000
 """Most ways to divide the values into two sides for which p-values of samples with ties are exact."""
-CAUTION = 0.6
-"""Power is computed with this upper confidence limit of the spread, since a spread of few processes may be too small
-(Browne, Statistics in Medicine 14, 1995)."""
-MEDIAN_VARIANCE = math.pi / 2
-"""Variance of the median of a normal sample, in variances of its mean."""
-MAX_REPLICATES = 1_000_000
 SAME = 1e-9
 """Values are proportional if their ratio is constant to this relative precision."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated ratio of two samples, with interval, p-value and spread; None for a value that they do not
-    determine."""
+    """The estimated ratio of two samples, with interval and p-value; None for a value that they do not determine."""
 
     ratio: float | None
-    """Median of the candidate's processes divided by that of the baseline's."""
+    """Median of the ratios of each process of the candidate to each of the baseline."""
     low: float | None
     high: float | None
-    """The bootstrap interval of the ratio."""
+    """The interval of the ratio."""
     p_value: float | None
     """Two-sided p-value of the Mann-Whitney U test."""
-    spread: float | None
-    """Standard deviation of the logarithms between processes of one side: 0.01 is 1 %."""
+    distances: Sequence[float] = field(default=(), repr=False)
+    """Distances between the logarithms of two processes of one side, of all such pairs, in ascending order."""
+
+    @property
+    def spread(self) -> float | None:
+        """By how much two processes of one side differ, the median: 0.01 is 1 %."""
+        return math.expm1(statistics.median(self.distances)) if self.distances else None
 
     @property
     def excludes_one(self) -> bool:
@@ -78,55 +71,61 @@ class Estimate:
         return self.low is None or self.high is None or self.low > 1 or self.high < 1
 
 
-def estimate(baseline: Sequence[float], candidate: Sequence[float], *, resamples: int = RESAMPLES) -> Estimate:
+def estimate(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
     """Estimate the ratio of two sides from one value per process.
 
-    Below FEWEST processes on a side, only the ratio is known, and if there are at least 2 the spread. Where a value is
+    Below FEWEST processes on a side, only the ratio is known, and the spread if there are at least 2. Where a value is
     not positive, there is no ratio.
     """
     positive = min(*baseline, *candidate) > 0
-    ratio = statistics.median(candidate) / statistics.median(baseline) if positive else None
-    spread = spread_between(baseline, candidate) if positive else None
+    ratios = _ratios(baseline, candidate) if positive else None
+    ratio = None if ratios is None else statistics.median(ratios)
+    distances = _distances(baseline, candidate) if positive else ()
     if min(len(baseline), len(candidate)) < FEWEST:
-        return Estimate(ratio, None, None, None, spread)
-    low, high = _interval(baseline, candidate, resamples) if positive else (None, None)
-    return Estimate(ratio, low, high, p_value(baseline, candidate), spread)
+        return Estimate(ratio, None, None, None, distances)
+    low = high = None
+    if ratios is not None:
+        place = _place_of_end(len(baseline), len(candidate))
+        low, high = ratios[place - 1], ratios[-place]
+    return Estimate(ratio, low, high, p_value(baseline, candidate), distances)
 
 
-def spread_between(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
-    """Return the standard deviation of the values' logarithms, pooled over both sides; None without two of one side."""
-    freedom = len(baseline) + len(candidate) - 2
-    if not freedom:
-        return None
-    squares = 0.0
-    for side in (baseline, candidate):
-        logarithms = [math.log(value) for value in side]
-        mean = statistics.fmean(logarithms)
-        squares += math.fsum((value - mean) ** 2 for value in logarithms)
-    return math.sqrt(squares / freedom)
-
-
-def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: int) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the ratio of medians; each side is resampled by itself."""
+def _distances(*sides: Sequence[float]) -> list[float]:
+    """Return `Estimate.distances` of these sides."""
     import numpy as np
-    from scipy import stats
 
-    largest = max(len(baseline), len(candidate))
-    resamples = min(resamples, max(FEWEST_RESAMPLES, MAX_RESAMPLED // largest))
+    logarithms = [np.log(np.asarray(side, dtype=float)) for side in sides]
+    of_sides = [np.subtract.outer(side, side)[np.triu_indices(len(side), 1)] for side in logarithms]
+    distances: list[float] = np.sort(np.abs(np.concatenate(of_sides))).tolist()
+    return distances
 
-    def ratio(baseline: Any, candidate: Any, axis: int = -1) -> Any:
-        return np.median(candidate, axis=axis) / np.median(baseline, axis=axis)
 
-    interval = stats.bootstrap(
-        (np.asarray(baseline, dtype=float), np.asarray(candidate, dtype=float)),
-        ratio,
-        n_resamples=resamples,
-        method="percentile",
-        confidence_level=CONFIDENCE,
-        vectorized=True,
-        rng=np.random.default_rng(SEED),
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+def _ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float]:
+    """Return the ratio of each of the candidate's values to each of the baseline's, in ascending order."""
+    import numpy as np
+
+    ratios: list[float] = np.sort(np.divide.outer(candidate, baseline), axis=None).tolist()
+    return ratios
+
+
+@functools.cache
+def _place_of_end(baseline: int, candidate: int) -> int:
+    """Return the largest k for which the interval from the k-th smallest to the k-th largest ratio has CONFIDENCE."""
+    import numpy as np
+
+    pairs = baseline * candidate
+    if max(baseline, candidate) > MAX_EXACT:
+        error = math.sqrt(pairs * (baseline + candidate + 1) / 12)
+        return math.floor((pairs + 1) / 2 - statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error)
+    # ways[size, total]: in how many ways so many of the ranks so far have that sum, less the smallest possible one
+    ways = np.zeros((baseline + 1, pairs + 1))
+    ways[0, 0] = 1
+    for rank in range(baseline + candidate):
+        for size in range(min(baseline, rank + 1), 0, -1):
+            if (more := rank + 1 - size) <= pairs:
+                ways[size, more:] += ways[size - 1, : pairs + 1 - more]
+    below = np.cumsum(ways[baseline]) / math.comb(baseline + candidate, baseline)
+    return int(np.count_nonzero(below <= (1 - CONFIDENCE) / 2))
 
 
 def p_value(baseline: Sequence[float], candidate: Sequence[float]) -> float:
@@ -168,64 +167,52 @@ def smallest_p_value(baseline: int, candidate: int) -> float:
     return 2 / math.comb(baseline + candidate, baseline)
 
 
-def smallest_difference(spread: float, baseline: int, candidate: int, alpha: float = ALPHA) -> float | None:
+def smallest_difference(
+    distances: Sequence[float], baseline: int, candidate: int, alpha: float = ALPHA
+) -> float | None:
     """Return the smallest relative difference that is found with probability POWER: 0.02 is 2 %.
 
-    None if so few processes cannot find any difference, however large.
+    None if so few processes cannot find any difference, however large, or there are no distances.
 
     Args:
-        spread: standard deviation of the logarithms between these processes.
+        distances: `Estimate.distances` of such processes.
         baseline: number of the baseline's processes.
         candidate: number of the candidate's.
         alpha: the p-value that the test has to reach, before it is adjusted.
     """
-    if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate) > alpha:
+    if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate) > alpha or not distances:
         return None
-    cautious = spread_limit(spread, baseline + candidate - 2)
-    error = cautious * math.sqrt(MEDIAN_VARIANCE * (1 / baseline + 1 / candidate))
-    return math.expm1(_standard_errors(baseline + candidate - 2, alpha) * error)
+    share = _standard_errors(alpha) * math.sqrt((baseline + candidate) / (3 * baseline * candidate))
+    return math.expm1(distances[math.ceil(min(1.0, share) * len(distances)) - 1])
 
 
-def spread_limit(spread: float, freedom: int) -> float:
-    """Return the upper confidence limit, at CAUTION, of a spread that was estimated with these degrees of freedom."""
-    return spread * _limit(freedom)
-
-
-@functools.cache
-def _limit(freedom: int) -> float:
-    from scipy import stats
-
-    return math.sqrt(freedom / float(stats.chi2.ppf(1 - CAUTION, freedom)))
-
-
-def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> int | None:
+def replicates_for(difference: float, distances: Sequence[float], alpha: float = ALPHA) -> int | None:
     """Return how many processes each side needs, so that this relative difference is found with probability POWER.
 
-    None if they are more than MAX_REPLICATES.
+    Half of the processes of the slower side would, but for the difference, take longer than one of the other side, and
+    so do those now that would take less by a smaller distance: half of the share of such distances. None if there are
+    no smaller distances.
 
     Args:
         difference: 0.03 is 3 %.
-        spread: standard deviation of the logarithms between processes; for an estimated spread, its `spread_limit`.
-        alpha: as for `smallest_difference`.
+        distances: as for `smallest_difference`.
+        alpha: likewise.
     """
-    wanted = 2 * MEDIAN_VARIANCE * (spread / math.log1p(difference)) ** 2
+    smaller = bisect_right(distances, math.log1p(difference))
+    if not smaller:
+        return None
     number = FEWEST
     while smallest_p_value(number, number) > alpha:
         number += 1
-    # The number of degrees of freedom grows with the number itself: more processes than this are never needed.
-    while (needed := math.ceil(wanted * _standard_errors(2 * number - 2, alpha) ** 2)) > number:
-        if needed > MAX_REPLICATES:
-            return None
-        number = max(number + 1, math.ceil(wanted * _standard_errors(2 * needed - 2, alpha) ** 2))
+    if smaller < len(distances):
+        number = max(number, math.ceil(2 / 3 * (_standard_errors(alpha) * len(distances) / smaller) ** 2))
     return number
 
 
-@functools.lru_cache(maxsize=4096)
-def _standard_errors(freedom: int, alpha: float) -> float:
+def _standard_errors(alpha: float) -> float:
     """Return the difference that is found with probability POWER, in units of its standard error."""
-    from scipy import stats
-
-    return float(stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom))
+    normal = statistics.NormalDist()
+    return normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def test_comparisons_find_the_planted_difference() -> None:
         [
             Process(1, unit, length, slower * factors[length] * math.exp(rng.gauss(0, 0.01)))
             for unit in range(80)
-            for length in [(SHORT, LONG)[unit % 2]]
+            for length in [(SHORT, LONG, LONG, SHORT)[unit % 4]]
         ]
         for slower in (1.0, 1.5)
     ]
@@ -38,7 +38,7 @@ def test_processes_of_all_jobs_stand_in_order() -> None:
 
         def measurements(self, job: dict[str, int]) -> pd.DataFrame:
             metrics = {"metric": ["forward_ms", "tflops", "forward_ms"], "unit_index": [1, 0, 0]}
-            return pd.DataFrame({**metrics, "sequence_length": [LONG, SHORT, SHORT], "median": [2.0, 9.0, job["id"]]})
+            return pd.DataFrame({**metrics, "sequence_length": [LONG, SHORT, SHORT], "min": [2.0, 9.0, job["id"]]})
 
     found = processes(Server())  # type: ignore[arg-type]
     assert found == [

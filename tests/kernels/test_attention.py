@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from kernels import compiling
 from kernels.attention import tiled
+from kernels.attention.installed import FlashAttention
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.oracle import oracle
 from kernels.attention.problem import AttentionProblem
@@ -20,11 +22,22 @@ from kernels.ranges import record_ranges
 from kernels.registry import ATTENTION
 from kernels.tolerance import error
 
+
+def is_here(name: str) -> bool:
+    """Tell whether the implementation's library, if it has one of its own, is installed."""
+    library = ATTENTION.load(name).function
+    try:
+        return not isinstance(library, FlashAttention) or find_spec(library.module) is not None
+    except ModuleNotFoundError:  # of the package that would have the module
+        return False
+
+
 CASES = [
     pytest.param(name, device, marks=pytest.mark.gpu if device == "cuda" else ())
     for name in ATTENTION.names()
     for device in sorted(ATTENTION.load(name).devices)
     if (name, device) != ("compiled", "cpu")  # takes a minute; test_library compiles it once
+    if is_here(name)
 ]
 
 
@@ -105,8 +118,17 @@ PROBLEMS = (
     (65, 40, AttentionProblem(4, 4, window=9, softcap=3.0, return_lse=True)),
 )
 """Queries, keys and what to compute; in the last, some queries see no key."""
-TAKEN = {"eager": 3, "compiled": 3, "flex": 3, "tiled": 2, "triton": 3}
-"""Of them, by the implementations that are none of SDPA's, which take two, and take any."""
+TAKEN = {
+    "eager": 3,
+    "compiled": 3,
+    "flex": 3,
+    "tiled": 2,
+    "triton": 3,
+    "flash_attn": 2,
+    "flash_attn_3": 2,
+    "flash_attn_4": 2,
+}
+"""Of them, by the implementations that are no library's; those take two."""
 
 
 @pytest.mark.filterwarnings("ignore")  # of FlexAttention without a compiler, and of why backends refuse
@@ -139,7 +161,7 @@ def test_implementations_compute_the_problems_that_they_take(
         rights = right.out, *right.gradients
         for given, expected, limit in zip(results, rights, right.limits, strict=False):
             assert (why := error(given, expected).why_wrong(limit)) is None, f"{problem}: {why}"
-    assert taken == TAKEN.get(name, 2 if name.startswith("sdpa") else 0)
+    assert taken == TAKEN.get(name, 2 if name.startswith(("sdpa", "flash_attn")) else 0)
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_math"])

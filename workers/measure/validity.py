@@ -29,8 +29,7 @@ from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading, is_available
 MAX_ERROR = 0.05
 """Largest error of a case's median, as `statistics.error_of_median` has it: what comparisons look for."""
 MAX_ERROR_CPU = 0.20
-"""On a CPU, a larger error than MAX_ERROR and up to this one is a note. Beyond it, not even a hundred processes on each
-side would find MAX_ERROR (`app/results/inference.py`, `replicates_for`)."""
+"""On a CPU, a larger error than MAX_ERROR and up to this one is a note, since comparisons take the fastest samples."""
 EVENT_JITTER_MS = 1e-3
 """Standard deviation that events alone may have, as seen on an H200 with kernels of 7 µs (0.3 to 0.55 µs)."""
 MAX_DRIFT = 0.10
@@ -68,8 +67,8 @@ def check_stability(samples: Sequence[float], *, on_gpu: bool) -> list[Check]:
 def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
     """Check that the samples, in ms, are of one speed, and tell their median well enough: check `variation`.
 
-    On a shared processor noise is common, and the median's interval says how much it matters, so it is only a note as
-    long as comparisons can make up for it.
+    On a shared processor noise is common, and the median's interval says how much it matters, so up to MAX_ERROR_CPU it
+    is only a note.
     """
     error = statistics.error_of_median(samples)
     if error is None:

@@ -63,6 +63,8 @@ class Measured(NamedTuple):
     low: float | None = None
     """The interval of the median, if that is the statistic."""
     high: float | None = None
+    fastest: float | None = None
+    """The smallest sample, read for comparisons."""
 
 
 Labels = Sequence[tuple[str, str]]
@@ -216,10 +218,12 @@ def measurements(
     jobs: Iterable[FinishedJob],
     statistic: Statistic,
     metrics: Collection[str] | None = None,
+    *,
+    with_fastest: bool = False,
 ) -> list[Measured]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
-    `metrics`: only these; None: all.
+    `metrics`: only these; None: all. `with_fastest`: medians with their intervals, and the smallest samples.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
@@ -228,6 +232,8 @@ def measurements(
     rows: list[Measured] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
+        if with_fastest:
+            query = query.add_columns(_measurement.min)
         if metrics is not None:
             query = query.where(_measurement.metric.in_(metrics))
         rows += _read(snapshot, query.limit(MAX_MEASUREMENTS + 1 - len(rows)))
@@ -271,7 +277,7 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
 
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
-    facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value", "low", "high")]
+    facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value", "low", "high", "fastest")]
     interval = (_measurement.median_low, _measurement.median_high) if statistic == "median" else ()
     columns = (*facts, cast(_measurement.case, Text), _measurement[statistic], *interval)
     query = select(*columns).where(_measurement.job_id.in_(sorted(attempts)))

@@ -390,6 +390,30 @@ def test_the_sides_of_one_job_were_alternated(database: Database, measure: Measu
     assert about(sheet, "baseline")["job"] == about(sheet, "candidate")["job"] == job_id
 
 
+@pytest.mark.parametrize(
+    ("device", "times", "note"),
+    [("cpu", (1.0, 1.5), "each process's fastest sample"), ("cuda", (10.0, 9.0), "Values are medians")],
+)
+def test_on_a_processor_the_fastest_samples_are_compared(
+    database: Database, measure: Measure, device: str, times: tuple[float, float], note: str
+) -> None:
+    def of_side(unit: int) -> list[tuple[str, dict[str, Any]]]:
+        at = unit % 2
+        of_all = {"unit_index": unit, "case": {"seed": at}}
+        samples = {"median": (10.0, 9.0)[at], "min": (1.0, 1.5)[at]}
+        rate = ("tokens_per_s", {**of_all, **samples, "unit": "tokens/s"})
+        return [("step_ms", {**of_all, **samples}), rate, ("net_cost_ms", {**of_all, **samples})]
+
+    units = [replace(unit, environment={"device": {"type": device}}) for unit in in_turns()]
+    measured = [one for unit in range(4) for one in of_side(unit)]
+    sheet = compare_sides(database, measure(*measured, spec=IN_TURNS, finish=Finish("succeeded", units=units)))
+    step, *others = rows(sheet)
+    assert (step["baseline"], step["candidate"], step["ratio"]) == (*times, times[1] / times[0])
+    for row in others:
+        assert (row["baseline"], row["candidate"]) == (10.0, 9.0), "a rate, and a difference of times, is a median"
+    assert note in sheet.notes[0]
+
+
 def test_a_verdict_that_both_sides_share_stands_once(database: Database, measure: Measure) -> None:
     def notes(*validities: str) -> list[str]:
         times = [

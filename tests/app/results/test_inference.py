@@ -14,8 +14,6 @@ from app.results import inference
 from app.results.inference import Estimate, Hypothesis, adjusted, estimate, replicates_for, smallest_difference
 
 EIGHT = [1.00, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.012]
-FAST = 299
-"""Enough resamples for draws of which only a share counts."""
 
 
 def finds(found: Estimate) -> bool:
@@ -56,7 +54,7 @@ class TestEstimate:
     def test_many_processes(self) -> None:
         rng = random.Random(1)
         sides = [[rng.gauss(mean, 0.02) for _ in range(80)] for mean in (1.0, 1.02)]
-        found = estimate(*sides, resamples=FAST)
+        found = estimate(*sides)
         assert found.p_value is not None
         assert found.p_value < 1e-4
 
@@ -75,40 +73,68 @@ class TestEstimate:
     def test_the_same_samples_have_the_same_interval(self) -> None:
         assert estimate(EIGHT, EIGHT[::-1]) == estimate(EIGHT, EIGHT[::-1])
 
-    def test_the_spread_is_that_between_processes(self) -> None:
-        spread = estimate(EIGHT, [value * 5 for value in EIGHT]).spread
-        assert spread == pytest.approx(statistics.stdev(map(math.log, EIGHT)))
+    def test_the_interval_holds_the_ratios_that_the_test_does_not_reject(self) -> None:
+        rng = random.Random(5)
+        for one, other in ((4, 4), (5, 9), (8, 8), (20, 16)):
+            sides = [[math.exp(rng.gauss(0, 0.1)) for _ in range(number)] for number in (one, other)]
+            found = estimate(*sides)
+            assert found.low is not None
+            assert found.high is not None
+            for end, inwards in ((found.low, 1 + 1e-6), (found.high, 1 - 1e-6)):
+                inside, outside = ([value / end / step for value in sides[1]] for step in (inwards, 1 / inwards))
+                assert inference.p_value(sides[0], inside) > inference.ALPHA >= inference.p_value(sides[0], outside)
+
+    def test_many_processes_have_the_interval_of_the_normal_approximation(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        exact = inference._place_of_end.__wrapped__
+        places = [exact(number, number + 7) for number in (30, 41, 53)]
+        monkeypatch.setattr(inference, "MAX_EXACT", 1)
+        assert [exact(number, number + 7) for number in (30, 41, 53)] == pytest.approx(places, abs=1)
+
+    def test_the_spread_is_the_median_distance_between_processes_of_a_side(self) -> None:
+        found = estimate([1.0, 1.1, 1.0, 1.1], [5.0, 6.0, 5.0, 6.0])
+        assert found.distances == pytest.approx(sorted([0] * 4 + [math.log(1.1)] * 4 + [math.log(1.2)] * 4))
+        assert found.spread == pytest.approx(0.1)
 
 
 class TestPower:
+    @staticmethod
+    def distances(spread: float) -> list[float]:
+        """Those of normal noise."""
+        normal = statistics.NormalDist(0, spread * math.sqrt(2))
+        return [normal.inv_cdf(0.5 + at / 2002) for at in range(1, 1001)]
+
     def test_three_processes_can_find_nothing(self) -> None:
-        assert smallest_difference(0.01, 3, 8) is None
-        assert smallest_difference(0.0, 4, 4) == 0.0
+        assert smallest_difference(self.distances(0.01), 3, 8) is None
+        assert smallest_difference([0.0] * 9, 4, 4) == 0.0
+        assert smallest_difference([], 8, 8) is None
 
     def test_a_strict_level_needs_more_processes(self) -> None:
-        assert smallest_difference(0.01, 4, 4, alpha=0.02) is None, "the smallest p-value of 4 and 4 is 0.029"
-        assert replicates_for(0.5, 0.01, alpha=0.02) == 5
-        assert replicates_for(0.5, 0.01) == 4
+        distances = self.distances(0.01)
+        assert smallest_difference(distances, 4, 4, alpha=0.02) is None, "the smallest p-value of 4 and 4 is 0.029"
+        assert replicates_for(0.5, distances, alpha=0.02) == 5
+        assert replicates_for(0.5, distances) == 4
 
     def test_replicates_and_difference_agree(self) -> None:
         for spread in (0.01, 0.03, 0.2):
+            distances = self.distances(spread)
             for number in (8, 30, 200):
-                found = smallest_difference(spread, number, number)
+                found = smallest_difference(distances, number, number)
                 assert found is not None
-                limit = inference.spread_limit(spread, 2 * number - 2)
-                assert replicates_for(found * 1.0001, limit) == number
-                more = replicates_for(found / 1.01, limit)
+                assert number - 1 <= (replicates_for(found * 1.0001, distances) or 0) <= number
+                more = replicates_for(found / 1.01, distances)
                 assert more is not None
                 assert number < more <= 1.05 * number + 1
 
-    def test_a_spread_of_few_processes_is_taken_for_larger(self) -> None:
-        factors = [inference.spread_limit(1.0, freedom) for freedom in (2, 6, 14, 1000)]
-        assert factors == sorted(factors, reverse=True)
-        assert factors[2] == pytest.approx(1.077, abs=1e-3), "sqrt(14 / 12.08), the table's 40 % point of chi-square"
-        assert factors[-1] == pytest.approx(1.0, abs=0.01)
+    def test_normal_noise_needs_as_many_as_is_known(self) -> None:
+        """3 / pi of the processes that a test of means needs, for a difference that is small beside the noise."""
+        needed = replicates_for(0.03, self.distances(0.1))
+        of_means = 2 * (1.96 + 0.8416) ** 2 * (0.1 / math.log(1.03)) ** 2
+        assert needed == pytest.approx(math.pi / 3 * of_means, rel=0.05)
 
-    def test_infinite_numbers_are_left_out(self) -> None:
-        assert replicates_for(0.01, 100.0) is None
+    def test_a_difference_smaller_than_all_distances_needs_nobody_knows_how_many(self) -> None:
+        assert replicates_for(0.01, [0.5] * 12) is None
 
 
 STEADY = [1.0, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.015]
@@ -150,7 +176,7 @@ class TestAdjusted:
 DRAWS = 150
 NOISE: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda rng: rng.gauss(0, 0.02),
-    "outliers": lambda rng: rng.gauss(0, 0.008) + (rng.expovariate(25) if rng.random() < 0.15 else 0),
+    "outliers": lambda rng: rng.gauss(0, 0.008) + (rng.expovariate(5) if rng.random() < 0.25 else 0),
 }
 
 
@@ -161,22 +187,21 @@ def draw(rng: random.Random, kind: str, number: int, factor: float = 1.0) -> lis
 @pytest.mark.parametrize(("kind", "number"), [("normal", 4), ("outliers", 8)])
 def test_equal_sides_differ_in_one_draw_of_twenty_at_most(kind: str, number: int) -> None:
     rng = random.Random(7)
-    found = sum(finds(estimate(draw(rng, kind, number), draw(rng, kind, number), resamples=FAST)) for _ in range(DRAWS))
+    found = sum(finds(estimate(draw(rng, kind, number), draw(rng, kind, number))) for _ in range(DRAWS))
     # Three standard deviations above 5 %: a rule with three times the errors fails.
     assert found <= 0.05 * DRAWS + 3 * math.sqrt(DRAWS * 0.05 * 0.95)
 
 
-def test_the_replicates_asked_for_find_the_difference() -> None:
+@pytest.mark.parametrize("kind", [*NOISE])
+def test_the_replicates_asked_for_find_the_difference(kind: str) -> None:
     rng = random.Random(8)
-    spread = estimate(draw(rng, "normal", 2000), [1.0], resamples=FAST).spread
-    assert spread is not None
-    number = replicates_for(0.03, spread)
+    number = replicates_for(0.03, estimate(draw(rng, kind, 300), [1.0]).distances)
     assert number is not None
-    assert 8 < number < 20
+    assert 6 < number < 20
 
     def share_found(replicates: int) -> float:
-        sides = ([draw(rng, "normal", replicates, factor) for factor in (1.0, 1.03)] for _ in range(DRAWS))
-        return sum(finds(estimate(*pair, resamples=FAST)) for pair in sides) / DRAWS
+        sides = ([draw(rng, kind, replicates, factor) for factor in (1.0, 1.03)] for _ in range(DRAWS))
+        return sum(finds(estimate(*pair)) for pair in sides) / DRAWS
 
     assert share_found(number) >= inference.POWER - 3 * math.sqrt(0.8 * 0.2 / DRAWS)
     assert share_found(number // 2) < inference.POWER, "with half of them, less is found"
@@ -186,7 +211,7 @@ def test_the_interval_holds_the_ratio() -> None:
     mine = random.Random(9)
     held = 0
     for _ in range(DRAWS):
-        found = estimate(draw(mine, "normal", 8), draw(mine, "normal", 8, 1.1), resamples=FAST)
+        found = estimate(draw(mine, "normal", 8), draw(mine, "normal", 8, 1.1))
         assert found.low is not None
         assert found.high is not None
         held += found.low <= 1.1 <= found.high
