@@ -46,7 +46,7 @@ def test_a_line_has_every_implementation_with_its_error_and_both_passes(
     fused_kernels.lines(bench, name, 12, 128, torch.bfloat16)
     printed = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     names = [line[3] for line in printed]
-    assert {"torch", "compiled", "triton"} <= set(names)
+    assert {"torch", "compiled", *(["triton"] if name != "swiglu" else [])} <= set(names)
     for line in printed:
         assert len(line) == len(printed[0])
         assert float(line[4]) < 2e-2
