@@ -4,12 +4,15 @@ results against the oracle, with hundreds of shapes drawn at random.
 
 from __future__ import annotations
 
+import math
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,6 +244,38 @@ def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.Monk
 def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> None:
     assert hopper.rest(head_dim) == rest
     assert rest == 0 or head_dim <= padded_width(head_dim) // 2 + rest < padded_width(head_dim)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("length", [100, 1300])
+@pytest.mark.parametrize(
+    ("head_dim", "columns", "halves"),
+    [
+        (40, 64, False), (56, 64, True), (64, 64, True), (72, 80, False), (80, 80, False), (88, 128, False),
+        (96, 128, False), (104, 128, False), (128, 128, False),
+    ],
+)  # fmt: skip
+def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(
+    head_dim: int, columns: int, halves: bool, length: int
+) -> None:
+    shape = 2, 3, length, head_dim
+    launches = hopper._backward_launches(
+        CPU, torch.bfloat16, shape, shape, *[torch.empty(shape, device="meta").stride()] * 8, False, True
+    )
+    assert launches is not None
+    padded = -(-length // hopper.ROW_TILE) * hopper.ROW_TILE
+    assert launches.size == (2 + columns) * 2 * 3 * padded
+    assert launches.rows._options["SUM"] == launches.queries._options["SUM"] == columns
+    assert launches.keys._options["HALVES"] == (halves and length > hopper.SHORT)
+    assert launches.keys._options["NARROW"] == (columns == 80)
+    named = dict(zip(launches.keys._kernel.arg_names, launches.keys._in_order(), strict=True))
+    first, second = named["dq_sum"], named["dq_rest"]
+    assert first.shape == second.shape == (2, 3, padded, columns)
+    assert first.strides == second.strides
+    assert math.prod(first.block) + math.prod(second.block) == named["M"] * columns
+    most = re.search(r"MOST_WINDOWS = (\d+)", (Path(hopper.__file__).parent / "source/calls.cpp").read_text())
+    assert most is not None
+    assert sum(isinstance(one, Window) for one in named.values()) <= int(most[1])
 
 
 def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random) -> None:

@@ -5,6 +5,8 @@ half of the keys each. Scores stand upright (keys × queries), so that weights P
 for dV and dK from registers. dS also goes to shared memory, where both consumers read the whole of it: each multiplies
 a half of dQ. One warp fetches tiles, another adds dQ to a float32 sum in memory, both by the copy engine.
 
+Three functions walk over the queries: `visit`, `visit_halves` (HALVES), and `consume_narrow` (NARROW).
+
 See kernels.attention.triton.kernels for the formulas, and for `exponents` and `deltas`.
 """
 
@@ -129,11 +131,96 @@ def visit(
 
 
 @gluon.jit
+def visit_halves(
+    first, free, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+):  # fmt: skip
+    """dK and dV after the tiles of queries from `first` to `end` of a whole group; those before `free` get a mask.
+
+    It takes each tile in two halves, and multiplies the scores of a half during the half before, so that the tensor
+    cores have work while the weights are computed. dV is issued before dP is awaited: otherwise ptxas moves 43 of 64
+    exponentials behind that wait. One loop for masked and other tiles needs no stack; two loops spill registers.
+    """
+    HALF: gl.constexpr = N // 2
+    PART: gl.constexpr = M // 2
+    ONE: gl.constexpr = 1 if REST == 0 else 2  # products of a call of `along_rows`
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
+    d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
+    column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    total = group * (end - first)
+    mbarrier.wait(q_full.index(0), 0, pred=total > 0)
+    keys_here = k_tiles.index(0).reshape([N, D]).slice(WHO * HALF, HALF, 0)
+    first_half = q_tiles.index(0).reshape([M, D]).slice(0, PART, 0)
+    s = along_rows(keys_here, first_half, gl.zeros([HALF, PART], gl.float32, s_layout), REST)
+    s = warpgroup_mma_wait(0, deps=[s])
+    index = first
+    for count in range(total):
+        stage = count % 2
+        phase = (count // 2) & 1
+        q = q_tiles.index(stage).reshape([M, D])
+        do = do_tiles.index(stage).reshape([M, D])
+        place = known_late()
+        k_tile = k_tiles.index(place).reshape([N, D])
+        k = k_tile.slice(WHO * HALF, HALF, 0)
+        v = v_tiles.index(place).reshape([N, D]).slice(WHO * HALF, HALF, 0)
+        shared_ds = ds_tiles.index(stage)
+        mine = shared_ds.slice(WHO * HALF, HALF, 0)
+        exponents = numbers.index(stage * 2)
+        deltas = numbers.index(stage * 2 + 1)
+        zeros = gl.zeros([HALF, PART], gl.float32, s_layout)
+        mbarrier.wait(do_full.index(stage), phase)
+        dp = along_rows(v, do.slice(0, PART, 0), zeros, REST)
+        s_next = along_rows(k, q.slice(PART, PART, 0), zeros, REST)
+        mbarrier.wait(numbers_full.index(stage), phase)
+        p = gl.exp2(s * scale - exponents.slice(0, PART, 0).load(column_layout)[None, :])
+        if index < free:
+            p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
+        weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
+        dv = warpgroup_mma(weights, do.slice(0, PART, 0), dv, is_async=True)
+        dp = warpgroup_mma_wait(ONE + 1, deps=[dp])
+        ds = (p * (dp - deltas.slice(0, PART, 0).load(column_layout)[None, :])).to(q_tiles.dtype)
+        mine.slice(0, PART, 1).store(ds)
+        dp = along_rows(v, do.slice(PART, PART, 0), zeros, REST)
+        dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(0, PART, 0), dk, is_async=True)
+        s_next = warpgroup_mma_wait(2 + ONE, deps=[s_next])
+        p = gl.exp2(s_next * scale - exponents.slice(PART, PART, 0).load(column_layout)[None, :])
+        if index < free:
+            p = hide(p, start + WHO * HALF, index * M + PART, keys, CAUSAL)
+        weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
+        dv = warpgroup_mma(weights, do.slice(PART, PART, 0), dv, is_async=True)
+        dp = warpgroup_mma_wait(2, deps=[dp])
+        ds = (p * (dp - deltas.slice(PART, PART, 0).load(column_layout)[None, :])).to(q_tiles.dtype)
+        mine.slice(PART, PART, 1).store(ds)
+        following = (count + 1) % 2
+        mbarrier.wait(q_full.index(following), ((count + 1) // 2) & 1, pred=count + 1 < total)
+        s = along_rows(k, q_tiles.index(following).reshape([M, D]).slice(0, PART, 0), zeros, REST)
+        fence_async_shared()
+        token = meet(token)
+        dq = part_of_dq(shared_ds, k_tile, WHO)
+        dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
+        s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
+        mbarrier.arrive(do_empty.index(stage), count=1)
+        mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
+        dq_tiles.index(WHO).reshape([dq.shape[0], dq.shape[1]]).store(dq)
+        fence_async_shared()
+        mbarrier.arrive(dq_full.index(WHO), count=1)
+        dk = warpgroup_mma_wait(0, deps=[dk])
+        mbarrier.arrive(q_empty.index(stage), count=1)
+        index += 1
+        if index == end:
+            index = first
+    return token, dk, dv
+
+
+@gluon.jit
 def consume(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = N // 2
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -143,17 +230,24 @@ def consume(
     count = 0
     token = start
     mbarrier.wait(kv_full, 0)
-    for _member in range(group):
-        count, token, dk, dv = visit(
-            first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, True, REST,
+    if HALVES:
+        token, dk, dv = visit_halves(
+            first, gl.maximum(first, free), end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+            dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+            WHO, M, N, D, CAUSAL, REST,
         )  # fmt: skip
-        count, token, dk, dv = visit(
-            gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
-            numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, False, REST,
-        )  # fmt: skip
+    else:
+        for _member in range(group):
+            count, token, dk, dv = visit(
+                first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+                q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+                WHO, M, N, D, CAUSAL, True, REST,
+            )  # fmt: skip
+            count, token, dk, dv = visit(
+                gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+                dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys,
+                scale, WHO, M, N, D, CAUSAL, False, REST,
+            )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
@@ -166,17 +260,124 @@ def consume(
 
 
 @gluon.jit
+def consume_narrow(
+    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tile, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+    start, batch, key_head, group, queries, keys, scale, root,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+):  # fmt: skip
+    """As `consume`, without the columns of zeros: dK and dV are sums of D/2 columns and of REST more.
+
+    The first consumer multiplies dQ's D/2 columns, the second the REST others. A tile's scores are multiplied during
+    the tile before; for the order of products and the one loop, see `visit_halves`.
+    """
+    HALF: gl.constexpr = N // 2
+    LEFT: gl.constexpr = D // 2
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    left_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEFT, 16])
+    rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, 16])
+    left_operand: gl.constexpr = gl.DotOperandLayout(0, left_layout, 2)
+    rest_operand: gl.constexpr = gl.DotOperandLayout(0, rest_layout, 2)
+    column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    DQ_FROM: gl.constexpr = 0 if WHO == 0 else LEFT
+    DQ_WIDTH: gl.constexpr = LEFT if WHO == 0 else REST
+    dq_layout: gl.constexpr = left_layout if WHO == 0 else rest_layout
+    dk = gl.zeros([HALF, LEFT], gl.float32, left_layout)
+    dv = gl.zeros([HALF, LEFT], gl.float32, left_layout)
+    dk_rest = gl.zeros([HALF, REST], gl.float32, rest_layout)
+    dv_rest = gl.zeros([HALF, REST], gl.float32, rest_layout)
+    first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    free = gl.maximum(first, free)
+    token = start
+    total = group * (end - first)
+    mbarrier.wait(kv_full, 0)
+    mbarrier.wait(q_full.index(0), 0, pred=total > 0)
+    k = k_tiles.index(0).reshape([N, D]).slice(WHO * HALF, HALF, 0)
+    s = along_rows(k, q_tiles.index(0).reshape([M, D]), gl.zeros([HALF, M], gl.float32, s_layout), REST)
+    s = warpgroup_mma_wait(0, deps=[s])
+    index = first
+    for count in range(total):
+        stage = count % 2
+        phase = (count // 2) & 1
+        q = q_tiles.index(stage).reshape([M, D])
+        do = do_tiles.index(stage).reshape([M, D])
+        place = known_late()
+        k_tile = k_tiles.index(place).reshape([N, D])
+        k = k_tile.slice(WHO * HALF, HALF, 0)
+        v = v_tiles.index(place).reshape([N, D]).slice(WHO * HALF, HALF, 0)
+        zeros = gl.zeros([HALF, M], gl.float32, s_layout)
+        mbarrier.wait(do_full.index(stage), phase)
+        dp = along_rows(v, do, zeros, REST)
+        mbarrier.wait(numbers_full.index(stage), phase)
+        exponent = numbers.index(stage * 2).load(column_layout)
+        p = gl.exp2(s * scale - exponent[None, :])
+        if index < free:
+            p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
+        weights = p.to(q_tiles.dtype)
+        delta = numbers.index(stage * 2 + 1).load(column_layout)
+        dv = warpgroup_mma(gl.convert_layout(weights, left_operand), do.slice(0, LEFT, 1), dv, is_async=True)
+        dv_rest = warpgroup_mma(
+            gl.convert_layout(weights, rest_operand), do.slice(LEFT, REST, 1), dv_rest, is_async=True
+        )
+        dp = warpgroup_mma_wait(2, deps=[dp])
+        ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
+        shared_ds = ds_tiles.index(stage)
+        shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
+        following = (count + 1) % 2
+        mbarrier.wait(q_full.index(following), ((count + 1) // 2) & 1, pred=count + 1 < total)
+        s = along_rows(k, q_tiles.index(following).reshape([M, D]), zeros, REST)
+        fence_async_shared()
+        token = meet(token)
+        dq = warpgroup_mma(
+            shared_ds.permute((1, 0)), k_tile.slice(DQ_FROM, DQ_WIDTH, 1),
+            gl.zeros([M, DQ_WIDTH], gl.float32, dq_layout), use_acc=False, is_async=True,
+        )  # fmt: skip
+        dk = warpgroup_mma(gl.convert_layout(ds, left_operand), q.slice(0, LEFT, 1), dk, is_async=True)
+        dk_rest = warpgroup_mma(gl.convert_layout(ds, rest_operand), q.slice(LEFT, REST, 1), dk_rest, is_async=True)
+        s, dq, dv, dv_rest = warpgroup_mma_wait(2, deps=[s, dq, dv, dv_rest])
+        mbarrier.arrive(do_empty.index(stage), count=1)
+        mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
+        dq_tile.index(0).reshape([M, DQ_WIDTH]).store(dq)
+        fence_async_shared()
+        mbarrier.arrive(dq_full.index(WHO), count=1)
+        dk, dk_rest = warpgroup_mma_wait(0, deps=[dk, dk_rest])
+        mbarrier.arrive(q_empty.index(stage), count=1)
+        index += 1
+        if index == end:
+            index = first
+    meet(token)  # the other consumer has read the tiles of queries for the last time
+    dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
+    dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
+    dk_room.reshape([HALF, D]).slice(0, LEFT, 1).store((dk * root).to(q_tiles.dtype))
+    dk_room.reshape([HALF, D]).slice(LEFT, REST, 1).store((dk_rest * root).to(q_tiles.dtype))
+    dv_room.reshape([HALF, D]).slice(0, LEFT, 1).store(dv.to(q_tiles.dtype))
+    dv_room.reshape([HALF, D]).slice(LEFT, REST, 1).store(dv_rest.to(q_tiles.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dk_out, [batch, key_head, start + WHO * HALF, 0], dk_room)
+    tma.async_copy_shared_to_global(dv_out, [batch, key_head, start + WHO * HALF, 0], dv_room)
+    tma.store_wait(0)
+
+
+@gluon.jit
 def consume_first(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    consume(
-        dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-        kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST,
-    )  # fmt: skip
+    if NARROW:
+        consume_narrow(
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST,
+        )  # fmt: skip
+    else:
+        consume(
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST, HALVES,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -185,12 +386,20 @@ def consume_second(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    consume(
-        dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-        kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST,
-    )  # fmt: skip
+    if NARROW:
+        consume_narrow(
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST,
+        )  # fmt: skip
+    else:
+        consume(
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST, HALVES,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -231,7 +440,7 @@ def produce(
 
 @gluon.jit
 def add_up(
-    dq_sum, dq_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
+    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     BY_ROWS: gl.constexpr = M == 128
@@ -252,6 +461,30 @@ def add_up(
             mbarrier.arrive(dq_empty.index(0), count=1)
             mbarrier.arrive(dq_empty.index(1), count=1)
             count += 1
+
+
+@gluon.jit
+def add_up_narrow(
+    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """As `add_up`, of parts of unequal width. The second consumer's, which has fewer products, is waited for first."""
+    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    total = group * (end - first)
+    index = first
+    head = key_head * group
+    for count in range(total):
+        mbarrier.wait(dq_full.index(1), count & 1)
+        add_through_copy_engine(dq_rest, [batch, head, index * M, D // 2], rest_tiles.index(0))
+        mbarrier.wait(dq_full.index(0), count & 1)
+        add_through_copy_engine(dq_sum, [batch, head, index * M, 0], dq_tiles.index(0))
+        tma.store_wait(0)
+        mbarrier.arrive(dq_empty.index(0), count=1)
+        mbarrier.arrive(dq_empty.index(1), count=1)
+        index += 1
+        if index == end:
+            index = first
+            head += 1
 
 
 @gluon.jit
@@ -286,11 +519,14 @@ def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, handed_ful
 # One kernel for all lengths: compiling takes ten seconds.
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
 def backward_kernel(
-    q, k, v, do, exponents, deltas, dq_sum, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
+    q, k, v, do, exponents, deltas, dq_sum, dq_rest, dk_out, dv_out,
+    heads, key_heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr,
+    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum` (batch, heads, padded, D).
+
+    If NARROW, that sum has D/2 + REST columns; `dq_rest` is the same memory in blocks of REST columns.
 
     `scale` is log2(e)/√d, `root` 1/√d.
     """
@@ -306,8 +542,13 @@ def backward_kernel(
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
     dq_tiles = gl.allocate_shared_memory(
-        gl.float32, [2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
+        gl.float32, [1 if NARROW else 2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
     )
+    rest_tiles = dq_tiles
+    if NARROW:
+        rest_tiles = gl.allocate_shared_memory(
+            gl.float32, [1, 1, 1, dq_rest.block_shape[2], dq_rest.block_shape[3]], dq_rest.layout
+        )
     numbers = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -324,19 +565,20 @@ def backward_kernel(
         (consume_first, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
         (consume_second, (
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
         (produce, (
             q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
             start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
         )),
-        (add_up, (
-            dq_sum, dq_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys, M, N, D, CAUSAL,
+        (add_up_narrow if NARROW else add_up, (
+            dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
+            M, N, D, CAUSAL,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

@@ -99,6 +99,9 @@ class Backward:
     """True: first the tiles of keys that most queries see, of all heads. False: head by head, which shares the L2
     cache."""
     registers: int = 240
+    halves: bool = False
+    """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance. It
+    holds where all columns of a tile are multiplied (`rest` is 0); elsewhere it was not timed."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +135,14 @@ CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
         Forward(3, 64, 128, registers=160),
-        Backward(128, 128, longest_first=True),
+        Backward(128, 128, longest_first=True, halves=True),
         Backward(64, 128, longest_first=True),
     ),
     128: KernelChoice(_128, _128, Backward(64, 128), Backward(64, 128)),
     256: KernelChoice(_256, _256, _TWO, _TWO),
 }
 """The build parameters by width. Each set was compared with the oracle in hundreds of shapes on an H200, and timed
-there."""
+there; with `halves`, or narrow, in 14."""
 
 
 @functools.cache
@@ -475,7 +478,7 @@ def _backward_launches(
     how = CHOICES[width].backward_short if queries <= SHORT else CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
     problem = BackwardProblem(dtype, shape, key_shape, windows, padded, is_causal)
-    numbers, rows = problem.numbers, rows_per_program(width)
+    numbers, rows, columns = problem.numbers, rows_per_program(width), sum_columns(head_dim)
     prepare = Launch(
         rows_kernel,
         padded // rows * heads * batches,
@@ -485,7 +488,7 @@ def _backward_launches(
         ),
         {
             "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient,
-            "CLEAR": isinstance(how, Backward), "ROWS": rows, **OVERLAPPED_LAUNCH,
+            "CLEAR": isinstance(how, Backward), "ROWS": rows, "SUM": columns, **OVERLAPPED_LAUNCH,
         },
     )  # fmt: skip
     if isinstance(how, TwoPasses):
@@ -494,9 +497,9 @@ def _backward_launches(
         finish_kernel,
         triton.cdiv(queries, rows) * heads * batches,
         (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.root),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, **OVERLAPPED_LAUNCH},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "SUM": columns, **OVERLAPPED_LAUNCH},
     )
-    return BackwardLaunches((2 + width) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
+    return BackwardLaunches((2 + columns) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
 
 
 OVERLAPPED_LAUNCH = {"OVERLAP": True, "launch_pdl": True}
@@ -560,21 +563,26 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
 
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
     padded, width = problem.padded, problem.width
-    # Consumers add up half of the rows each, or half of the columns.
+    depth, narrow, columns = rest(problem.shape[-1]), is_narrow(problem.shape[-1]), sum_columns(problem.shape[-1])
+    # Consumers add up half of the rows each, or half of the columns; narrow ones the first half of them, and the rest.
     block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
-    dq_sum = Window.of(
-        4, (batches, heads, padded, width), (heads * padded * width, padded * width, width, 1), (1, 1, *block),
-        _layout(torch.float32, *block), 2 * problem.numbers,
-    )  # fmt: skip
+    sizes, steps = (batches, heads, padded, columns), (heads * padded * columns, padded * columns, columns, 1)
+    dq_sum, dq_rest = (
+        Window.of(4, sizes, steps, (1, 1, *each), _layout(torch.float32, *each), 2 * problem.numbers)
+        for each in (block, (how.queries, depth) if narrow else block)
+    )
     return Launch(
         backward_kernel,
         triton.cdiv(keys, how.keys) * key_heads * batches,
         (
-            *problem.inputs(how.queries, how.keys), dq_sum,
+            *problem.inputs(how.queries, how.keys), dq_sum, dq_rest,
             problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
             heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
         ),
-        {**problem.options(how), "LONGEST_FIRST": how.longest_first},
+        {
+            **problem.options(how), "LONGEST_FIRST": how.longest_first,
+            "HALVES": how.halves and depth == 0, "NARROW": narrow,
+        },
     )  # fmt: skip
 
 
@@ -609,6 +617,20 @@ def _wide_queries(problem: BackwardProblem, how: TwoPasses) -> Launch:
         ),
         {**problem.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},
     )  # fmt: skip
+
+
+def is_narrow(head_dim: int) -> bool:
+    """Return True if dK, dV and dQ's sum lack the columns of zeros: for head dimensions 72 and 80.
+
+    For 88 and 96 (a rest of 32) that was not timed. At width 64, tiles of 128 queries halve dQ by rows.
+    """
+    return padded_width(head_dim) == 128 and rest(head_dim) == MIN_DEPTH
+
+
+def sum_columns(head_dim: int) -> int:
+    """Return the columns of dQ's float32 sum in memory."""
+    width = padded_width(head_dim)
+    return width // 2 + rest(head_dim) if is_narrow(head_dim) else width
 
 
 def rest(head_dim: int) -> int:

@@ -230,12 +230,12 @@ def rows_kernel(
     out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas, dq_sum,
     out_strides, gradient_strides, heads, queries, padded,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_LOGSUMEXP_GRADIENT: tl.constexpr, CLEAR: tl.constexpr,
-    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """Write, per query, its log-sum-exp in powers of two and D to `exponents` and `deltas` (batch, heads, padded).
 
     Rows past the last query get +∞ and 0: their weights come out as 0, so that the other kernels need no mask for them.
-    If CLEAR, `dq_sum` (batch, heads, padded, WIDTH) becomes zero.
+    If CLEAR, `dq_sum` (batch, heads, padded, SUM) becomes zero.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -255,22 +255,23 @@ def rows_kernel(
     tl.store(exponents + plane * padded + rows, exponent)
     tl.store(deltas + plane * padded + rows, delta)
     if CLEAR:
-        places = (plane * padded + rows)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        tl.store(dq_sum + places, tl.zeros([ROWS, WIDTH], tl.float32))
+        columns = tl.arange(0, WIDTH)[None, :]
+        places = (plane * padded + rows)[:, None] * SUM + columns
+        tl.store(dq_sum + places, tl.zeros([ROWS, WIDTH], tl.float32), mask=columns < SUM)
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
 def finish_kernel(
     dq_sum, dq, dq_strides, heads, queries, padded, root,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """Write `root` times one tile of dq_sum (batch, heads, padded, WIDTH) to dq."""
+    """Write `root` times one tile of dq_sum (batch, heads, padded, SUM) to dq."""
     if OVERLAP:
         gdc_wait()
     tile, head, batch = program(tl.cdiv(queries, ROWS), heads)
     rows = tile * ROWS + tl.arange(0, ROWS)
     plane = (batch * heads + head).to(tl.int64) * padded
-    places = (plane + rows)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    places = (plane + rows)[:, None] * SUM + tl.arange(0, WIDTH)[None, :]
     inside = (rows < queries)[:, None] & (tl.arange(0, WIDTH) < HEAD_DIM)[None, :]
     values = tl.load(dq_sum + places, mask=inside, other=0.0) * root
     store_tile(dq, dq_strides, batch, head, tile * ROWS, queries, values, ROWS, HEAD_DIM, WIDTH)

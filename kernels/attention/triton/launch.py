@@ -189,7 +189,7 @@ def _finish_launch(dq: Kind, dq_sum: Kind, scale: float) -> Launch:
         finish_kernel,
         triton.cdiv(queries, size) * heads * batches,
         (Address(0), Address(1), dq.strides, heads, queries, dq_sum.shape[2], scale),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size, "OVERLAP": False},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size, "OVERLAP": False, "SUM": width},
     )
 
 
@@ -245,7 +245,7 @@ def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, cl
         (*map(Address, range(7)), out.strides, out_gradient.strides, heads, queries, padded),
         {
             "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient, "CLEAR": clear,
-            "ROWS": size, "OVERLAP": False,
+            "ROWS": size, "OVERLAP": False, "SUM": width,
         },
     )  # fmt: skip
 
