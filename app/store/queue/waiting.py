@@ -25,6 +25,7 @@ from app.store.queue.pausing import pause_reason, paused_kinds
 MAX_NAMED = 3
 """Most running jobs that a reason names."""
 START_ONE = "start one with `flopwatch worker`"
+LEAVE_OUT = "leave out the field that asks for one, such as fused, or start a worker on a GPU host"
 
 
 def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> dict[int, str]:
@@ -111,7 +112,9 @@ def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
     candidates = [host for host in candidates if host.has_devices_for(job)]
     if not candidates:
         needed = "a GPU" if job.devices == 1 else f"{job.devices} GPUs"
-        return f"it needs {needed}, and no connected worker has " + (f"more than {most}" if most else "any")
+        return f"it needs {needed}, and no connected worker has " + (
+            f"more than {most}" if most else f"any: {LEAVE_OUT}"
+        )
     return _missing_names(job.requirements, candidates)
 
 
