@@ -80,7 +80,7 @@ class ComparedMetric:
             "baseline": baseline.value,
             "candidate": candidate.value,
             "change": change,
-            "ratio": ratio if estimate.ratio is None else estimate.ratio,
+            "ratio": ratio,
             "ratio_low": estimate.low,
             "ratio_high": estimate.high,
             "p_value": estimate.p_value,
@@ -218,7 +218,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
     )
     notes = [*_notes(pair, differences, of_environments), *pair.notes]
     if profiles is None and any(cell.value is not None for row in judged for cell in row.cells):
-        notes.insert(0, FASTEST if pair.on_cpu else MEDIANS)
+        notes.insert(0, FASTEST if pair.takes_fastest else MEDIANS)
     return Comparison(
         baseline=baseline,
         candidate=candidate,

@@ -37,8 +37,7 @@ METRIC_COLUMNS = (
     *(Column(f"{side}_validity", "string") for side in SIDES),
     Column("case_key", "string", in_text=False),
 )
-"""Columns of a metric of a case. `ratio` is candidate / baseline, of several processes the median over all pairs of
-them, with its interval of 95 %."""
+"""Columns of a metric of a case. `ratio` is candidate / baseline, with its interval of 95 %."""
 
 
 def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:

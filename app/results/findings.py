@@ -88,11 +88,8 @@ class Row:
 
     @property
     def is_up(self) -> bool:
-        """True if the candidate's values are the larger ones: by the ratio or, since values below 0 have none, by the
-        medians."""
-        ratio = (self.estimate or NOTHING).ratio
-        if ratio is not None:
-            return ratio > 1
+        """True if the candidate's median is above the baseline's. Unlike a ratio, this is also known for values below
+        0."""
         return statistics.median(self.candidate) > statistics.median(self.baseline)
 
     @property

@@ -5,9 +5,9 @@ are no independent samples; a process counts as one value, which `app.results.si
 
 - The Mann-Whitney U test (Annals of Mathematical Statistics 18, 1947) compares ranks: it needs no normal distribution.
   Its p-values are exact for small samples.
-- The ratio is the median of those of each process of the candidate to each of the baseline, and its interval holds the
-  ratios that this test does not reject (Hodges & Lehmann, Annals of Mathematical Statistics 34, 1963): it covers the
-  true ratio at least as often as it says, whatever the distribution of a noise that multiplies both sides' values.
+- The ratio is that of the medians, and its interval holds the ratios that this test does not reject (Hodges & Lehmann,
+  Annals of Mathematical Statistics 34, 1963): it covers the true ratio at least as often as it says, whatever the
+  distribution of a noise that multiplies both sides' values.
 - A comparison tests its headline metric, in all cases. A difference is found if the adjusted p-value is at most ALPHA
   and the interval excludes 1. Other metrics are described by their intervals.
 - Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability of any false
@@ -51,7 +51,7 @@ class Estimate:
     """The estimated ratio of two samples, with interval and p-value; None for a value that they do not determine."""
 
     ratio: float | None
-    """Median of the ratios of each process of the candidate to each of the baseline."""
+    """Median of the candidate's processes divided by that of the baseline's."""
     low: float | None
     high: float | None
     """The interval of the ratio."""
@@ -78,13 +78,13 @@ def estimate(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
     not positive, there is no ratio.
     """
     positive = min(*baseline, *candidate) > 0
-    ratios = _ratios(baseline, candidate) if positive else None
-    ratio = None if ratios is None else statistics.median(ratios)
+    ratio = statistics.median(candidate) / statistics.median(baseline) if positive else None
     distances = _distances(baseline, candidate) if positive else ()
     if min(len(baseline), len(candidate)) < FEWEST:
         return Estimate(ratio, None, None, None, distances)
     low = high = None
-    if ratios is not None:
+    if positive:
+        ratios = _ratios(baseline, candidate)
         place = _place_of_end(len(baseline), len(candidate))
         low, high = ratios[place - 1], ratios[-place]
     return Estimate(ratio, low, high, p_value(baseline, candidate), distances)

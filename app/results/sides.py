@@ -15,6 +15,7 @@ from app.metrics import DIFFERENCES, TIMES
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
 from app.results.former import joined, matching_keys
+from app.results.inference import FEWEST
 from app.results.versions import VERSION
 from app.specs import Scalar, spec_adapter
 from app.states import VERDICTS, worst
@@ -53,6 +54,11 @@ class Side:
         """The worst verdict of the side's cases."""
         return worst({case.validity() for case in self.cases})
 
+    @property
+    def most_processes(self) -> int:
+        """The largest number of processes of a case."""
+        return max((len(rows) for case in self.cases for rows in case.processes.values()), default=0)
+
     def as_json(self) -> dict[str, Any]:
         first = self.jobs[0] if self.jobs else None
         verdicts = Counter(verdict for case in self.cases if (verdict := case.validity()) is not None)
@@ -64,7 +70,7 @@ class Side:
             "state": first and first.state,
             "validity": self.validity,
             "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS if verdict in verdicts},
-            "processes": max((len(rows) for case in self.cases for rows in case.processes.values()), default=0),
+            "processes": self.most_processes,
             "url": first and f"/jobs/{first.id}",
         }
 
@@ -86,14 +92,16 @@ class Pair:
         return self.baseline, self.candidate
 
     @property
-    def on_cpu(self) -> bool:
-        """True if processors measured both sides. Then a process's value of a time is its fastest sample.
+    def takes_fastest(self) -> bool:
+        """True if processors measured both sides, in enough processes for a test. Then a process's value of a time is
+        its fastest sample.
 
         What else runs on the host only ever lengthens samples, those of one process more than those of another: the
         fastest ones say most of the code (Chen & Revels, Robust benchmarking in noisy environments, 2016).
         """
         environments = [facts for side in self.both for facts in side.setup.environments]
-        return {facts.get("device.type") for facts in environments} == {"cpu"}
+        processes = min(side.most_processes for side in self.both)
+        return {facts.get("device.type") for facts in environments} == {"cpu"} and processes >= FEWEST
 
 
 def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequence[int]) -> Pair:
@@ -182,7 +190,7 @@ def _keys_of_candidate(snapshot: Snapshot, kept: Iterable[BaselineCase], cases: 
 def _joined(pair: Pair) -> Pair:
     """Return both sides, with cases of release 0.1.0 as later ones have them."""
     cases = joined([*pair.baseline.cases, *pair.candidate.cases])
-    if pair.on_cpu:
+    if pair.takes_fastest:
         cases = list(map(_with_fastest, cases))
     number = len(pair.baseline.cases)
     return replace(

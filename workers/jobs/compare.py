@@ -5,7 +5,6 @@ Both specs have one kind, whose runner measures them without knowing of the comp
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     from workers.outcome import Failed
 
 Side = Literal["baseline", "candidate"]
-SIDES: tuple[Side, Side] = ("baseline", "candidate")
+TURNS: tuple[tuple[Side, Side], ...] = (("baseline", "candidate"), ("candidate", "baseline"))
+"""The order of the sides in each replicate; after the last, the first again."""
 
 
 class CompareRunner:
@@ -28,12 +28,10 @@ class CompareRunner:
     kind = "compare"
 
     def plan(self, spec: CompareSpec) -> list[Unit]:
-        """Plan turns A B B A, then A B B A or B A A B for each two more replicates; each has all units of that side's
-        own plan, exec'd to be independent samples.
+        """Plan turns A B B A A B B A …; each has all units of that side's own plan, exec'd to be independent samples.
 
-        With an even number of replicates, both sides' turns have the same mean place in time, so a linear drift of the
-        host changes both alike. The draw, the same for equal specs, keeps a load that comes and goes with the turns'
-        own period from meeting one side only (Fisher, The Design of Experiments, 1935).
+        With an even number of replicates, both sides' turns have the same mean and median place in time, so a linear
+        drift of the host changes both alike.
         """
         runner = _inner_runner(spec)
         plans: dict[Side, list[Unit]] = {
@@ -42,8 +40,8 @@ class CompareRunner:
         }
         return [
             _outer(inner, side, _title(spec, side, replicate, inner, alone=len(plans[side]) == 1))
-            for replicate, turns in enumerate(_turns(spec))
-            for side in turns
+            for replicate in range(spec.replicates)
+            for side in TURNS[replicate % len(TURNS)]
             for inner in plans[side]
         ]
 
@@ -79,16 +77,6 @@ class CompareRunner:
 
 
 RUNNER = CompareRunner()
-
-
-def _turns(spec: CompareSpec) -> list[tuple[Side, Side]]:
-    """Return the order of the sides in each replicate."""
-    rng = random.Random(spec.model_dump_json())
-    turns = [SIDES, SIDES[::-1]]
-    while len(turns) < spec.replicates:
-        first = rng.choice(turns[:2])
-        turns += [first, first[::-1]]
-    return turns[: spec.replicates]
 
 
 def _inner_runner(spec: CompareSpec) -> Runner:

@@ -391,11 +391,15 @@ def test_the_sides_of_one_job_were_alternated(database: Database, measure: Measu
 
 
 @pytest.mark.parametrize(
-    ("device", "times", "note"),
-    [("cpu", (1.0, 1.5), "each process's fastest sample"), ("cuda", (10.0, 9.0), "Values are medians")],
+    ("device", "processes", "times", "note"),
+    [
+        ("cpu", 4, (1.0, 1.5), "each process's fastest sample"),
+        ("cpu", 2, (10.0, 9.0), "Values are medians"),
+        ("cuda", 4, (10.0, 9.0), "Values are medians"),
+    ],
 )
 def test_on_a_processor_the_fastest_samples_are_compared(
-    database: Database, measure: Measure, device: str, times: tuple[float, float], note: str
+    database: Database, measure: Measure, device: str, processes: int, times: tuple[float, float], note: str
 ) -> None:
     def of_side(unit: int) -> list[tuple[str, dict[str, Any]]]:
         at = unit % 2
@@ -404,9 +408,13 @@ def test_on_a_processor_the_fastest_samples_are_compared(
         rate = ("tokens_per_s", {**of_all, **samples, "unit": "tokens/s"})
         return [("step_ms", {**of_all, **samples}), rate, ("net_cost_ms", {**of_all, **samples})]
 
-    units = [replace(unit, environment={"device": {"type": device}}) for unit in in_turns()]
-    measured = [one for unit in range(4) for one in of_side(unit)]
-    sheet = compare_sides(database, measure(*measured, spec=IN_TURNS, finish=Finish("succeeded", units=units)))
+    units = [
+        UnitRecord(index, "", "succeeded", side=SIDES[index % 2], environment={"device": {"type": device}})
+        for index in range(2 * processes)
+    ]
+    measured = [one for unit in range(2 * processes) for one in of_side(unit)]
+    spec = {**IN_TURNS, "replicates": processes}
+    sheet = compare_sides(database, measure(*measured, spec=spec, finish=Finish("succeeded", units=units)))
     step, *others = rows(sheet)
     assert (step["baseline"], step["candidate"], step["ratio"]) == (*times, times[1] / times[0])
     for row in others:

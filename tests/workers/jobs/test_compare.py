@@ -47,20 +47,8 @@ def ratio_under_drift(sides: Sequence[str | None]) -> float:
 @pytest.mark.parametrize("replicates", [2, 4, 8])
 def test_a_linear_drift_cancels(replicates: int) -> None:
     units = RUNNER.plan(compare(TINY, TINY, replicates=replicates))
-    assert ratio_under_drift([unit.side for unit in units]) == pytest.approx(1, abs=2e-4)
+    assert ratio_under_drift([unit.side for unit in units]) == 1
     assert ratio_under_drift(["baseline", "candidate"] * replicates) > 1.008, "control: A B A B has one drift more"
-
-
-def test_no_load_with_a_period_of_some_turns_meets_one_side_only() -> None:
-    def most_met(sides: Sequence[str | None]) -> int:
-        """Return how many more turns of one side than of the other a load meets that comes every few turns."""
-        met = [sides[first::period] for period in range(2, 9) for first in range(period)]
-        return max(abs(turns.count("baseline") - turns.count("candidate")) for turns in met)
-
-    sides = [unit.side for unit in RUNNER.plan(compare(TINY, TINY, replicates=48))]
-    assert [unit.side for unit in RUNNER.plan(compare(TINY, TINY, replicates=48))] == sides, "a resumed job's are equal"
-    assert most_met(sides) <= 12
-    assert most_met(["baseline", "candidate", "candidate", "baseline"] * 24) == 24, "control: A B B A A B B A"
 
 
 class Recorder:
@@ -101,12 +89,18 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def test_sides_take_turns_in_fresh_processes() -> None:
     units = RUNNER.plan(compare(TINY, {**TINY, "precision": "bf16"}, replicates=3))
-    assert [unit.side for unit in units[:4]] == ["baseline", "candidate", "candidate", "baseline"]
-    assert {unit.side for unit in units[4:]} == {"baseline", "candidate"}
-    assert {unit.start for unit in units} == {"exec"}
-    assert [unit.title for unit in units] == [
-        f"{unit.side}, replicate {turn // 2 + 1} of 3" for turn, unit in enumerate(units)
+    assert [unit.side for unit in units] == [
+        *("baseline", "candidate"),
+        *("candidate", "baseline"),
+        *("baseline", "candidate"),
     ]
+    assert {unit.start for unit in units} == {"exec"}
+    assert [unit.title for unit in units[:3]] == [
+        "baseline, replicate 1 of 3",
+        "candidate, replicate 1 of 3",
+        "candidate, replicate 2 of 3",
+    ]
+    assert len({unit.title for unit in units}) == len(units)
 
 
 def test_a_turn_runs_every_unit_of_the_inner_plan(recorder: Recorder) -> None:
