@@ -228,8 +228,9 @@ def adjusted(tests: Sequence[Hypothesis]) -> tuple[list[float], float]:
     """Return Holm's adjusted p-value of each test, and the p-value that the first of them has to reach.
 
     Metrics that are proportional to each other, or one to the other's inverse, are one hypothesis and count once:
-    tokens_per_s is work divided by step_ms. Sides with one and the same value in all processes do not count: they
-    cannot differ. If the correction is so large that no outcome of so few processes could pass it, none is applied.
+    tokens_per_s is work divided by the median step_ms. Sides with one and the same value in all processes do not count:
+    they cannot differ. If the correction is so large that no outcome of so few processes could pass it, none is
+    applied.
     """
     groups: dict[tuple[float, ...], list[int]] = {}
     for index, test in enumerate(tests):
