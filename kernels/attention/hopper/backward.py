@@ -57,6 +57,38 @@ def hide(p, first_key, first_query, keys, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
+def own_keys(k_tiles, v_tiles, WHO: gl.constexpr):
+    """(the tile of keys, a consumer's half of it, its half of the values), addressed anew in each turn."""
+    N: gl.constexpr = k_tiles.shape[3]
+    D: gl.constexpr = k_tiles.shape[4]
+    place = known_late()
+    k_tile = k_tiles.index(place).reshape([N, D])
+    k = k_tile.slice(WHO * (N // 2), N // 2, 0)
+    v = v_tiles.index(place).reshape([N, D]).slice(WHO * (N // 2), N // 2, 0)
+    return k_tile, k, v
+
+
+@gluon.jit
+def await_queries(q_tiles, q_full, count, total):
+    """Tile `count` of `total` tiles of queries. Behind the last one nothing is awaited, and the tile is an old one."""
+    stage = count % 2
+    mbarrier.wait(q_full.index(stage), (count // 2) & 1, pred=count < total)
+    return q_tiles.index(stage).reshape([q_tiles.shape[3], q_tiles.shape[4]])
+
+
+@gluon.jit
+def first_scores(k_tiles, q_tiles, q_full, total, WHO: gl.constexpr, QUERIES: gl.constexpr, REST: gl.constexpr):
+    """Scores of a consumer's keys and the first QUERIES queries."""
+    HALF: gl.constexpr = k_tiles.shape[3] // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
+    mbarrier.wait(q_full.index(0), 0, pred=total > 0)
+    k = k_tiles.index(0).reshape([2 * HALF, k_tiles.shape[4]]).slice(WHO * HALF, HALF, 0)
+    q = q_tiles.index(0).reshape([q_tiles.shape[3], q_tiles.shape[4]]).slice(0, QUERIES, 0)
+    s = along_rows(k, q, gl.zeros([HALF, QUERIES], gl.float32, layout), REST)
+    return warpgroup_mma_wait(0, deps=[s])
+
+
+@gluon.jit
 def part_of_dq(ds, k, WHO: gl.constexpr):
     """A consumer's part of dQ, not waited for: half of the rows of a tile of 128 queries, else half of the columns.
 
@@ -72,6 +104,16 @@ def part_of_dq(ds, k, WHO: gl.constexpr):
     else:
         dq = warpgroup_mma(ds.permute((1, 0)), k.slice(WHO * WIDTH, WIDTH, 1), zeros, use_acc=False, is_async=True)
     return dq
+
+
+@gluon.jit
+def hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, WHO: gl.constexpr):
+    """Store a consumer's part of dQ for the warp that adds it up, once that has read the part before."""
+    ROOM: gl.constexpr = WHO if dq_tiles.shape[0] == 2 else 0
+    mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
+    dq_tiles.index(ROOM).reshape([dq.shape[0], dq.shape[1]]).store(dq)
+    fence_async_shared()
+    mbarrier.arrive(dq_full.index(WHO), count=1)
 
 
 @gluon.jit
@@ -131,6 +173,29 @@ def visit(
 
 
 @gluon.jit
+def visit_half(
+    s, dp, dv, do, exponents, deltas, ds_room, start, index, free, keys, scale,
+    FROM: gl.constexpr, BEHIND: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
+):  # fmt: skip
+    """(dV, dS) after the half from query FROM on of tile `index`; BEHIND products are issued after dP.
+
+    dV is issued before dP is awaited: otherwise ptxas moves 43 of 64 exponentials behind that wait.
+    """
+    HALF: gl.constexpr = s.shape[0]
+    PART: gl.constexpr = s.shape[1]
+    column_layout: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    p = gl.exp2(s * scale - exponents.slice(FROM, PART, 0).load(column_layout)[None, :])
+    if index < free:
+        p = hide(p, start + WHO * HALF, index * (2 * PART) + FROM, keys, CAUSAL)
+    weights = gl.convert_layout(p.to(do.dtype), left_layout)
+    dv = warpgroup_mma(weights, do.slice(FROM, PART, 0), dv, is_async=True)
+    dp = warpgroup_mma_wait(BEHIND, deps=[dp])
+    ds = (p * (dp - deltas.slice(FROM, PART, 0).load(column_layout)[None, :])).to(do.dtype)
+    ds_room.slice(FROM, PART, 1).store(ds)
+    return dv, ds
+
+
+@gluon.jit
 def visit_halves(
     first, free, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
@@ -138,9 +203,8 @@ def visit_halves(
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `first` to `end` of a whole group; those before `free` get a mask.
 
-    It takes each tile in two halves, and multiplies the scores of a half during the half before, so that the tensor
-    cores have work while the weights are computed. dV is issued before dP is awaited: otherwise ptxas moves 43 of 64
-    exponentials behind that wait. One loop for masked and other tiles needs no stack; two loops spill registers.
+    It takes each tile in two halves, and multiplies the scores of a half during the half before: tensor cores have work
+    while the weights are computed. One loop for masked and other tiles needs no stack; two loops spill registers.
     """
     HALF: gl.constexpr = N // 2
     PART: gl.constexpr = M // 2
@@ -148,23 +212,15 @@ def visit_halves(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
-    column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
     total = group * (end - first)
-    mbarrier.wait(q_full.index(0), 0, pred=total > 0)
-    keys_here = k_tiles.index(0).reshape([N, D]).slice(WHO * HALF, HALF, 0)
-    first_half = q_tiles.index(0).reshape([M, D]).slice(0, PART, 0)
-    s = along_rows(keys_here, first_half, gl.zeros([HALF, PART], gl.float32, s_layout), REST)
-    s = warpgroup_mma_wait(0, deps=[s])
+    s = first_scores(k_tiles, q_tiles, q_full, total, WHO, PART, REST)
     index = first
     for count in range(total):
         stage = count % 2
         phase = (count // 2) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        place = known_late()
-        k_tile = k_tiles.index(place).reshape([N, D])
-        k = k_tile.slice(WHO * HALF, HALF, 0)
-        v = v_tiles.index(place).reshape([N, D]).slice(WHO * HALF, HALF, 0)
+        k_tile, k, v = own_keys(k_tiles, v_tiles, WHO)
         shared_ds = ds_tiles.index(stage)
         mine = shared_ds.slice(WHO * HALF, HALF, 0)
         exponents = numbers.index(stage * 2)
@@ -174,38 +230,26 @@ def visit_halves(
         dp = along_rows(v, do.slice(0, PART, 0), zeros, REST)
         s_next = along_rows(k, q.slice(PART, PART, 0), zeros, REST)
         mbarrier.wait(numbers_full.index(stage), phase)
-        p = gl.exp2(s * scale - exponents.slice(0, PART, 0).load(column_layout)[None, :])
-        if index < free:
-            p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
-        weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
-        dv = warpgroup_mma(weights, do.slice(0, PART, 0), dv, is_async=True)
-        dp = warpgroup_mma_wait(ONE + 1, deps=[dp])
-        ds = (p * (dp - deltas.slice(0, PART, 0).load(column_layout)[None, :])).to(q_tiles.dtype)
-        mine.slice(0, PART, 1).store(ds)
+        dv, ds = visit_half(
+            s, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
+            0, ONE + 1, WHO, CAUSAL, left_layout,
+        )  # fmt: skip
         dp = along_rows(v, do.slice(PART, PART, 0), zeros, REST)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(0, PART, 0), dk, is_async=True)
         s_next = warpgroup_mma_wait(2 + ONE, deps=[s_next])
-        p = gl.exp2(s_next * scale - exponents.slice(PART, PART, 0).load(column_layout)[None, :])
-        if index < free:
-            p = hide(p, start + WHO * HALF, index * M + PART, keys, CAUSAL)
-        weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
-        dv = warpgroup_mma(weights, do.slice(PART, PART, 0), dv, is_async=True)
-        dp = warpgroup_mma_wait(2, deps=[dp])
-        ds = (p * (dp - deltas.slice(PART, PART, 0).load(column_layout)[None, :])).to(q_tiles.dtype)
-        mine.slice(PART, PART, 1).store(ds)
-        following = (count + 1) % 2
-        mbarrier.wait(q_full.index(following), ((count + 1) // 2) & 1, pred=count + 1 < total)
-        s = along_rows(k, q_tiles.index(following).reshape([M, D]).slice(0, PART, 0), zeros, REST)
+        dv, ds = visit_half(
+            s_next, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
+            PART, 2, WHO, CAUSAL, left_layout,
+        )  # fmt: skip
+        q_next = await_queries(q_tiles, q_full, count + 1, total)
+        s = along_rows(k, q_next.slice(0, PART, 0), zeros, REST)
         fence_async_shared()
         token = meet(token)
         dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
         s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
         mbarrier.arrive(do_empty.index(stage), count=1)
-        mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-        dq_tiles.index(WHO).reshape([dq.shape[0], dq.shape[1]]).store(dq)
-        fence_async_shared()
-        mbarrier.arrive(dq_full.index(WHO), count=1)
+        hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, WHO)
         dk = warpgroup_mma_wait(0, deps=[dk])
         mbarrier.arrive(q_empty.index(stage), count=1)
         index += 1
@@ -516,6 +560,20 @@ def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, handed_ful
         mbarrier.init(handed_empty.index(each), count=1)
 
 
+@gluon.jit
+def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
+    """Shared memory for both consumers' parts of dQ: one array of two, or two arrays of unequal width."""
+    dq_tiles = gl.allocate_shared_memory(
+        gl.float32, [1 if NARROW else 2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
+    )
+    rest_tiles = dq_tiles
+    if NARROW:
+        rest_tiles = gl.allocate_shared_memory(
+            gl.float32, [1, 1, 1, dq_rest.block_shape[2], dq_rest.block_shape[3]], dq_rest.layout
+        )
+    return dq_tiles, rest_tiles
+
+
 # One kernel for all lengths: compiling takes ten seconds.
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
 def backward_kernel(
@@ -541,14 +599,7 @@ def backward_kernel(
     do_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], do.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
-    dq_tiles = gl.allocate_shared_memory(
-        gl.float32, [1 if NARROW else 2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
-    )
-    rest_tiles = dq_tiles
-    if NARROW:
-        rest_tiles = gl.allocate_shared_memory(
-            gl.float32, [1, 1, 1, dq_rest.block_shape[2], dq_rest.block_shape[3]], dq_rest.layout
-        )
+    dq_tiles, rest_tiles = allocate_dq(dq_sum, dq_rest, NARROW)
     numbers = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
