@@ -44,8 +44,8 @@ def ranks_below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def shared_memory() -> set[str]:
-    """Names of all files in shared memory."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Names of all files in shared memory, but for those of other tests' databases."""
+    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL.")}
 
 
 def ranks_alive(folder: Path) -> list[str]:

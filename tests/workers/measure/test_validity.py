@@ -126,7 +126,7 @@ def test_white_noise_on_a_processor_is_valid_with_enough_samples(rng: random.Ran
 def test_few_samples_of_white_noise_are_a_note_on_a_processor(rng: random.Random) -> None:
     runs = [drawn(rng, 10) for _ in range(200)]
     verdicts = [verdict(check_stability(run, on_gpu=False))["verdict"] for run in runs]
-    assert verdicts.count("valid") >= 160
+    assert verdicts.count("valid") >= 140
     checks = [check_stability(run, on_gpu=False)[0] for run in runs]
     noted = [check for check in checks if not check.ok and check.severity == "note"]
     assert len(noted) >= 140
