@@ -7,13 +7,12 @@ Where it is not, they raise RuntimeError ("No available kernel: …").
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.attention.library import NO_KERNEL
+from kernels.attention.library import optional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -41,9 +40,4 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 
 def _functional() -> Any:
-    try:
-        return importlib.import_module("liger_kernel.transformers.functional")
-    except ImportError as error:
-        raise RuntimeError(
-            f"{NO_KERNEL}: liger_kernel cannot be imported ({error}): pip install liger-kernel"
-        ) from error
+    return optional("liger_kernel.transformers.functional", "liger-kernel")

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interpreted import patch_interpreter
-from kernels.rows import as_rows, check_device, check_floating, wide
+from kernels.rows import as_rows, check_device, check_floating, wide, wide_dtype
 
 patch_interpreter()
 
@@ -80,7 +80,7 @@ def _results(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> t
     if x.shape[-1] > MAX_COLUMNS:
         raise ValueError(f"expected at most {MAX_COLUMNS} columns, not {x.shape[-1]}")
     check_floating(x, weight)
-    return x.new_empty(x.shape, dtype=out_dtype), x.new_empty(x.shape[:-1], dtype=_wide_dtype(x, weight))
+    return x.new_empty(x.shape, dtype=out_dtype), x.new_empty(x.shape[:-1], dtype=wide_dtype(x, weight))
 
 
 @torch.library.custom_op("flopwatch::rms_norm_backward", mutates_args=())
@@ -91,7 +91,7 @@ def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tenso
     rows, gradients = as_rows(x), as_rows(gradient)
     tile_rows, columns, warps = _tile(rows, "backward")
     programs = _programs(triton.cdiv(len(rows), tile_rows), warps, x.device)
-    partial = x.new_empty((programs, len(weight)), dtype=_wide_dtype(x, weight))
+    partial = x.new_empty((programs, len(weight)), dtype=wide_dtype(x, weight))
     staged = tile_rows * columns * (x.itemsize + gradient.itemsize) <= MAX_STAGED_BYTES
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _rms_norm_backward_kernel[(programs,)](
@@ -182,7 +182,3 @@ def _programs(tiles: int, warps: int, device: torch.device) -> int:
         return min(tiles, INTERPRETED_PROGRAMS)
     resident = torch.cuda.get_device_properties(device).multi_processor_count * max(1, WARPS_PER_SM // warps)
     return min(resident, -(-tiles // MIN_TILES))
-
-
-def _wide_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)

@@ -16,9 +16,14 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
+def wide_dtype(*tensors: Tensor) -> torch.dtype:
+    """The type in which kernels compute: float64 if a tensor has it, else float32."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
 def wide(*tensors: Tensor) -> Any:
-    """Triton's type in which kernels compute: float64 if a tensor has it, else float32."""
-    return tl.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else tl.float32
+    """`wide_dtype` as Triton names it."""
+    return tl.float64 if wide_dtype(*tensors) == torch.float64 else tl.float32
 
 
 def check_floating(*tensors: Tensor) -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interpreted import patch_interpreter
-from kernels.rows import as_rows, check_device, wide
+from kernels.rows import as_rows, check_device, wide, wide_dtype
 
 patch_interpreter()
 
@@ -79,8 +79,7 @@ def _weighted_sum_backward(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple
         return dx, torch.zeros_like(weight)
     rows = as_rows(x)
     programs = triton.cdiv(len(rows), GRADIENT_ROWS)
-    sum_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    partial = x.new_empty((programs, len(weight)), dtype=sum_dtype)
+    partial = x.new_empty((programs, len(weight)), dtype=wide_dtype(x))
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _backward_kernel[(programs * triton.cdiv(len(weight), COLUMNS),)](  # axis 0: the others end at 65 535
             gradient.contiguous(), rows, weight.contiguous(), dx, partial, rows.stride(0), *rows.shape,

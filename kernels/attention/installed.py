@@ -7,7 +7,6 @@ FlashAttention-3 (2024); and https://github.com/Dao-AILab/flash-attention.
 from __future__ import annotations
 
 import functools
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.attention.library import HALF, NO_KERNEL
+from kernels.attention.library import HALF, NO_KERNEL, optional
 from kernels.attention.masks import check_documents
 from kernels.registry import FEATURES, Implementation
 
@@ -57,22 +56,14 @@ class FlashAttention:
         }
         rows = [tensor.transpose(1, 2) for tensor in (q, k, v)]
         if document_ends is None:
-            return _output(self._function("flash_attn_func")(*rows, **options)).transpose(1, 2)
+            return _output(optional(self.module, self.package).flash_attn_func(*rows, **options)).transpose(1, 2)
         check_documents(queries, keys, q.device, document_ends)
         starts, longest = _starts(document_ends, document_ends._version, q.shape[0], keys)
-        out = self._function("flash_attn_varlen_func")(
+        out = optional(self.module, self.package).flash_attn_varlen_func(
             *(tensor.flatten(0, 1) for tensor in rows), cu_seqlens_q=starts, cu_seqlens_k=starts,
             max_seqlen_q=longest, max_seqlen_k=longest, **options,
         )  # fmt: skip
         return _output(out).view(q.shape[0], queries, *rows[0].shape[2:]).transpose(1, 2)
-
-    def _function(self, name: str) -> Any:
-        try:
-            return getattr(importlib.import_module(self.module), name)
-        except ImportError as error:
-            raise RuntimeError(
-                f"{NO_KERNEL}: {self.module} cannot be imported ({error}): pip install {self.package}"
-            ) from error
 
 
 def _output(result: Any) -> Tensor:

@@ -8,6 +8,7 @@ never falls back to another backend, so the named backend is the one that is tim
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -28,6 +29,18 @@ ALL = SINGLE_AND_HALF | {"float64"}
 
 NO_KERNEL = "No available kernel"
 """Part of the message of torch's RuntimeError for inputs that the chosen backend does not support."""
+
+
+def optional(module: str, package: str) -> Any:
+    """Import a module that another package brings.
+
+    Raises:
+        RuntimeError: it cannot be imported; names the package for pip ("No available kernel: …").
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RuntimeError(f"{NO_KERNEL}: {module} cannot be imported ({error}): pip install {package}") from error
 
 
 MASKED = frozenset({"num_kv_heads", "scale", "window", "document_lengths", "bottom_right"})
