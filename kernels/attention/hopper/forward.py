@@ -63,7 +63,45 @@ def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr):
+def hold(sums):
+    """Keep the compiler from moving a wait that follows before what `sums` are computed from."""
+    return gl.inline_asm_elementwise(
+        "{.reg .pred p; .reg .f32 l; .reg .b32 m; min.f32 l, $2, $3; setp.geu.f32 p, l, 0f00000000; "
+        "selp.b32 m, -1, 1, p; bar.warp.sync m; mov.b32 $0, $2; mov.b32 $1, $3;}",
+        "=r,=r,r,r", [sums], dtype=gl.float32, is_pure=False, pack=2,
+    )
+
+
+@gluon.jit
+def hold_four(sums):
+    return gl.inline_asm_elementwise(
+        "{.reg .pred p; .reg .f32 l, k; .reg .b32 m; min.f32 l, $4, $5; min.f32 k, $6, $7; min.f32 l, l, k; "
+        "setp.geu.f32 p, l, 0f00000000; selp.b32 m, -1, 1, p; bar.warp.sync m; "
+        "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;}",
+        "=r,=r,=r,=r,r,r,r,r", [sums], dtype=gl.float32, is_pure=False, pack=4,
+    )
+
+
+@gluon.jit
+def sums_by_eights(p):
+    """[M, 8]: the sums of every eighth column, which each thread can add alone."""
+    return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def half(p, dtype: gl.constexpr, ORDER: gl.constexpr):
+    if ORDER & 4 and dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.bfloat16, is_pure=True, pack=2)
+    elif ORDER & 4:
+        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.float16, is_pure=True, pack=2)
+    else:
+        return p.to(dtype)
+
+
+@gluon.jit
+def softmax_step(
+    s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr, ORDER: gl.constexpr
+):
     """(weights, maximum, total, shrink) after one more tile of scores."""
     if MASKED:
         s = gl.where(visible(rows, first, keys, s, CAUSAL), s, -float("inf"))
@@ -71,7 +109,11 @@ def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constex
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
     shrink = gl.exp2(maximum - base)
-    total = total * shrink + gl.sum(p, 1)
+    if ORDER & 8:
+        sums = gl.convert_layout(sums_by_eights(p), total.type.layout)
+        total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + sums
+    else:
+        total = total * shrink + gl.sum(p, 1)
     return p, raised, total, shrink
 
 
@@ -80,7 +122,7 @@ def attend_to_tile(
     index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr,
+    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
     D: gl.constexpr = acc.shape[1]
@@ -97,14 +139,25 @@ def attend_to_tile(
     token = give_turn(token, (WHO + 1) % CONSUMERS)
     s = warpgroup_mma_wait(1, deps=[s_future])
     mbarrier.arrive(k_empty.index(stage), count=1)
+    if ORDER & 8:
+        before_total = total
+    else:
+        before_total = gl.convert_layout(total, numbers_layout)
     p, raised, summed, shrink = softmax_step(
-        s, gl.convert_layout(maximum, numbers_layout), gl.convert_layout(total, numbers_layout),
-        gl.convert_layout(rows, numbers_layout), index * N, keys, scale, MASKED, CAUSAL,
+        s, gl.convert_layout(maximum, numbers_layout), before_total,
+        gl.convert_layout(rows, numbers_layout), index * N, keys, scale, MASKED, CAUSAL, ORDER,
     )  # fmt: skip
+    if ORDER & 2:
+        if ORDER & 8:
+            summed = hold_four(summed)
+        else:
+            summed = hold(summed)
+    if ORDER & 1:
+        mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
     acc = warpgroup_mma_wait(0, deps=[acc_future])
     mbarrier.arrive(v_empty.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
-    weights = gl.convert_layout(p.to(k_tiles.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
+    weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), gl.DotOperandLayout(0, acc.type.layout, 2))
     maximum = gl.convert_layout(raised, maximum.type.layout)
     total = gl.convert_layout(summed, total.type.layout)
     return token, weights, acc, maximum, total
@@ -115,13 +168,13 @@ def attend(
     begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr, REST: gl.constexpr,
+    MASKED: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
     for index in range(begin, end):
         token, weights, acc, maximum, total = attend_to_tile(
             index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-            rows, keys, scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST,
+            rows, keys, scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, ORDER,
         )  # fmt: skip
         count += 1
     return count, token, weights, acc, maximum, total
@@ -143,7 +196,7 @@ def attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N: gl.constexp
 def attend_to_unit(
     count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     """(count, token, output times total, maximum, total) of a consumer's queries after all tiles of keys.
 
@@ -155,19 +208,22 @@ def attend_to_unit(
     weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     acc = gl.zeros([M, D], gl.float32, acc_layout)
     maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
-    total = gl.zeros([M], gl.float32, row_layout)
+    if ORDER & 8:
+        total = sums_by_eights(gl.zeros([M, N], gl.float32, s_layout))
+    else:
+        total = gl.zeros([M], gl.float32, row_layout)
     mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
     zeros = gl.zeros([M, N], gl.float32, s_layout)
     s = along_rows(q, k_tiles.index(count % STAGES).reshape([N, D]), zeros, REST)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(count % STAGES), count=1)
     # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL)
-    weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, ORDER)
+    weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), weights_layout)
     count += 1
     count, token, weights, acc, maximum, total = attend(
         1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-        v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
+        v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST, ORDER,
     )  # fmt: skip
     halved = 0
     if HALVES and WHO == 0:
@@ -175,13 +231,13 @@ def attend_to_unit(
         halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
     count, token, weights, acc, maximum, total = attend(
         gl.maximum(free, 1), number - halved, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles,
-        k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
+        k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST, ORDER,
     )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
             token, half_weights, acc, maximum, total = attend_to_tile(
                 number - 1, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST,
+                v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, ORDER,
             )  # fmt: skip
             acc = attend_to_last(half_weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
             count += 1
@@ -189,6 +245,8 @@ def attend_to_unit(
             acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
     else:
         acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
+    if ORDER & 8:
+        total = gl.convert_layout(gl.sum(total, 1), row_layout)
     return count, token, acc, maximum, total
 
 
@@ -217,7 +275,7 @@ def consume(
     tiles, heads, planes, span, queries, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
     program = gl.program_id(0)
@@ -243,7 +301,7 @@ def consume(
             q = q_tiles.index(held).reshape([M, D])
             count, token, acc, maximum, total = attend_to_unit(
                 count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys,
-                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST,
+                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST, ORDER,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
@@ -263,12 +321,12 @@ def consume_first(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        HALVES, REST, ORDER,
     )  # fmt: skip
 
 
@@ -278,12 +336,12 @@ def consume_second(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        HALVES, REST, ORDER,
     )  # fmt: skip
 
 
@@ -293,12 +351,12 @@ def consume_third(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        HALVES, REST, ORDER,
     )  # fmt: skip
 
 
@@ -367,7 +425,7 @@ def set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS: gl.cons
 def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale, CONSUMERS: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
+    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
@@ -390,12 +448,12 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, ORDER,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, ORDER,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
@@ -407,17 +465,17 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, ORDER,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, ORDER,
             )),
             (consume_third, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, ORDER,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,

@@ -83,6 +83,8 @@ class Forward:
     """True if the output has its own shared memory; False: it uses that of the queries."""
     registers: int = 240
     """Registers of each thread of a consumer."""
+    order: int = 0
+    """Temporary: a set of bits that choose variants."""
     halves: bool = False
     """True: with a causal mask, the first consumer skips the half of the last tile of keys that it does not see. This
     needs two consumers, each with half as many rows as a tile has keys."""
@@ -377,7 +379,8 @@ def _forward_launch(
         {
             "CONSUMERS": how.consumers, "M": how.queries, "N": how.keys, "D": width, "STAGES": how.stages,
             "Q_STAGES": how.query_stages, "CAUSAL": is_causal, "OWN_ROOM": how.own_room,
-            "HALVES": how.halves and is_causal, "REGISTERS": how.registers, "REST": rest(head_dim), "num_warps": 4,
+            "HALVES": how.halves and is_causal, "REGISTERS": how.registers, "REST": rest(head_dim),
+            "ORDER": how.order, "num_warps": 4,
         },
     )  # fmt: skip
 
