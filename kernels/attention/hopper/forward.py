@@ -129,16 +129,22 @@ def attend_to_tile(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
     numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
-    before = (count - 1) % STAGES
+    PAIRS: gl.constexpr = ORDER & 32
+    if PAIRS:
+        before = stage
+    else:
+        before = (count - 1) % STAGES
     mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
     token = await_turn(token, WHO)
     zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
-    mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
+    if not PAIRS:
+        mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
     acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, D]), acc, is_async=True)
     token = give_turn(token, (WHO + 1) % CONSUMERS)
     s = warpgroup_mma_wait(1, deps=[s_future])
-    mbarrier.arrive(k_empty.index(stage), count=1)
+    if not PAIRS:
+        mbarrier.arrive(k_empty.index(stage), count=1)
     if ORDER & 8:
         before_total = total
     else:
@@ -155,7 +161,10 @@ def attend_to_tile(
     if ORDER & 1:
         mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
     acc = warpgroup_mma_wait(0, deps=[acc_future])
-    mbarrier.arrive(v_empty.index(before), count=1)
+    if PAIRS:
+        mbarrier.arrive(k_empty.index(stage), count=1)
+    else:
+        mbarrier.arrive(v_empty.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), gl.DotOperandLayout(0, acc.type.layout, 2))
     maximum = gl.convert_layout(raised, maximum.type.layout)
@@ -239,12 +248,23 @@ def attend_to_unit(
                 number - 1, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
                 v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, ORDER,
             )  # fmt: skip
-            acc = attend_to_last(half_weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+            if ORDER & 32:
+                acc = attend_to_last(half_weights, acc, count + 1, v_tiles, k_full, k_empty, N, STAGES)
+            else:
+                acc = attend_to_last(half_weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
             count += 1
         else:
-            acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
+            if ORDER & 32:
+                acc = attend_to_last(weights, acc, count, v_tiles, k_full, k_empty, N, STAGES)
+            else:
+                acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
     else:
-        acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
+        if ORDER & 32:
+            acc = attend_to_last(weights, acc, count, v_tiles, k_full, k_empty, N, STAGES)
+        else:
+            acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
+    if ORDER & 32:
+        count += 1
     if ORDER & 8:
         total = gl.convert_layout(gl.sum(total, 1), row_layout)
     return count, token, acc, maximum, total
@@ -365,7 +385,7 @@ def produce(
     q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, group,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    CAUSAL: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -388,19 +408,31 @@ def produce(
                 tma.async_copy_global_to_shared(
                     q, [batch, head, start + who * M, 0], q_full.index(held), q_tiles.index(held)
                 )
-            for index in range(number):
+            for index in range(number + 1 if ORDER & 32 else number):
                 stage = count % STAGES
                 phase = ((count // STAGES) & 1) ^ 1
-                mbarrier.wait(k_empty.index(stage), phase)
-                mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    k, [batch, key_head, index * N, 0], k_full.index(stage), k_tiles.index(stage)
-                )
-                mbarrier.wait(v_empty.index(stage), phase)
-                mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    v, [batch, key_head, index * N, 0], v_full.index(stage), v_tiles.index(stage)
-                )
+                if ORDER & 32:
+                    mbarrier.wait(k_empty.index(stage), phase)
+                    both = (index > 0) & (index < number)
+                    mbarrier.expect(k_full.index(stage), k.block_type.nbytes + v.block_type.nbytes, pred=both)
+                    mbarrier.expect(k_full.index(stage), k.block_type.nbytes, pred=both ^ True)
+                    tma.async_copy_global_to_shared(
+                        v, [batch, key_head, (index - 1) * N, 0], k_full.index(stage), v_tiles.index(stage), pred=index > 0
+                    )
+                    tma.async_copy_global_to_shared(
+                        k, [batch, key_head, index * N, 0], k_full.index(stage), k_tiles.index(stage), pred=index < number
+                    )
+                else:
+                    mbarrier.wait(k_empty.index(stage), phase)
+                    mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        k, [batch, key_head, index * N, 0], k_full.index(stage), k_tiles.index(stage)
+                    )
+                    mbarrier.wait(v_empty.index(stage), phase)
+                    mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        v, [batch, key_head, index * N, 0], v_full.index(stage), v_tiles.index(stage)
+                    )
                 count += 1
             done += 1
 
@@ -457,7 +489,7 @@ def forward_kernel(
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL, ORDER,
             )),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
@@ -479,6 +511,6 @@ def forward_kernel(
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL, ORDER,
             )),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
