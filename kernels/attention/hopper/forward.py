@@ -53,9 +53,11 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 
 
 @gluon.jit
-def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
+def visible(rows, first, keys, like, CAUSAL: gl.constexpr, ORDER: gl.constexpr):
     """Return a mask of the keys from `first` on that the queries `rows` see, in the shape and layout of `like`."""
     columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))
+    if CAUSAL and ORDER & 64:
+        return columns[None, :] <= gl.minimum(rows, keys - 1)[:, None]
     seen = (columns < keys)[None, :]
     if CAUSAL:
         seen = seen & (columns[None, :] <= rows[:, None])
@@ -104,7 +106,7 @@ def softmax_step(
 ):
     """(weights, maximum, total, shrink) after one more tile of scores."""
     if MASKED:
-        s = gl.where(visible(rows, first, keys, s, CAUSAL), s, -float("inf"))
+        s = gl.where(visible(rows, first, keys, s, CAUSAL, ORDER), s, -float("inf"))
     raised = gl.maximum(maximum, gl.max(s, 1) * scale)
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
@@ -118,14 +120,37 @@ def softmax_step(
 
 
 @gluon.jit
+def multiply(weights, v, acc, tail, NARROW: gl.constexpr):
+    """`acc` plus weights times v, not waited for; if NARROW is not 0, of half the columns, and `tail` of NARROW more."""
+    if NARROW == 0:
+        acc = warpgroup_mma(weights, v, acc, is_async=True)
+    else:
+        HALF: gl.constexpr = acc.shape[1]
+        acc = warpgroup_mma(weights, v.slice(0, HALF, 1), acc, is_async=True)
+        others = gl.convert_layout(weights, gl.DotOperandLayout(0, tail.type.layout, 2))
+        tail = warpgroup_mma(others, v.slice(HALF, NARROW, 1), tail, is_async=True)
+    return acc, tail
+
+
+@gluon.jit
+def await_both(acc, tail, NARROW: gl.constexpr):
+    if NARROW == 0:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    else:
+        acc, tail = warpgroup_mma_wait(0, deps=[acc, tail])
+    return acc, tail
+
+
+@gluon.jit
 def attend_to_tile(
-    index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+    index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
-    D: gl.constexpr = acc.shape[1]
+    D: gl.constexpr = k_tiles.shape[4]
+    NARROW: gl.constexpr = REST if D == 128 and ORDER & 128 else 0
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
     numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
@@ -140,9 +165,9 @@ def attend_to_tile(
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
     if not PAIRS:
         mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
-    acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, D]), acc, is_async=True)
+    acc_future, tail_future = multiply(weights, v_tiles.index(before).reshape([N, D]), acc, tail, NARROW)
     token = give_turn(token, (WHO + 1) % CONSUMERS)
-    s = warpgroup_mma_wait(1, deps=[s_future])
+    s = warpgroup_mma_wait(1 if NARROW == 0 else 2, deps=[s_future])
     if not PAIRS:
         mbarrier.arrive(k_empty.index(stage), count=1)
     if ORDER & 8:
@@ -160,45 +185,49 @@ def attend_to_tile(
             summed = hold(summed)
     if ORDER & 1:
         mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
-    acc = warpgroup_mma_wait(0, deps=[acc_future])
+    acc, tail = await_both(acc_future, tail_future, NARROW)
     if PAIRS:
         mbarrier.arrive(k_empty.index(stage), count=1)
     else:
         mbarrier.arrive(v_empty.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    if NARROW > 0:
+        tail = tail * gl.convert_layout(shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
     weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), gl.DotOperandLayout(0, acc.type.layout, 2))
     maximum = gl.convert_layout(raised, maximum.type.layout)
     total = gl.convert_layout(summed, total.type.layout)
-    return token, weights, acc, maximum, total
+    return token, weights, acc, tail, maximum, total
 
 
 @gluon.jit
 def attend(
-    begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+    begin, end, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     MASKED: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
     for index in range(begin, end):
-        token, weights, acc, maximum, total = attend_to_tile(
-            index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+        token, weights, acc, tail, maximum, total = attend_to_tile(
+            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
             rows, keys, scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, ORDER,
         )  # fmt: skip
         count += 1
-    return count, token, weights, acc, maximum, total
+    return count, token, weights, acc, tail, maximum, total
 
 
 @gluon.jit
-def attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr):
+def attend_to_last(
+    weights, acc, tail, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr, NARROW: gl.constexpr
+):
     """The output after the values of the last tile, which has the number `count`: of as many keys as have weights."""
     stage = count % STAGES
     mbarrier.wait(v_full.index(stage), (count // STAGES) & 1)
-    v = v_tiles.index(stage).reshape([N, acc.shape[1]]).slice(0, weights.shape[1], 0)
-    acc = warpgroup_mma(weights, v, acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    v = v_tiles.index(stage).reshape([N, v_tiles.shape[4]]).slice(0, weights.shape[1], 0)
+    acc, tail = multiply(weights, v, acc, tail, NARROW)
+    acc, tail = await_both(acc, tail, NARROW)
     mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc
+    return acc, tail
 
 
 @gluon.jit
@@ -212,10 +241,16 @@ def attend_to_unit(
     The queries see all of the first `free` tiles, and some of up to `number`.
     """
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    NARROW: gl.constexpr = REST if D == 128 and ORDER & 128 else 0
+    WIDTH: gl.constexpr = D if NARROW == 0 else D // 2
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
-    acc = gl.zeros([M, D], gl.float32, acc_layout)
+    acc = gl.zeros([M, WIDTH], gl.float32, acc_layout)
+    if NARROW > 0:
+        tail = gl.zeros([M, NARROW], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16]))
+    else:
+        tail = 0
     maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
     if ORDER & 8:
         total = sums_by_eights(gl.zeros([M, N], gl.float32, s_layout))
@@ -230,57 +265,62 @@ def attend_to_unit(
     p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, ORDER)
     weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), weights_layout)
     count += 1
-    count, token, weights, acc, maximum, total = attend(
-        1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+    count, token, weights, acc, tail, maximum, total = attend(
+        1, free, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
         v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST, ORDER,
     )  # fmt: skip
     halved = 0
     if HALVES and WHO == 0:
         seen = gl.minimum(start + M, keys) - (number - 1) * N  # keys of the last tile, by the first consumer
         halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
-    count, token, weights, acc, maximum, total = attend(
-        gl.maximum(free, 1), number - halved, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles,
+    count, token, weights, acc, tail, maximum, total = attend(
+        gl.maximum(free, 1), number - halved, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles,
         k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST, ORDER,
     )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
-            token, half_weights, acc, maximum, total = attend_to_tile(
-                number - 1, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+            token, half_weights, acc, tail, maximum, total = attend_to_tile(
+                number - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
                 v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, ORDER,
             )  # fmt: skip
             if ORDER & 32:
-                acc = attend_to_last(half_weights, acc, count + 1, v_tiles, k_full, k_empty, N, STAGES)
+                acc, tail = attend_to_last(half_weights, acc, tail, count + 1, v_tiles, k_full, k_empty, N, STAGES, NARROW)
             else:
-                acc = attend_to_last(half_weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+                acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, v_full, v_empty, N, STAGES, NARROW)
             count += 1
         else:
             if ORDER & 32:
-                acc = attend_to_last(weights, acc, count, v_tiles, k_full, k_empty, N, STAGES)
+                acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW)
             else:
-                acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
+                acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW)
     else:
         if ORDER & 32:
-            acc = attend_to_last(weights, acc, count, v_tiles, k_full, k_empty, N, STAGES)
+            acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW)
         else:
-            acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
+            acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW)
     if ORDER & 32:
         count += 1
     if ORDER & 8:
         total = gl.convert_layout(gl.sum(total, 1), row_layout)
-    return count, token, acc, maximum, total
+    return count, token, acc, tail, maximum, total
 
 
 @gluon.jit
 def store(
-    out, logsumexp, out_tiles, q_empty, acc, maximum, total, rows, held, plane, heads, start, queries,
-    WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr,
+    out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
+    WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     """Write a unit's output, through shared memory and the copy engine, and its log-sum-exp."""
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None]
     room = out_tiles.index(WHO if OWN_ROOM else held)
     if OWN_ROOM:
         tma.store_wait(0)
-    room.reshape([M, D]).store(acc.to(out.dtype))
+    if NARROW > 0:
+        tail = tail / gl.convert_layout(total, gl.SliceLayout(1, tail.type.layout))[:, None]
+        room.reshape([M, D]).slice(0, D // 2, 1).store(acc.to(out.dtype))
+        room.reshape([M, D]).slice(D // 2, NARROW, 1).store(tail.to(out.dtype))
+    else:
+        room.reshape([M, D]).store(acc.to(out.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, start + WHO * M, 0], room)
     gl.store(logsumexp + plane.to(gl.int64) * queries + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < queries)
@@ -319,15 +359,15 @@ def consume(
             held = done % Q_STAGES * CONSUMERS + WHO
             mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
             q = q_tiles.index(held).reshape([M, D])
-            count, token, acc, maximum, total = attend_to_unit(
+            count, token, acc, tail, maximum, total = attend_to_unit(
                 count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys,
                 scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST, ORDER,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
             store(
-                out, logsumexp, out_tiles, q_empty, acc, maximum, total, rows, held, plane, heads, start, queries,
-                WHO, M, D, OWN_ROOM,
+                out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
+                WHO, M, D, OWN_ROOM, REST if D == 128 and ORDER & 128 else 0,
             )  # fmt: skip
             done += 1
     tma.store_wait(0)
