@@ -160,13 +160,17 @@ def attend_to_tile(
     else:
         before = (count - 1) % STAGES
     mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
-    token = await_turn(token, WHO)
+    if not ORDER & 512:
+        token = await_turn(token, WHO)
     zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
     if not PAIRS:
         mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
+    if ORDER & 256:
+        acc = acc * tail[:, None]
     acc_future, tail_future = multiply(weights, v_tiles.index(before).reshape([N, D]), acc, tail, NARROW)
-    token = give_turn(token, (WHO + 1) % CONSUMERS)
+    if not ORDER & 512:
+        token = give_turn(token, (WHO + 1) % CONSUMERS)
     s = warpgroup_mma_wait(1 if NARROW == 0 else 2, deps=[s_future])
     if not PAIRS:
         mbarrier.arrive(k_empty.index(stage), count=1)
@@ -190,7 +194,10 @@ def attend_to_tile(
         mbarrier.arrive(k_empty.index(stage), count=1)
     else:
         mbarrier.arrive(v_empty.index(before), count=1)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    if ORDER & 256:
+        tail = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
+    else:
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     if NARROW > 0:
         tail = tail * gl.convert_layout(shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
     weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), gl.DotOperandLayout(0, acc.type.layout, 2))
@@ -218,12 +225,15 @@ def attend(
 
 @gluon.jit
 def attend_to_last(
-    weights, acc, tail, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr, NARROW: gl.constexpr
+    weights, acc, tail, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr, NARROW: gl.constexpr,
+    ORDER: gl.constexpr,
 ):
     """The output after the values of the last tile, which has the number `count`: of as many keys as have weights."""
     stage = count % STAGES
     mbarrier.wait(v_full.index(stage), (count // STAGES) & 1)
     v = v_tiles.index(stage).reshape([N, v_tiles.shape[4]]).slice(0, weights.shape[1], 0)
+    if ORDER & 256:
+        acc = acc * tail[:, None]
     acc, tail = multiply(weights, v, acc, tail, NARROW)
     acc, tail = await_both(acc, tail, NARROW)
     mbarrier.arrive(v_empty.index(stage), count=1)
@@ -249,6 +259,8 @@ def attend_to_unit(
     acc = gl.zeros([M, WIDTH], gl.float32, acc_layout)
     if NARROW > 0:
         tail = gl.zeros([M, NARROW], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16]))
+    elif ORDER & 256:
+        tail = gl.full([M], 1.0, gl.float32, gl.SliceLayout(1, acc_layout))
     else:
         tail = 0
     maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
@@ -284,20 +296,20 @@ def attend_to_unit(
                 v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, ORDER,
             )  # fmt: skip
             if ORDER & 32:
-                acc, tail = attend_to_last(half_weights, acc, tail, count + 1, v_tiles, k_full, k_empty, N, STAGES, NARROW)
+                acc, tail = attend_to_last(half_weights, acc, tail, count + 1, v_tiles, k_full, k_empty, N, STAGES, NARROW, ORDER)
             else:
-                acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, v_full, v_empty, N, STAGES, NARROW)
+                acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, v_full, v_empty, N, STAGES, NARROW, ORDER)
             count += 1
         else:
             if ORDER & 32:
-                acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW)
+                acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW, ORDER)
             else:
-                acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW)
+                acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW, ORDER)
     else:
         if ORDER & 32:
-            acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW)
+            acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW, ORDER)
         else:
-            acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW)
+            acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW, ORDER)
     if ORDER & 32:
         count += 1
     if ORDER & 8:
@@ -342,7 +354,7 @@ def consume(
     programs = gl.num_programs(0)
     count = 0
     token = program
-    if WHO == CONSUMERS - 1:
+    if WHO == CONSUMERS - 1 and not ORDER & 512:
         token = give_turn(program, 0)
     rounds = (tiles * planes + programs - 1) // programs
     done = 0
@@ -371,7 +383,7 @@ def consume(
             )  # fmt: skip
             done += 1
     tma.store_wait(0)
-    if WHO == 0:
+    if WHO == 0 and not ORDER & 512:
         await_turn(token, 0)  # the last one's turn is over, too
 
 
