@@ -107,7 +107,7 @@ def _flex(
         return (out.squeeze(1), logsumexp.squeeze(1)) if return_lse else out.squeeze(1)
     if document_ends is not None:
         check_documents(q.shape[2], k.shape[2], q.device, document_ends)
-    band = band_of(q.shape[2], k.shape[2], is_causal, **masks)
+    band, version = band_of(q.shape[2], k.shape[2], is_causal, **masks), version_of(document_ends)
     group = q.shape[1] // k.shape[1]
     # Below 128 queries, torch chooses its kernel for decoding. That has all rows of a group in one tile, and torch 2.11
     # to 2.13 find no kernel at all if there are more than 128.
@@ -116,7 +116,7 @@ def _flex(
         result = compiling.compiled(flex_attention)(
             q, k, v,
             score_mod=None if softcap is None else _capped(softcap),
-            block_mask=_visible_blocks(q.shape[2], k.shape[2], q.device, band, document_ends, version_of(document_ends)),
+            block_mask=_visible_blocks(q.shape[2], k.shape[2], q.device, band, document_ends, version),
             scale=scale, enable_gqa=group > 1, kernel_options={"BACKEND": "TRITON"} if is_too_high else None,
             return_aux=AuxRequest(lse=True) if return_lse else None,
         )  # fmt: skip
