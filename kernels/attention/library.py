@@ -105,6 +105,8 @@ def _flex(
         options = {"scale": scale, "softcap": softcap, "document_ends": document_ends, **masks}
         out, logsumexp = _flex(*with_heads, return_lse=True, **options)
         return (out.squeeze(1), logsumexp.squeeze(1)) if return_lse else out.squeeze(1)
+    if q.shape[-1] < 16:
+        raise RuntimeError(f"{NO_KERNEL}: FlexAttention takes head dimensions from 16 on")
     if document_ends is not None:
         check_documents(q.shape[2], k.shape[2], q.device, document_ends)
     band, version = band_of(q.shape[2], k.shape[2], is_causal, **masks), version_of(document_ends)
