@@ -30,7 +30,7 @@ class FlashAttention:
     module: str
     """It has the functions flash_attn_func and flash_attn_varlen_func."""
     package: str
-    """For pip."""
+    """For pip, and where it is if not on PyPI."""
     unlimited: int | None
     """Its word for a window without an end."""
 
@@ -91,9 +91,8 @@ def _implementation(name: str, library: FlashAttention) -> Implementation:
     return Implementation(name, library, {"cuda": HALF}, features=FEATURES - {"return_lse"})
 
 
-WHEELS_3 = "flash-attn-3 --find-links https://download.pytorch.org/whl/flash-attn-3/"
-"""The package index has no version 3."""
+PACKAGE_3 = "flash-attn-3 (PyTorch's package index has it, PyPI does not)"
 # Not of `flash_attn`: where version 4 alone is installed, that is a package without functions.
 flash_attn = _implementation("flash_attn", FlashAttention("flash_attn.flash_attn_interface", "flash-attn", -1))
-flash_attn_3 = _implementation("flash_attn_3", FlashAttention("flash_attn_interface", WHEELS_3, -1))
+flash_attn_3 = _implementation("flash_attn_3", FlashAttention("flash_attn_interface", PACKAGE_3, -1))
 flash_attn_4 = _implementation("flash_attn_4", FlashAttention("flash_attn.cute", "flash-attn-4", None))
