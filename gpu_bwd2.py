@@ -37,7 +37,8 @@ def environment(card):
     return {**os.environ, "PYTHONPATH": HERE, "CUDA_VISIBLE_DEVICES": CARDS[card]}
 
 
-# name: (head dim, queries, way, longest first); way: 1 dQ's sum by threads, 2 numbers by the copy engine, 4 named barriers
+# name: (head dim, queries, way, longest first); way: 1 dQ's sum by threads, 2 numbers by the copy engine, 4 named barriers,
+# 8 one loop with a branch for the mask, which keeps the exponentials before the wait for dP (only where not halves)
 VARIANTS = {
     "64 present": (64, 128, 0, True),
     "64 linear": (64, 128, 1, True),
@@ -57,6 +58,8 @@ VARIANTS = {
     "128 named": (128, 64, 4, False),
     "128 linear named": (128, 64, 5, False),
     "128 all": (128, 64, 7, False),
+    "128 one loop": (128, 64, 8, False),
+    "128 all, one loop": (128, 64, 15, False),
 }
 SHAPES = {
     64: [(1, 16, 16384, True), (4, 16, 4096, True), (1, 16, 16384, False)],
@@ -255,7 +258,7 @@ def main():
         process.process.kill()
     if options.ncu and shutil.which("ncu"):
         def profile_all(card):
-            for name in [("64 present", "64 all"), ("128 present", "128 all")][card]:
+            for name in [("64 present", "64 all"), ("128 present", "128 all, one loop")][card]:
                 if left(options.seconds) > 10:
                     profile(name, min(22, left(options.seconds) - 2), card)
 

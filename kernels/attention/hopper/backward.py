@@ -160,7 +160,7 @@ def hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, token, WHO: gl.constexpr,
 
 @gluon.jit
 def visit(
-    begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    begin, free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
     REST: gl.constexpr, WAY: gl.constexpr,
@@ -189,7 +189,10 @@ def visit(
         exponent = numbers.index(stage * 2).load(column_layout)
         s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
-        if MASKED:
+        if WAY & 8:
+            if index < free:
+                p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
+        elif MASKED:
             p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
@@ -324,16 +327,23 @@ def consume(
         )  # fmt: skip
     else:
         for _member in range(group):
-            count, token, dk, dv = visit(
-                first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-                q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-                WHO, M, N, D, CAUSAL, True, REST, WAY,
-            )  # fmt: skip
-            count, token, dk, dv = visit(
-                gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-                dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys,
-                scale, WHO, M, N, D, CAUSAL, False, REST, WAY,
-            )  # fmt: skip
+            if WAY & 8:
+                count, token, dk, dv = visit(
+                    first, free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
+                    numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+                    WHO, M, N, D, CAUSAL, True, REST, WAY,
+                )  # fmt: skip
+            else:
+                count, token, dk, dv = visit(
+                    first, free, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+                    q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+                    WHO, M, N, D, CAUSAL, True, REST, WAY,
+                )  # fmt: skip
+                count, token, dk, dv = visit(
+                    gl.maximum(first, free), free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+                    dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys,
+                    scale, WHO, M, N, D, CAUSAL, False, REST, WAY,
+                )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
