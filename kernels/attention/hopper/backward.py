@@ -592,6 +592,27 @@ def produce_way(
 
 
 @gluon.jit
+def produce_any(
+    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+    start, batch, key_head, heads, group, queries, keys, padded,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
+):  # fmt: skip
+    if WAY & 6 == 0:
+        produce(
+            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
+        )  # fmt: skip
+    else:
+        produce_way(
+            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL, WAY,
+        )  # fmt: skip
+
+
+@gluon.jit
 def await_dq(dq_full, count, token, WHO: gl.constexpr, WAY: gl.constexpr):
     if WAY & 4:
         token = hear_adder(token, WHO)
@@ -759,7 +780,7 @@ def backward_kernel(
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
             start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW, WAY,
         )),
-        (produce_way, (
+        (produce_any, (
             q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
             start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL, WAY,
