@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,6 +96,7 @@ def draw_shape(rng: random.Random, features: Set[str] = FEATURES) -> Shape:
         document_lengths=documents,
         scale=rng.uniform(0.3, 2) / math.sqrt(head_dim) if rng.random() < 0.3 and "scale" in features else None,
         softcap=rng.uniform(1, 50) if rng.random() < 0.2 and "softcap" in features else None,
+        return_lse=rng.random() < 0.2 and "return_lse" in features,
     )  # fmt: skip
     return Shape(
         rng.choice((1, 2, 5)), queries, keys, head_dim, problem,
@@ -116,33 +117,48 @@ def compare(shape: Shape, seed: int, name: str = "triton") -> Verdict:
     """
     function = flash_attention if name == "triton" else ATTENTION.load(name).function
     generator, problem = torch.Generator(DEVICE).manual_seed(seed), shape.problem
-    q = _draw(shape, problem.num_heads, shape.queries, generator).requires_grad_()
+    q = _draw(shape, problem.num_heads, shape.queries, generator)
     key_heads = problem.num_kv_heads or problem.num_heads
-    k, v = (_draw(shape, key_heads, shape.keys, generator).requires_grad_() for _ in range(2))
+    k, v = (_draw(shape, key_heads, shape.keys, generator) for _ in range(2))
     gradient = _draw(shape, problem.num_heads, shape.queries, generator)
-    options = problem.options(DEVICE)
-    calls = []
-    for _ in range(2):
-        out = function(q, k, v, problem.is_causal, **options)
-        calls.append((out.detach(), *torch.autograd.grad(out, (q, k, v), gradient)))
-    rights = _written_out(problem, q.double(), k.double(), v.double(), gradient.double())
-    plains = _written_out(problem, q, k, v, gradient)
-    allowed = limits(plains, rights, problem)
+    tensors = q, k, v, gradient, torch.randn(q.shape[:-1], generator=generator, device=DEVICE)
+    calls = [_results(function, problem, *tensors) for _ in range(2)]
+    rights = _results(attention, problem, *(tensor.double() for tensor in tensors))
+    plains = _results(attention, problem, *tensors)
+    allowed = limits(plains[:4], rights[:4], problem)
     worst, wrong = 0.0, []
     for call, results in enumerate(calls, start=1):
-        for result, given, right, limit in zip(RESULTS, results, rights, allowed, strict=True):
+        for result, given, right, limit in zip(RESULTS, results, rights, allowed, strict=False):
             found = error(given, right)
             worst = max(worst, found.relative / limit.relative, found.element / limit.element)
             if reason := found.why_wrong(limit):
                 wrong.append(f"{result} of call {call}: {reason}")
+        if problem.return_lse:
+            part = _error_of_logsumexp(results[4], rights[4]) / (2 * _error_of_logsumexp(plains[4], rights[4]) + 1e-3)
+            worst = max(worst, part)
+            if not part <= 1:
+                wrong.append(f"log-sum-exp of call {call}: {part:.1f} times the allowed error")
     return Verdict(worst, "; ".join(wrong) or None)
 
 
-def _written_out(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    """The reference's output and gradients, in the inputs' dtype."""
+def _results(
+    function: Any, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, lse_gradient: Tensor
+) -> tuple[Tensor, ...]:
+    """The output and the gradients of q, k and v; with `return_lse` also the log-sum-exp, and its gradient is used."""
     inputs = [one.detach().requires_grad_() for one in (q, k, v)]
-    out = attention(inputs[0], inputs[1], inputs[2], problem.is_causal, **problem.options(q.device))
-    return out.detach(), *torch.autograd.grad(out, inputs, gradient)
+    out = function(*inputs, problem.is_causal, **problem.options(q.device))
+    if not problem.return_lse:
+        return out.detach(), *torch.autograd.grad(out, inputs, gradient)
+    out, logsumexp = out
+    outputs = out, torch.where(logsumexp.isinf(), 0.0, logsumexp)  # that of a query without keys has no gradient
+    return out.detach(), *torch.autograd.grad(outputs, inputs, (gradient, lse_gradient)), logsumexp.detach()
+
+
+def _error_of_logsumexp(given: Tensor, right: Tensor) -> float:
+    """The largest error; infinite if a query that sees no key has another value than −∞, or another query has it."""
+    if not torch.equal(given.isneginf(), right.isneginf()):
+        return math.inf
+    return (given.double() - right).masked_fill(right.isneginf(), 0.0).abs().max().item()
 
 
 def _draw(shape: Shape, heads: int, rows: int, generator: torch.Generator) -> Tensor:
@@ -208,7 +224,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="compare this shape alone")
     parser.add_argument("--processes", type=int, default=max(1, min(12, len(os.sched_getaffinity(0)) - 2)))
-    parser.add_argument("--implementation", default="triton", help="hopper: problems without options only")
+    parser.add_argument("--implementation", default="triton", help="hopper takes grouped heads and log-sum-exps alone")
     options = parser.parse_args()
     number = options.shapes if options.number is None else options.number + 1
     shapes = draw_shapes(number, options.seed, ATTENTION.load(options.implementation).features)

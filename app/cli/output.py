@@ -66,7 +66,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
         "attempt": f"{job['attempt']} of {job['max_attempts']}",
         "worker": job["worker_id"],
-        "code": ", ".join(f"{job['links'][name]} ({name})" for name in job["links"] if name.endswith("code")) or None,
+        "code": _code(job["links"]),
         "key": job["unique_key"],
         "timeout": "none" if job["timeout_s"] is None else duration(job["timeout_s"]),
         "broken": (job.get("broken") or {}).get("detail"),
@@ -77,6 +77,15 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         echo(f"    {line}")
     if job["error"] is not None:
         echo(problem_text(job["error"]))
+
+
+def _code(links: Mapping[str, str]) -> str | None:
+    """Name each uploaded file once, with the fields that take it; None if there is none."""
+    fields: dict[str, list[str]] = {}
+    for name, url in links.items():
+        if name.endswith("code"):
+            fields.setdefault(url, []).append(name)
+    return ", ".join(f"{url} ({', '.join(names)})" for url, names in fields.items()) or None
 
 
 def _print_facts(facts: Mapping[str, Any]) -> None:
@@ -206,13 +215,19 @@ def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     if not of_profiles:
         rows = [row for row in rows if row["metric"] == compared["headline"] or row["finding"] in DIFFERENT]
     place = names[: names.index("baseline_ms" if of_profiles else "metric")]
+    labels = next((its for its in compared["spec_differences"] if its["name"].endswith("revision.label")), None)
+    sides = f"{labels['candidate']} against {labels['baseline']}: " if labels else ""
     echo()
-    echo(f"{compared['sentence']}.")
+    echo(f"{sides}{compared['sentence']}.")
     if rows:
         shown = ("baseline_ms", "candidate_ms", "change_ms") if of_profiles else COMPARED_COLUMNS
         echo()
         print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
-    echo(f"\n`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
+    echo()
+    for note in compared["notes"]:
+        echo(f"- {note}")
+    print_missing(server.missing(job))
+    echo(f"`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
     return True
 
 

@@ -91,7 +91,7 @@ def workers(
         if noise := noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]):
             echo_line(f"{cell(worker['id'])}: {noise}")
     if not rows:
-        echo("no worker is connected: start one with `flopwatch worker`", err=True)
+        echo("no worker is connected: if none is starting, start one with `flopwatch worker`", err=True)
     if len(listed) > len(chosen):
         echo(f"and {len(listed) - len(chosen)} that stopped or were lost: --all", err=True)
 

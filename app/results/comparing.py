@@ -216,7 +216,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
         requested=question.metrics,
         fail_above_percent=question.fail_above_percent,
     )
-    notes = [*_notes(pair, differences, of_environments), *pair.notes]
+    notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
     if profiles is None and any(cell.value is not None for row in judged for cell in row.cells):
         notes.insert(0, FASTEST if pair.takes_fastest else MEDIANS)
     return Comparison(
@@ -227,7 +227,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
         rows=[replace(row, judged=its) for row, its in zip(rows, judged, strict=True)],
         profiles=profiles,
         differences=differences,
-        spec_differences=environments.spec_differences(baseline.setup, candidate.setup),
+        spec_differences=_with_effect(environments.spec_differences(baseline.setup, candidate.setup), pair.both),
         environment_differences=of_environments,
         notes=notes,
     )
@@ -272,6 +272,30 @@ def _notes(
             which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"of {len(side.jobs)} jobs"
             notes.append(f"The {side.name}, {which}, is {side.validity}; its verdict says why.")
     return notes
+
+
+def _with_effect(differences: Sequence[Difference], sides: Sequence[Side]) -> list[Difference]:
+    """Null the fields that no case of a side uses, and leave out those that are then equal."""
+
+    def value(side: Side, name: str, value: Scalar) -> Scalar:
+        has_none = all(case.coordinates.get(name, value) is None for case in side.cases)
+        return None if side.cases and has_none else value
+
+    used = [
+        Difference(its.name, value(sides[0], its.name, its.baseline), value(sides[1], its.name, its.candidate))
+        for its in differences
+    ]
+    return [its for its in used if in_use(its.baseline) != in_use(its.candidate)]
+
+
+def _unlabelled(differences: Sequence[Difference], kind: str) -> list[Difference]:
+    """Where a label differs, leave out what it stands for, and what has no effect on one of the sides."""
+    labels = KINDS[kind].labels if kind in KINDS else {}
+    differing = labels.keys() & {difference.name for difference in differences}
+    if not differing:
+        return list(differences)
+    behind = {name for label in differing for name in labels[label]}
+    return [its for its in differences if its.name not in behind and None not in (its.baseline, its.candidate)]
 
 
 def _same_jobs(*sides: Side) -> str | None:

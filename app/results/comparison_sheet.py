@@ -97,7 +97,7 @@ def _shown_columns(judged: Sequence[findings.Row]) -> list[Column]:
     """Return METRIC_COLUMNS; formats for people show only those that carry information here."""
     tested = any(row.p_adjusted is not None for row in judged)
     has_intervals = any((row.estimate or findings.NOTHING).low is not None for row in judged)
-    failed = any(cell.outcome not in ("ok", None) for row in judged for cell in row.cells)
+    failed = any(cell.outcome not in ("ok", "unknown", None) for row in judged for cell in row.cells)
     doubtful = any(verdict in VERDICTS[1:] for row in judged for verdict in row.verdicts)
     shown = {
         "ratio_low": has_intervals,

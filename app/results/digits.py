@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.results.sheet import Cell, Column
+from app.text.numbers import NOTHING
 
 TOO_SMALL = 1e-6
 """A smaller number, which six decimals would show as 0, is written with an exponent."""
@@ -33,7 +34,7 @@ def column_texts(values: Sequence[Any], column: Column) -> list[str]:
 
 def _text(value: Any, column: Column, decimals: int | None) -> str:
     if value is None:
-        return ""
+        return NOTHING
     if isinstance(value, float) and column.role == "value":
         return digits(value, column.unit) if decimals is None else f"{value:z.{decimals}f}"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -42,8 +43,12 @@ def _text(value: Any, column: Column, decimals: int | None) -> str:
 def _gain(cell: Any) -> str:
     """Write how many times better a row is: "1.18×"."""
     if cell.outcome != "ok" or cell.value is None:
-        return cell.outcome or ""
+        return _without_value(cell)
     return f"{cell.value:.2f}×" if cell.value >= 0.1 else f"{cell.value:.2g}×"
+
+
+def _without_value(cell: Cell) -> str:
+    return NOTHING if cell.outcome in (None, "ok", "unknown") else cell.outcome
 
 
 def _common(cells: Iterable[Any], unit: str | None) -> int | None:
@@ -70,14 +75,12 @@ def _common(cells: Iterable[Any], unit: str | None) -> int | None:
 
 
 def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) -> str:
-    """Write a metric of a case: "21.346 ± 0.012", "oom", or nothing where it was not measured.
+    """Write a metric of a case: "21.346 ± 0.012", "oom", or NOTHING where it is not known.
 
     decimals: number of decimals of this number and its standard deviation; None: chosen for this number.
     """
-    if cell.outcome is None:
-        return ""
     if cell.outcome != "ok" or cell.value is None:
-        return "unknown" if cell.outcome == "ok" else cell.outcome
+        return _without_value(cell)
     value, spread = cell.value, cell.spread
     if spread is None or cell.n is None or cell.n < 2:
         return digits(value, unit) if decimals is None else f"{value:z.{decimals}f}"

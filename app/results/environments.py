@@ -9,6 +9,7 @@ from typing import Any
 
 from app.specs import Scalar
 from app.specs._base import flat
+from app.specs._training import OF_OUR_STEP
 from app.store.database.engine import Snapshot
 from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob
@@ -72,7 +73,8 @@ class Setup:
 
 def _spec(job: FinishedJob, side: str | None) -> dict[str, Scalar]:
     spec = job.spec.get(side, {}) if side is not None and job.holds_specs else job.spec
-    return _flat({name: value for name, value in spec.items() if name != "kind"})
+    idle = OF_OUR_STEP if spec.get("step_code") else frozenset[str]()
+    return _flat({name: value for name, value in spec.items() if name != "kind" and name not in idle})
 
 
 def _flat(nested: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -103,7 +105,7 @@ def environment_differences(
 
 def spec_differences(one: Setup, other: Setup) -> list[Difference]:
     """Return the fields in which the specs differ, including those that do not change the work: seed, measure_steps,
-    device."""
+    device. Fields of our model are None where a step of one's own takes its place."""
     return [Difference(*difference) for difference in _differences(one.specs, other.specs)]
 
 

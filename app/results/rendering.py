@@ -145,6 +145,9 @@ class _Texts:
         """Return True if the column is aligned to the right."""
         return column.role in ("metric", "gain") or (column.role == "value" and column.type in ("number", "integer"))
 
+    def is_numeric(self, column: Column) -> bool:
+        return self.is_right(column) or column.type in ("number", "integer")
+
     def plain_head(self, column: Column) -> str:
         """Return the column's name as queries use it, with its unit unless the name contains it."""
         if column.group is not None and not self.groups:
@@ -312,7 +315,7 @@ def _typeset(character: str) -> str:
 def _html(sheet: Sheet, base_url: str | None) -> str:
     """Write a table element without styles.
 
-    Cells that hold numbers, and their heads, have the class "number"; texts too long for one line the class "long"; a
+    Columns of numbers have the class "number" in head and cells; texts too long for one line the class "long"; a
     row with a sign the class "marked". The best cell of a column stands in "strong".
     """
     texts = _Texts(sheet)
@@ -326,7 +329,7 @@ def _html(sheet: Sheet, base_url: str | None) -> str:
             written = f"<strong>{written}</strong>"
         mark = texts.mark(row, at)
         written += f"<sup>{html.escape(mark)}</sup>" if mark else ""
-        return _html_cell("td", text, _is_number(texts.values[row][at]), written)
+        return _html_cell("td", text, texts.is_numeric(texts.columns[at]), written)
 
     lines = [*(f"<p>{html.escape(sentence)}</p>" for sentence in sheet.lead), "<table>"]
     if sheet.caption:
@@ -340,7 +343,7 @@ def _html(sheet: Sheet, base_url: str | None) -> str:
 
 
 def _html_heads(texts: _Texts) -> str:
-    numeric = [texts.is_right(column) or column.type in ("number", "integer") for column in texts.columns]
+    numeric = list(map(texts.is_numeric, texts.columns))
     if not texts.groups:
         heads = zip(texts.columns, numeric, strict=True)
         cells = "".join(_html_cell("th", texts.plain_head(column), right) for column, right in heads)
@@ -370,11 +373,6 @@ def _html_cell(tag: str, text: str, is_number: bool, written: str | None = None)
     name = "number" if is_number else "long" if len(text) > LONG else None
     attribute = f' class="{name}"' if name else ""
     return f"<{tag}{attribute}>{html.escape(text) if written is None else written}</{tag}>"
-
-
-def _is_number(value: Any) -> bool:
-    number = value.value if isinstance(value, Cell) else value
-    return isinstance(number, int | float) and not isinstance(number, bool)
 
 
 _RENDERERS: dict[str, Callable[[Sheet, str | None], str]] = {

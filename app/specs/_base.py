@@ -377,6 +377,15 @@ def check_documents(document_lengths: Sequence[int] | None, field: str, tokens: 
         raise field_error(field, f"they have {total} tokens together, and {of} is {tokens}: make them equal")
 
 
+def masks_with_effect(
+    window: int | None, document_lengths: list[int] | None, tokens: int
+) -> tuple[int | None, list[int] | None]:
+    """Return a sequence's window and documents; None for a window or a single document that hides nothing of it."""
+    longest = max(document_lengths or (tokens,))
+    hides = window is not None and window < longest
+    return window if hides else None, document_lengths if longest < tokens else None
+
+
 def field_error(field: str, message: str) -> PydanticCustomError:
     """Build an error of a model validator that belongs to one `field` (a name, or a/b path below the model).
 

@@ -23,6 +23,7 @@ from app.specs._base import (
     Window,
     check_documents,
     field_error,
+    masks_with_effect,
 )
 from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
@@ -105,7 +106,8 @@ class ModelSpec(StrictModel):
     num_kv_heads: KeyHeads = None
     """Heads of keys and values, each shared by as many query heads; divides num_heads. Null: as many as query heads."""
     window: Window = None
-    """Tokens that a token sees back, itself included. Null: all before it."""
+    """Tokens that a token sees back, itself included. Null: all before it, as where it is not shorter than the
+    sequence."""
     document_lengths: DocumentLengths = None
     """Lengths of the documents that are packed into each sequence, together context_length: a token sees its own
     document only. Null: one document."""
@@ -141,11 +143,18 @@ class ModelSpec(StrictModel):
         preset: Mapping[str, int] = {} if self.size is None else MODEL_SIZES[self.size]  # type: ignore[assignment]
         return {**preset, **own}
 
-    def coordinates(self) -> dict[str, Scalar]:
-        """Return the coordinates that spell out `size`, and leave out what is as without it."""
+    def coordinates(self, tokens: int) -> dict[str, Scalar]:
+        """Return the coordinates that spell out `size`, and leave out what is as without it in sequences of so many
+        tokens."""
         shape = self.shape()
         key_heads = None if self.num_kv_heads == shape["num_heads"] else self.num_kv_heads
-        return {f"model.{name}": value for name, value in {**shape, "num_kv_heads": key_heads}.items()}
+        window, documents = self.masks(tokens)
+        few = {"num_kv_heads": key_heads, "window": window, **({"document_lengths": None} if documents is None else {})}
+        return {f"model.{name}": value for name, value in {**shape, **few}.items()}
+
+    def masks(self, tokens: int) -> tuple[int | None, list[int] | None]:
+        """Return the window and the documents, None where they hide nothing in sequences of so many tokens."""
+        return masks_with_effect(self.window, self.document_lengths, tokens)
 
     def check_documents(self, context_length: int) -> None:
         """Check that the documents fill a spec's sequences; for its model validator."""
@@ -324,6 +333,11 @@ class TrainingSpec(SpecBase):
             )
 
     @property
+    def longest(self) -> int:
+        """Tokens of a sequence, with those that mode `generate` adds."""
+        return self.context_length + (self.new_tokens if self.mode == "generate" else 0)
+
+    @property
     def model_has_loss(self) -> bool:
         """True if the model computes the loss itself."""
         return self.fused_linear_cross_entropy or "linear_cross_entropy" in self.fused
@@ -335,7 +349,7 @@ class TrainingSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields that the mode does not use to null."""
         del identity["model.size"]
-        identity |= self.model.coordinates()
+        identity |= self.model.coordinates(self.longest)
         identity = coordinates(identity, "code", self.code)
         identity = coordinates(identity, "attention_code", self.attention_code)
         identity = coordinates(identity, "step_code", self.step_code)

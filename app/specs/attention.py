@@ -27,6 +27,7 @@ from app.specs._base import (
     check_number_of_cells,
     field_error,
     listed,
+    masks_with_effect,
 )
 from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
@@ -98,7 +99,8 @@ class AttentionSpec(SpecBase):
     num_kv_heads: KeyHeads = None
     """Heads of keys and values, each shared by as many query heads; divides num_heads. Null: as many as query heads."""
     window: Window = None
-    """Keys that a query sees back, its own position included, and as many forth where `causal` is false. Null: all."""
+    """Keys that a query sees back, its own position included, and as many forth where `causal` is false. Null: all, as
+    where it is not shorter than the sequence."""
     document_lengths: DocumentLengths = None
     """Lengths of the documents that are packed into each sequence, together the sequence length: a query sees its own
     document only. Null: one document."""
@@ -214,10 +216,18 @@ class AttentionSpec(SpecBase):
             identity = {**identity, "query_length": None}
         if self.num_kv_heads == self.num_heads:
             identity = {**identity, "num_kv_heads": None}
-        if identity["query_length"] is None or (self.window is None and not identity.get("causal")):
+        window, documents = self.masks(int(identity["sequence_length"] or 0))
+        identity = {**identity, "window": window}
+        if documents is None:
+            identity = {**identity, "document_lengths": None}
+        if identity["query_length"] is None or (window is None and not identity.get("causal")):
             identity = {**identity, "bottom_right": None}
         identity = coordinates(identity, "code", self.code if self.is_code(name) else None)
         return ({**identity, "autotune": None} if name in NOT_TUNED else identity), {}
+
+    def masks(self, sequence_length: int) -> tuple[int | None, list[int] | None]:
+        """Return the window and the documents, None where they hide nothing."""
+        return masks_with_effect(self.window, self.document_lengths, max(sequence_length, self.query_length or 0))
 
     def is_code(self, implementation: Scalar) -> bool:
         """Return True if a cell's implementation is the uploaded code."""

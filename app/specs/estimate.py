@@ -114,7 +114,7 @@ class EstimateSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set the sizes of the other architecture to null."""
         del identity["model.size"]
-        identity |= self.model.coordinates()
+        identity |= self.model.coordinates(self.context_length)
         unused = "stack." if self.architecture == "transformer" else "model."
         identity |= dict.fromkeys(name for name in identity if name.startswith(unused))
         if self.architecture == "feed_forward_stack":

@@ -118,7 +118,7 @@ class MixedPrecisionSpec(SpecBase):
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Spell out the model's preset, and set fields without effect to null: sums have no model."""
         del identity["model.size"]
-        identity |= self.model.coordinates()
+        identity |= self.model.coordinates(self.context_length)
         audit = identity.get("audit")
         without_effect = set(OF_AUDITS if audit is None else OF_ACCUMULATIONS)
         if audit != "transformer":

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels import compiling
-from kernels.attention.masks import check_documents, documents_of, visible_keys
+from kernels.attention.masks import check_documents, documents_of, version_of, visible_keys
 from kernels.attention.problem import Band, band_of
 from kernels.attention.reference import attention
 from kernels.compiling import each_size_compiled
@@ -70,14 +70,16 @@ def _mask(
     band = band_of(q.shape[2], k.shape[2], is_causal, **masks)
     if document_ends is None and band.lower is None and band.upper in (None, 0):
         return band.upper == 0, None
-    version = None if document_ends is None else document_ends._version
+    version = version_of(document_ends)
     return False, _remembered_mask(q.shape[2], k.shape[2], q.device, is_causal, document_ends, version, **masks)
 
 
-# One mask: it grows with the square of the length. The key of a tensor is the tensor itself.
+# One mask: it grows with the square of the length. The key of a tensor is the tensor itself. A mask made under
+# `torch.inference_mode` could not be saved for a backward pass later.
 @functools.lru_cache(maxsize=1)
+@torch.inference_mode(False)
 def _remembered_mask(
-    queries: int, keys: int, device: torch.device, is_causal: bool, document_ends: Tensor | None, version: int | None,
+    queries: int, keys: int, device: torch.device, is_causal: bool, document_ends: Tensor | None, _version: object,
     **masks: Any,
 ) -> Tensor:  # fmt: skip
     hidden = visible_keys(queries, keys, device, is_causal, document_ends=document_ends, **masks).hidden(slice(0, keys))
@@ -103,16 +105,21 @@ def _flex(
         options = {"scale": scale, "softcap": softcap, "document_ends": document_ends, **masks}
         out, logsumexp = _flex(*with_heads, return_lse=True, **options)
         return (out.squeeze(1), logsumexp.squeeze(1)) if return_lse else out.squeeze(1)
+    if q.shape[-1] < 16:
+        raise RuntimeError(f"{NO_KERNEL}: FlexAttention takes head dimensions from 16 on")
     if document_ends is not None:
         check_documents(q.shape[2], k.shape[2], q.device, document_ends)
-    band = band_of(q.shape[2], k.shape[2], is_causal, **masks)
-    version = None if document_ends is None else document_ends._version
+    band, version = band_of(q.shape[2], k.shape[2], is_causal, **masks), version_of(document_ends)
+    group = q.shape[1] // k.shape[1]
+    # Below 128 queries, torch chooses its kernel for decoding. That has all rows of a group in one tile, and torch 2.11
+    # to 2.13 find no kernel at all if there are more than 128.
+    is_too_high = q.shape[2] < 128 < q.shape[2] * group
     with each_size_compiled():
         result = compiling.compiled(flex_attention)(
             q, k, v,
             score_mod=None if softcap is None else _capped(softcap),
             block_mask=_visible_blocks(q.shape[2], k.shape[2], q.device, band, document_ends, version),
-            scale=scale, enable_gqa=q.shape[1] != k.shape[1],
+            scale=scale, enable_gqa=group > 1, kernel_options={"BACKEND": "TRITON"} if is_too_high else None,
             return_aux=AuxRequest(lse=True) if return_lse else None,
         )  # fmt: skip
     return (result[0], result[1].lse) if return_lse else result
@@ -127,8 +134,9 @@ def _capped(softcap: float) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)
 def _visible_blocks(
-    queries: int, keys: int, device: torch.device, band: Band, document_ends: Tensor | None, version: int | None
+    queries: int, keys: int, device: torch.device, band: Band, document_ends: Tensor | None, _version: object
 ) -> Any:
     from torch.nn.attention.flex_attention import and_masks, create_block_mask
 

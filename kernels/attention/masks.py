@@ -74,6 +74,17 @@ def check_documents(queries: int, keys: int, device: torch.device, document_ends
         raise ValueError(f"packed documents have as many queries as keys, not {queries} and {keys}")
 
 
+def version_of(document_ends: Tensor | None) -> object:
+    """Return what differs if the ends have changed, for caches of what is made of them. Tensors made under
+    `torch.inference_mode` have no version: they always count as changed."""
+    if document_ends is None:
+        return None
+    try:
+        return document_ends._version
+    except RuntimeError:
+        return object()
+
+
 def documents_of(document_ends: Tensor, tokens: int) -> Tensor:
     """Return the number of each token's document, (tokens,). Tokens behind the last end are one more document."""
     return torch.searchsorted(document_ends, torch.arange(tokens, device=document_ends.device), right=True)

@@ -170,7 +170,7 @@ def test_a_job_that_waits_for_another_flopwatch_says_so(service: Service, tmp_pa
     shown = wait_for_own_job_beside(service, tmp_path, same_host=True)
     reasons = [line.partition(" waits: ")[2] for line in shown if " waits: " in line]
     host = json.dumps(socket.gethostname())
-    assert reasons[0] == "no worker is connected: start one with `flopwatch worker`"
+    assert reasons[0] == "no worker is connected: if none is starting, start one with `flopwatch worker`"
     holder = rf"\(process \d+ of {re.escape(getpass.getuser())}\)"
     assert re.fullmatch(rf"another Flopwatch holds the CPU of {re.escape(host)} {holder}", reasons[1])
     assert len(reasons) == 2

@@ -23,26 +23,42 @@ def plain(q: Any, k: Any, v: Any, is_causal: bool = False) -> Any:
     return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
 
 
-@pytest.mark.parametrize(("factor", "wrong"), [(1, 0), (1.1, 1)])
+@pytest.mark.parametrize("wrong", [None, "out", "logsumexp", "gradient of logsumexp", "logsumexp without keys"])
 def test_the_stress_test_finds_wrong_results(
-    factor: float, wrong: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def attention(*given: Any, **options: Any) -> Any:
+        out, lse = ATTENTION.load("eager").function(*given, **options)
+        if wrong == "out":
+            out = 1.1 * out
+        elif wrong == "logsumexp":
+            lse = lse + (0.1 * lse).detach()
+        elif wrong == "gradient of logsumexp":
+            lse = 1.2 * lse - (0.2 * lse).detach()
+        elif wrong is not None:
+            lse = lse.masked_fill(lse.isinf(), 0.0)
+        return out, lse
+
     monkeypatch.setattr(attention_stress, "DEVICE", "cpu")
-    by_torch = ATTENTION.load("sdpa_math").function
-    monkeypatch.setattr(
-        attention_stress, "flash_attention", lambda *given, **options: factor * by_torch(*given, **options)
-    )
+    monkeypatch.setattr(attention_stress, "flash_attention", attention)
+    problem = AttentionProblem(4, 2, window=7, return_lse=True)  # the last queries see no key
+    shape = attention_stress.Shape(1, 33, 20, 40, problem, torch.bfloat16, True)
+    assert attention_stress.work({7: shape}, seed=1, name="triton") == (wrong is not None)
+    printed = capsys.readouterr().out
+    assert printed.count("wrong: shape 7") == (wrong is not None)
+    assert "1 shapes, largest error" in printed
+
+
+def test_the_stress_test_takes_functions_without_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_stress, "DEVICE", "cpu")
     problem = AttentionProblem(4, 2, is_causal=True, document_lengths=(9, 0, 24), window=7)
     shape = attention_stress.Shape(1, 33, 33, 40, problem, torch.bfloat16, True)
-    assert attention_stress.work({7: shape}, seed=1, name="triton") == wrong
-    printed = capsys.readouterr().out
-    assert printed.count("wrong: shape 7") == wrong
-    assert "1 shapes, largest error" in printed
+    assert attention_stress.compare(shape, 1, "sdpa_math").reason is None
 
 
 def test_the_stress_test_draws_what_the_implementation_takes() -> None:
     every = attention_stress.draw_shapes(300, seed=1)
-    assert frozenset().union(*(shape.problem.features for shape in every)) == FEATURES - {"return_lse"}
+    assert frozenset().union(*(shape.problem.features for shape in every)) == FEATURES
     assert all(shape.problem.visible_pairs(shape.queries, shape.keys) >= 0 for shape in every), "documents fill them"
     assert any(0 in (shape.problem.document_lengths or ()) for shape in every)
     few = attention_stress.draw_shapes(300, 1, frozenset({"num_kv_heads"}))

@@ -29,6 +29,7 @@ def library(unlimited: Any) -> ModuleType:
         q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None, causal: bool,
         window_size: tuple[Any, Any], softcap: float,
     ) -> Any:  # fmt: skip
+        assert isinstance(softcap, float), "None breaks the backward pass of version 4"
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         places = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2])
         keys = torch.arange(k.shape[2])
@@ -53,6 +54,7 @@ def library(unlimited: Any) -> ModuleType:
         assert torch.equal(cu_seqlens_q, cu_seqlens_k)
         assert max_seqlen_q == max_seqlen_k == max(lengths)
         assert sum(lengths) == q.shape[0]
+        assert min(lengths) > 0
         documents = zip(*(torch.split(tensor, lengths) for tensor in (q, k, v)), strict=True)
         parts = [flash_attn_func(*(part.unsqueeze(0) for part in parts), **options) for parts in documents]
         return torch.cat([(part[0] if isinstance(part, tuple) else part).squeeze(0) for part in parts])
@@ -65,7 +67,7 @@ def library(unlimited: Any) -> ModuleType:
 @pytest.mark.parametrize(
     ("name", "module", "unlimited"),
     [
-        ("flash_attn", "flash_attn", -1),
+        ("flash_attn", "flash_attn.flash_attn_interface", -1),
         ("flash_attn_3", "flash_attn_interface", -1),
         ("flash_attn_4", "flash_attn.cute", None),
     ],
@@ -96,9 +98,23 @@ def test_a_problem_that_the_library_lacks_and_a_missing_library_are_refused(monk
         function(long, long, long)
     with pytest.raises(RuntimeError, match=f"{NO_KERNEL}.*last query and the last key"):
         function(short, long, long, True)
+    for head_dim in (20, 264):
+        wide = torch.randn(1, 2, 5, head_dim)
+        with pytest.raises(RuntimeError, match=f"{NO_KERNEL}.*multiples of 8, up to 256"):
+            function(wide, wide, wide)
+
+
+def test_version_4_alone_is_not_taken_for_version_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", library(None))
+    monkeypatch.delitem(sys.modules, "flash_attn.flash_attn_interface", raising=False)
+    inputs = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    assert ATTENTION.load("flash_attn_4").function(*inputs).shape == inputs[0].shape
+    with pytest.raises(RuntimeError, match=f"{NO_KERNEL}.*pip install flash-attn$"):
+        ATTENTION.load("flash_attn").function(*inputs)
 
 
 def test_documents_end_with_the_sequence() -> None:
-    starts, longest = installed._starts(torch.tensor([3, 9], dtype=torch.int32), 0, 2, 5)
-    assert starts.tolist() == [0, 3, 5, 5, 8, 10, 10], "the library would read what lies behind"
+    starts, longest = installed._starts(torch.tensor([0, 3, 9], dtype=torch.int32), 0, 2, 5)
+    assert starts.tolist() == [0, 3, 5, 8, 10], "the library would read what lies behind"
     assert longest == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +62,43 @@ def test_backends_get_a_mask_only_where_there_is_one() -> None:
     assert library._mask(q, q, True, document_ends=ends)[1] is mask, "made once for a batch"
     ends[0] = 4
     assert library._mask(q, q, True, document_ends=ends)[1].sum() == 10, "other documents in the same memory"
+
+
+def test_what_is_made_of_documents_serves_inference_and_training() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
+    function, ends = ATTENTION.load("sdpa_math").function, torch.tensor([2, 5], dtype=torch.int32)
+    with torch.inference_mode():
+        own = ends.clone()
+        for last in (2, 3):  # changed in place, and tensors made here have no version
+            own[0] = last
+            right = attention(q, k, v, True, document_ends=own)
+            torch.testing.assert_close(function(q, k, v, True, document_ends=own), right)
+        function(q, k, v, True, document_ends=ends)
+    function(q, k, v, True, document_ends=ends).sum().backward()
+    assert q.grad is not None, "the mask of the call before may be saved for the backward pass"
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "backend"), [(64, 2, None), (65, 2, "TRITON"), (33, 4, "TRITON"), (128, 2, None)]
+)
+def test_flex_leaves_torchs_decoding_where_that_has_no_kernel(
+    queries: int, heads: int, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+
+    def compiled(_function: Any) -> Any:
+        return lambda q, *_, kernel_options, **__: chosen.append((kernel_options or {}).get("BACKEND")) or q
+
+    monkeypatch.setattr(compiling, "compiled", compiled)
+    q, k = torch.empty(1, heads, queries, 16), torch.empty(1, 1, 200, 16)
+    ATTENTION.load("flex").function(q, k, k)
+    assert chosen == [backend]
+
+
+def test_flex_refuses_narrow_heads() -> None:
+    q = torch.empty(1, 1, 4, 8)
+    with pytest.raises(RuntimeError, match=f"{library.NO_KERNEL}: FlexAttention takes head dimensions from 16 on"):
+        ATTENTION.load("flex").function(q, q, q)
 
 
 def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:

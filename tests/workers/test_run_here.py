@@ -71,6 +71,8 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
 def test_measurements_are_printed_and_files_written(tmp_path: Path, run: Run) -> None:
     code, out, err = run(SPEC)
     assert code == 0, err
+    assert "independent" not in out + err, "a single unit shares its process with nothing"
+    assert "median of the samples of one process" in out
     head, _, *rows = [re.split(r" *\| *", line) for line in out.splitlines() if line.startswith("|")]
     assert head[1:5] == ["model", "context_length", "forward_ms", "step_ms"]
     assert [[row[1].rstrip(" †‡"), row[2]] for row in rows] == [["tiny", "8"]]
@@ -108,9 +110,24 @@ def test_json_has_everything(run: Run) -> None:
     assert titles == ["tiny, context 8, replicate 1 of 2", "tiny, context 8, replicate 2 of 2"]
 
 
-def test_replicates_are_said_to_share_the_process(run: Run) -> None:
+def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    build = _training.build
+
+    def watched(*arguments: Any) -> _training.Training:
+        alive.append(sum(model() is not None for model in models))
+        training = build(*arguments)
+        vars(training.model)["itself"] = training.model  # a cycle, as compiled models have: only the collector frees it
+        models.append(weakref.ref(training.model))
+        return training
+
+    monkeypatch.setattr(_training, "build", watched)
     code, out, err = run({**SPEC, "replicates": 3})
     assert code == 0, err
+    assert alive == [0, 0, 0]
     told = "flopwatch run: all replicates run in this process, so they are no independent samples: `flopwatch submit`"
     assert err.count(f"{told} gives each a process of its own\n") == err.count("independent") == 1
     assert err.index("3/3 measuring") < err.index(told), "the first unit is as good as one of a queue"
@@ -128,36 +145,11 @@ def test_sides_are_said_to_share_the_process(run: Run) -> None:
     assert [line.split()[1] for line in out.splitlines() if "| tiny" in line] == ["baseline", "candidate"]
 
 
-def test_a_single_unit_shares_its_process_with_nothing(run: Run) -> None:
-    code, out, err = run(SPEC)
-    assert code == 0, err
-    assert "independent" not in out + err
-    assert "median of the samples of one process" in out
-
-
 def test_units_that_are_no_replicates_are_not_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     """A profile has a unit for each tool: one that is forked, and several that are exec'd under their wrappers."""
     tools = [Unit("steps", start="exec", wrap=(tool,)) for tool in ("nsys", "ncu")]
     run_here_module._warn_of_one_process([Unit("steps"), Unit("other steps"), *tools])
     assert capsys.readouterr().err == ""
-
-
-def test_a_unit_finds_nothing_of_the_one_before_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    models: list[weakref.ref[Any]] = []
-    alive: list[int] = []
-    build = _training.build
-
-    def watched(*arguments: Any) -> _training.Training:
-        alive.append(sum(model() is not None for model in models))
-        training = build(*arguments)
-        vars(training.model)["itself"] = training.model  # a cycle, as compiled models have: only the collector frees it
-        models.append(weakref.ref(training.model))
-        return training
-
-    monkeypatch.setattr(_training, "build", watched)
-    code, _, err = run({**SPEC, "replicates": 3})
-    assert code == 0, err
-    assert alive == [0, 0, 0]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to give memory back")

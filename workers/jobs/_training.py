@@ -165,22 +165,21 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         load(ATTENTION, spec.attention) if spec.attention_code is None else uploaded.implementation(spec.attention_code)
     )
     dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
-    problem = shape_of(spec.model).problem
+    problem = shape_of(spec.model, spec.longest).problem
     if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD, problem=problem):
         raise Unsupported(reason)
     if spec.fused:
         check_fused(device)
-    generated = spec.new_tokens if spec.mode == "generate" else 0
     arguments: dict[str, Any] = {
         "vocab_size": spec.model.vocab_size,
-        "context_length": spec.context_length + generated,
+        "context_length": spec.longest,
         **spec.model.shape(),
         **options_of(model_class, spec, attention.function),
     }
 
     def build() -> torch.nn.Module:
         model: torch.nn.Module = model_class(**arguments)
-        if generated and not hasattr(model, "new_cache"):
+        if spec.mode == "generate" and not hasattr(model, "new_cache"):
             raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
         if spec.model_has_loss and "targets" not in inspect.signature(model.forward).parameters:
             field = "fused_linear_cross_entropy" if spec.fused_linear_cross_entropy else "fused linear_cross_entropy"
@@ -205,17 +204,17 @@ def check_fused(device: torch.device) -> None:
         raise Unsupported("fused: Triton is not installed: install triton, or leave fused out")
 
 
-def shape_of(model: ModelSpec) -> Shape:
-    """Return the sizes of a model, as `workers.model.accounting` takes them."""
+def shape_of(model: ModelSpec, tokens: int) -> Shape:
+    """Return the sizes of a model for sequences of so many tokens, as `workers.model.accounting` takes them."""
     from workers.model.accounting import Shape
 
-    documents = None if model.document_lengths is None else tuple(model.document_lengths)
+    window, documents = model.masks(tokens)
     return Shape(
         vocab_size=model.vocab_size,
         **model.shape(),
         num_kv_heads=model.num_kv_heads,
-        window=model.window,
-        document_lengths=documents,
+        window=window,
+        document_lengths=None if documents is None else tuple(documents),
     )
 
 
@@ -232,14 +231,14 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     Raises:
         Unsupported: the spec needs an option that the model lacks.
     """
-    fields = type(spec).model_fields
+    fields, shape = type(spec).model_fields, shape_of(spec.model, spec.longest)
     options = {
         "rope_theta": (
             spec.model.rope_theta,
             spec.model.rope_theta == type(spec.model).model_fields["rope_theta"].default,
         ),
         **{
-            name: (getattr(spec.model, name), getattr(spec.model, name) is None)
+            name: (getattr(shape, name), getattr(shape, name) is None)
             for name in ("num_kv_heads", "window", "document_lengths")
         },
         "attention": (attention, spec.attention_code is None and spec.attention == fields["attention"].default),

@@ -170,13 +170,14 @@ def problem_of(spec: AttentionSpec, cell: AttentionCell) -> AttentionProblem:
     from kernels.attention.problem import AttentionProblem
 
     used = spec.case(cell).identity
+    window, documents = spec.masks(cell.sequence_length)
     return AttentionProblem(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         is_causal=cell.causal,
         bottom_right=bool(used["bottom_right"]),
-        window=spec.window,
-        document_lengths=None if spec.document_lengths is None else tuple(spec.document_lengths),
+        window=window,
+        document_lengths=None if documents is None else tuple(documents),
         scale=spec.scale,
         softcap=spec.softcap,
     )

@@ -138,7 +138,7 @@ def sizes(spec: EstimateSpec) -> tuple[Shape | FeedForwardStack, StepMemory]:
     )
     if spec.architecture == "feed_forward_stack":
         return FeedForwardStack(spec.stack.d_model, spec.stack.d_ff, spec.stack.num_blocks), step
-    return shape_of(spec.model), step
+    return shape_of(spec.model, spec.context_length), step
 
 
 def symbols_of(shape: Shape | FeedForwardStack, step: StepMemory) -> dict[str, float]:

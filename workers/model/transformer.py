@@ -219,7 +219,8 @@ class TransformerLM(nn.Module):
         attention: (q, k, v, is_causal, **options) -> output; `kernels.registry.ATTENTION` has them by name.
         num_kv_heads: Heads of keys and values, each shared by as many query heads; None: as many as query heads.
         window: Tokens that a token sees back, itself included; None: all before it.
-        document_lengths: Lengths of the documents that are packed into each sequence; None: one document.
+        document_lengths: Lengths of the documents that are packed into each sequence, together its length; None: one
+            document.
         activation_checkpointing: Recompute activations in the backward pass. It has no effect on calls with a cache.
         checkpoint_scope: The part to recompute. "block": each block from its input. "selective": in every block the
             cheap operations (norms, SwiGLU's product), and in the first `checkpoint_layers` also the feed-forward
@@ -298,7 +299,8 @@ class TransformerLM(nn.Module):
             (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`; a scalar with `targets`.
 
         Raises:
-            ValueError: more than context_length tokens, or several tokens on top of a filled cache.
+            ValueError: more than context_length tokens, several tokens on top of a filled cache, or sequences that the
+                documents do not fill.
         """
         start = 0 if cache is None else cache.length
         end = start + token_ids.shape[-1]
@@ -306,6 +308,9 @@ class TransformerLM(nn.Module):
             raise ValueError(f"{end} tokens are more than the context length ({self.context_length})")
         if start and end - start > 1:
             raise ValueError("a filled cache takes one token at a time")
+        documents = self.shape.document_lengths
+        if documents is not None and sum(documents) != token_ids.shape[-1]:
+            raise ValueError(f"documents of {sum(documents)} tokens do not fill sequences of {token_ids.shape[-1]}")
         cos, sin = self.rope_cos[start:end], self.rope_sin[start:end]
         x = self.token_embeddings(token_ids)
         for index, block in enumerate(self.layers):

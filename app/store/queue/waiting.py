@@ -101,7 +101,7 @@ def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
     """Say in words what the job needs that none of these workers has; None when one of them could run it."""
     start_one = ALLOW_IT if RUNS_CODE in job.requirements else START_ONE
     if not connected:
-        return f"no worker is connected: {start_one}"
+        return f"no worker is connected: if none is starting, {start_one}"
     candidates = [host for host in connected if host.state == "active"]
     if not candidates:
         return f"every connected worker is stopping and takes no new jobs: {start_one}"

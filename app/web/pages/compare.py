@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -44,6 +44,10 @@ class CompareQuery(StrictQuery):
     """The jobs, and the metric whose distributions are drawn."""
 
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
+    baseline: Annotated[Id | Text | None, Field(union_mode="left_to_right"), NONE_IF_EMPTY] = None
+    """As in `/compare`: a job before all of `job`. The name of a baseline leads to where that is compared."""
+    candidate: list[Id] = Field(default=[], max_length=MAX_JOBS)
+    """As in `/compare`: more of `job`."""
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     back: Annotated[str, Field(max_length=2000)] = ""
     """The query of the list in which the jobs were picked. If it is given, the oldest job is the baseline: the list has
@@ -52,7 +56,8 @@ class CompareQuery(StrictQuery):
     def ids(self) -> list[int]:
         """Return the jobs, the baseline first."""
         picked_in_a_list = "back" in self.model_fields_set
-        return list(dict.fromkeys(sorted(self.job) if picked_in_a_list else self.job))
+        first = [self.baseline] if isinstance(self.baseline, int) else []
+        return list(dict.fromkeys([*first, *(sorted(self.job) if picked_in_a_list else self.job), *self.candidate]))
 
 
 class AddQuery(StrictQuery):
@@ -73,6 +78,9 @@ def add(query: Annotated[AddQuery, Query()]) -> Response:
 
 @router.get("/compare")
 def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
+    if isinstance(query.baseline, str):
+        services.baselines.get(query.baseline)  # a page, not the API, says that there is none
+        return RedirectResponse(_named(query.baseline, query.candidate or query.job), status_code=303)
     ids = query.ids()
     jobs = [_job(services, job_id) for job_id in ids]
     comparisons = _comparisons(services, jobs) if jobs else []
@@ -113,6 +121,13 @@ def _links(ids: Sequence[int], at: int) -> dict[str, str]:
 
 def _address(ids: Sequence[int]) -> str:
     return "/ui/compare" + (f"?{urlencode([('job', job_id) for job_id in ids])}" if ids else "")
+
+
+def _named(baseline: str, candidates: Sequence[int]) -> str:
+    """Return the address of jobs compared with a baseline's results; without jobs, that of its page."""
+    if not candidates:
+        return f"/ui/baselines/{quote(baseline, safe='')}"
+    return f"/compare/export?{urlencode({'baseline_name': baseline, 'candidate': candidates}, doseq=True)}"
 
 
 def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

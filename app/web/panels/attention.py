@@ -24,7 +24,8 @@ def panels(results: JobResults) -> list[Panel]:
         panels += charts(results, LINES, metric, words, text, folded=bool(panels))
     rate = "Useful FLOPs divided by the median time; of causal attention half of the square counts."
     panels += charts(results, LINES, "tflops", "Rate", rate)
-    panels += charts(results, LINES, "peak_memory_mib", "Peak memory", "Inputs included.", folded=True)
+    memory = "Inputs included, but not the mask that sdpa_* get for a window, documents or bottom_right."
+    panels += charts(results, LINES, "peak_memory_mib", "Peak memory", memory, folded=True)
     for metric, words in ERRORS.items():
         panels += charts(results, LINES, metric, words, "Against the oracle in float64.", folded=True)
     return panels

@@ -28,6 +28,10 @@ from kernels.attention.hopper.barriers import (
     along_rows,
     known_late,
     meet,
+    tell,
+    tell_adder,
+    hear,
+    hear_adder,
 )
 
 
@@ -107,21 +111,59 @@ def part_of_dq(ds, k, WHO: gl.constexpr):
 
 
 @gluon.jit
-def hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, WHO: gl.constexpr):
+def free_tile(barrier, stage, token, NAME: gl.constexpr, WAY: gl.constexpr):
+    """Tell the producer that this consumer has read a tile. WAY & 4: by the named barrier NAME + stage."""
+    if WAY & 4:
+        token = tell(token, NAME + stage)
+    else:
+        mbarrier.arrive(barrier.index(stage), count=1)
+    return token
+
+
+@gluon.jit
+def await_numbers(numbers_full, stage, phase, WAY: gl.constexpr):
+    if WAY & 2 == 0:
+        mbarrier.wait(numbers_full.index(stage), phase)
+
+
+@gluon.jit
+def by_thread(dq):
+    """dQ of 64 rows, rearranged without moving between registers: 4 numbers of a thread, then all 128 threads, and so
+    on. Each thread then stores 16 bytes, next to its neighbour's."""
+    WIDTH: gl.constexpr = dq.shape[1]
+    parts = dq.reshape([4, 2, 8, WIDTH // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
+    return parts.reshape([WIDTH // 4, 256])
+
+
+@gluon.jit
+def store_dq(room, dq, dq_full, token, WHO: gl.constexpr, WAY: gl.constexpr):
+    """Store a consumer's part of dQ, and tell the warp that adds it up."""
+    if WAY & 1:
+        room.reshape([dq.shape[1] // 4, 256]).store(by_thread(dq))
+    else:
+        room.reshape([dq.shape[0], dq.shape[1]]).store(dq)
+    fence_async_shared()
+    if WAY & 4:
+        token = tell_adder(token, WHO)
+    else:
+        mbarrier.arrive(dq_full.index(WHO), count=1)
+    return token
+
+
+@gluon.jit
+def hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, token, WHO: gl.constexpr, WAY: gl.constexpr):
     """Store a consumer's part of dQ for the warp that adds it up, once that has read the part before."""
     ROOM: gl.constexpr = WHO if dq_tiles.shape[0] == 2 else 0
     mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-    dq_tiles.index(ROOM).reshape([dq.shape[0], dq.shape[1]]).store(dq)
-    fence_async_shared()
-    mbarrier.arrive(dq_full.index(WHO), count=1)
+    return store_dq(dq_tiles.index(ROOM), dq, dq_full, token, WHO, WAY)
 
 
 @gluon.jit
 def visit(
-    begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    begin, free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
-    REST: gl.constexpr,
+    REST: gl.constexpr, WAY: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `begin` to `end`."""
     HALF: gl.constexpr = N // 2
@@ -143,11 +185,14 @@ def visit(
         s = along_rows(k, q, zeros, REST)
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do, zeros, REST)
-        mbarrier.wait(numbers_full.index(stage), phase)
+        await_numbers(numbers_full, stage, phase, WAY)
         exponent = numbers.index(stage * 2).load(column_layout)
         s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
-        if MASKED:
+        if WAY & 8:
+            if index < free:
+                p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
+        elif MASKED:
             p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
@@ -161,13 +206,11 @@ def visit(
         dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
         dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
-        mbarrier.arrive(do_empty.index(stage), count=1)
+        token = free_tile(do_empty, stage, token, 13, WAY)
         mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-        dq_tiles.index(WHO).reshape([dq.shape[0], dq.shape[1]]).store(dq)
-        fence_async_shared()
-        mbarrier.arrive(dq_full.index(WHO), count=1)
+        token = store_dq(dq_tiles.index(WHO), dq, dq_full, token, WHO, WAY)
         dk = warpgroup_mma_wait(0, deps=[dk])
-        mbarrier.arrive(q_empty.index(stage), count=1)
+        token = free_tile(q_empty, stage, token, 10, WAY)
         count += 1
     return count, token, dk, dv
 
@@ -200,6 +243,7 @@ def visit_halves(
     first, free, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    WAY: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `first` to `end` of a whole group; those before `free` get a mask.
 
@@ -229,7 +273,7 @@ def visit_halves(
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do.slice(0, PART, 0), zeros, REST)
         s_next = along_rows(k, q.slice(PART, PART, 0), zeros, REST)
-        mbarrier.wait(numbers_full.index(stage), phase)
+        await_numbers(numbers_full, stage, phase, WAY)
         dv, ds = visit_half(
             s, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
             0, ONE + 1, WHO, CAUSAL, left_layout,
@@ -248,10 +292,10 @@ def visit_halves(
         dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
         s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
-        mbarrier.arrive(do_empty.index(stage), count=1)
-        hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, WHO)
+        token = free_tile(do_empty, stage, token, 13, WAY)
+        token = hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, token, WHO, WAY)
         dk = warpgroup_mma_wait(0, deps=[dk])
-        mbarrier.arrive(q_empty.index(stage), count=1)
+        token = free_tile(q_empty, stage, token, 10, WAY)
         index += 1
         if index == end:
             index = first
@@ -264,6 +308,7 @@ def consume(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    WAY: gl.constexpr,
     HALVES: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = N // 2
@@ -278,20 +323,27 @@ def consume(
         token, dk, dv = visit_halves(
             first, gl.maximum(first, free), end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
             dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, REST,
+            WHO, M, N, D, CAUSAL, REST, WAY,
         )  # fmt: skip
     else:
         for _member in range(group):
-            count, token, dk, dv = visit(
-                first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-                q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-                WHO, M, N, D, CAUSAL, True, REST,
-            )  # fmt: skip
-            count, token, dk, dv = visit(
-                gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-                dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys,
-                scale, WHO, M, N, D, CAUSAL, False, REST,
-            )  # fmt: skip
+            if WAY & 8:
+                count, token, dk, dv = visit(
+                    first, free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
+                    numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+                    WHO, M, N, D, CAUSAL, True, REST, WAY,
+                )  # fmt: skip
+            else:
+                count, token, dk, dv = visit(
+                    first, free, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+                    q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+                    WHO, M, N, D, CAUSAL, True, REST, WAY,
+                )  # fmt: skip
+                count, token, dk, dv = visit(
+                    gl.maximum(first, free), free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+                    dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys,
+                    scale, WHO, M, N, D, CAUSAL, False, REST, WAY,
+                )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
@@ -309,6 +361,7 @@ def consume_narrow(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    WAY: gl.constexpr,
 ):  # fmt: skip
     """As `consume`, without the columns of zeros: dK and dV are sums of D/2 columns and of REST more.
 
@@ -352,7 +405,7 @@ def consume_narrow(
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do, zeros, REST)
-        mbarrier.wait(numbers_full.index(stage), phase)
+        await_numbers(numbers_full, stage, phase, WAY)
         exponent = numbers.index(stage * 2).load(column_layout)
         p = gl.exp2(s * scale - exponent[None, :])
         if index < free:
@@ -379,13 +432,11 @@ def consume_narrow(
         dk = warpgroup_mma(gl.convert_layout(ds, left_operand), q.slice(0, LEFT, 1), dk, is_async=True)
         dk_rest = warpgroup_mma(gl.convert_layout(ds, rest_operand), q.slice(LEFT, REST, 1), dk_rest, is_async=True)
         s, dq, dv, dv_rest = warpgroup_mma_wait(2, deps=[s, dq, dv, dv_rest])
-        mbarrier.arrive(do_empty.index(stage), count=1)
+        token = free_tile(do_empty, stage, token, 13, WAY)
         mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-        dq_tile.index(0).reshape([M, DQ_WIDTH]).store(dq)
-        fence_async_shared()
-        mbarrier.arrive(dq_full.index(WHO), count=1)
+        token = store_dq(dq_tile.index(0), dq, dq_full, token, WHO, WAY)
         dk, dk_rest = warpgroup_mma_wait(0, deps=[dk, dk_rest])
-        mbarrier.arrive(q_empty.index(stage), count=1)
+        token = free_tile(q_empty, stage, token, 10, WAY)
         index += 1
         if index == end:
             index = first
@@ -408,19 +459,19 @@ def consume_first(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr, NARROW: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr, WAY: gl.constexpr,
 ):  # fmt: skip
     if NARROW:
         consume_narrow(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST,
+            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST, WAY,
         )  # fmt: skip
     else:
         consume(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST, HALVES,
+            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST, WAY, HALVES,
         )  # fmt: skip
 
 
@@ -430,19 +481,19 @@ def consume_second(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr, NARROW: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr, WAY: gl.constexpr,
 ):  # fmt: skip
     if NARROW:
         consume_narrow(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST,
+            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST, WAY,
         )  # fmt: skip
     else:
         consume(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST, HALVES,
+            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST, WAY, HALVES,
         )  # fmt: skip
 
 
@@ -483,20 +534,111 @@ def produce(
 
 
 @gluon.jit
+def produce_way(
+    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+    start, batch, key_head, heads, group, queries, keys, padded,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
+):  # fmt: skip
+    """As `produce`. WAY & 2: exponents and deltas come through the copy engine, on the barriers of q and do."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    NUMBERS: gl.constexpr = 4 * M if WAY & 2 else 0
+    mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
+    tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
+    tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
+    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    total = group * (end - first)
+    head = key_head * group
+    index = first
+    token = start
+    for count in range(total):
+        stage = count % 2
+        phase = ((count // 2) & 1) ^ 1
+        row = (batch * heads + head) * padded + index * M
+        if WAY & 2 == 0:
+            rows = (batch * heads + head).to(gl.int64) * padded + index * M + gl.arange(0, M, layout)
+            exponent = gl.load(exponents + rows)
+            delta = gl.load(deltas + rows)
+        if WAY & 4:
+            if count >= 2:
+                token = hear(token, 10 + stage)
+        else:
+            mbarrier.wait(q_empty.index(stage), phase)
+        mbarrier.expect(q_full.index(stage), q.block_type.nbytes + NUMBERS)
+        tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], q_full.index(stage), q_tiles.index(stage))
+        if WAY & 2:
+            tma.async_copy_global_to_shared(exponents, [0, row], q_full.index(stage), numbers.index(stage * 2))
+        if WAY & 4:
+            if count >= 2:
+                token = hear(token, 13 + stage)
+        else:
+            mbarrier.wait(do_empty.index(stage), phase)
+        mbarrier.expect(do_full.index(stage), do.block_type.nbytes + NUMBERS)
+        tma.async_copy_global_to_shared(do, [batch, head, index * M, 0], do_full.index(stage), do_tiles.index(stage))
+        if WAY & 2:
+            tma.async_copy_global_to_shared(exponents, [1, row], do_full.index(stage), numbers.index(stage * 2 + 1))
+        else:
+            numbers.index(stage * 2).store(exponent)
+            numbers.index(stage * 2 + 1).store(delta)
+            mbarrier.arrive(numbers_full.index(stage), count=1)
+        index += 1
+        if index == end:
+            index = first
+            head += 1
+    if WAY & 4:  # no barrier is left half full
+        for count in range(gl.maximum(total - 2, 0), total):
+            token = hear(token, 13 + count % 2)
+            token = hear(token, 10 + count % 2)
+
+
+@gluon.jit
+def produce_any(
+    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+    start, batch, key_head, heads, group, queries, keys, padded,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
+):  # fmt: skip
+    if WAY & 6 == 0:
+        produce(
+            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
+        )  # fmt: skip
+    else:
+        produce_way(
+            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL, WAY,
+        )  # fmt: skip
+
+
+@gluon.jit
+def await_dq(dq_full, count, token, WHO: gl.constexpr, WAY: gl.constexpr):
+    if WAY & 4:
+        token = hear_adder(token, WHO)
+    else:
+        mbarrier.wait(dq_full.index(WHO), count & 1)
+    return token
+
+
+@gluon.jit
 def add_up(
     dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
 ):  # fmt: skip
     BY_ROWS: gl.constexpr = M == 128
+    token = start
     first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
     count = 0
     for member in range(group):
         for index in range(first, end):
             for who in gl.static_range(2):
-                mbarrier.wait(dq_full.index(who), count & 1)
+                token = await_dq(dq_full, count, token, who, WAY)
                 row = index * M
                 column = 0
-                if BY_ROWS:
+                if WAY & 1:
+                    row = index * (M * D // 256) + who * (M * D // 512)
+                elif BY_ROWS:
                     row += who * (M // 2)
                 else:
                     column = who * (D // 2)
@@ -510,18 +652,27 @@ def add_up(
 @gluon.jit
 def add_up_narrow(
     dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
 ):  # fmt: skip
     """As `add_up`, of parts of unequal width. The second consumer's, which has fewer products, is waited for first."""
     first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
     total = group * (end - first)
     index = first
     head = key_head * group
+    token = start
     for count in range(total):
-        mbarrier.wait(dq_full.index(1), count & 1)
-        add_through_copy_engine(dq_rest, [batch, head, index * M, D // 2], rest_tiles.index(0))
-        mbarrier.wait(dq_full.index(0), count & 1)
-        add_through_copy_engine(dq_sum, [batch, head, index * M, 0], dq_tiles.index(0))
+        row = index * M
+        rest_row = row
+        column = D // 2
+        if WAY & 1:
+            PART: gl.constexpr = dq_sum.block_shape[2]
+            row = index * (PART + dq_rest.block_shape[2])
+            rest_row = row + PART
+            column = 0
+        token = await_dq(dq_full, count, token, 1, WAY)
+        add_through_copy_engine(dq_rest, [batch, head, rest_row, column], rest_tiles.index(0))
+        token = await_dq(dq_full, count, token, 0, WAY)
+        add_through_copy_engine(dq_sum, [batch, head, row, 0], dq_tiles.index(0))
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(0), count=1)
         mbarrier.arrive(dq_empty.index(1), count=1)
@@ -580,7 +731,7 @@ def backward_kernel(
     q, k, v, do, exponents, deltas, dq_sum, dq_rest, dk_out, dv_out,
     heads, key_heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
+    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr, WAY: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum` (batch, heads, padded, D).
 
@@ -600,7 +751,13 @@ def backward_kernel(
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
     dq_tiles, rest_tiles = allocate_dq(dq_sum, dq_rest, NARROW)
-    numbers = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    if WAY & 2:
+        number_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, M], exponents.layout)
+        numbers = number_tiles._reinterpret(gl.float32, [4, M], plain)
+    else:
+        number_tiles = gl.allocate_shared_memory(gl.float32, [4, M], plain)
+        numbers = number_tiles
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -616,20 +773,20 @@ def backward_kernel(
         (consume_first, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW, WAY,
         )),
         (consume_second, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW, WAY,
         )),
-        (produce, (
-            q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, numbers,
+        (produce_any, (
+            q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
+            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL, WAY,
         )),
         (add_up_narrow if NARROW else add_up, (
             dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
-            M, N, D, CAUSAL,
+            M, N, D, CAUSAL, WAY,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

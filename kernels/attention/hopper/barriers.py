@@ -58,6 +58,48 @@ def meet(token):
 
 
 @gluon.jit
+def tell(token, name):
+    """Arrive at a named barrier of both consumers and the producer's warp, without waiting."""
+    return gl.inline_asm_elementwise(
+        "bar.arrive $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, name], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def hear(token, name):
+    """Wait at a named barrier for both consumers."""
+    return gl.inline_asm_elementwise(
+        "bar.sync $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, name], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def tell_adder(token, WHO: gl.constexpr):
+    """Arrive at the named barrier of consumer WHO and the warp that adds up, without waiting."""
+    if WHO == 0:
+        return gl.inline_asm_elementwise(
+            "bar.arrive 8, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:  # noqa: RET505
+        return gl.inline_asm_elementwise(
+            "bar.arrive 9, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def hear_adder(token, WHO: gl.constexpr):
+    """Wait for consumer WHO's part."""
+    if WHO == 0:
+        return gl.inline_asm_elementwise(
+            "bar.sync 8, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:  # noqa: RET505
+        return gl.inline_asm_elementwise(
+            "bar.sync 9, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
 def after_the_kernel_before(token):
     """Wait until the kernel that was launched before has ended, and let the one behind start and wait in turn.
 

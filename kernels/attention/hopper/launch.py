@@ -104,6 +104,8 @@ class Backward:
     halves: bool = False
     """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance. It
     holds where all columns of a tile are multiplied (`rest` is 0); elsewhere it was not timed."""
+    way: int = 0
+    """Bits: 1: dQ's sum by threads; 2: exponents and deltas by the copy engine; 4: named barriers."""
 
 
 @dataclass(frozen=True)
@@ -496,11 +498,13 @@ def _backward_launches(
     )  # fmt: skip
     if isinstance(how, TwoPasses):
         return BackwardLaunches(2 * numbers, True, prepare, _wide_keys(problem, how), _wide_queries(problem, how))
+    linear = bool(how.way & 1)
+    rows = 64 if linear else rows
     finish = Launch(
         finish_kernel,
         triton.cdiv(queries, rows) * heads * batches,
         (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.root),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "SUM": columns, **OVERLAPPED_LAUNCH},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "SUM": columns, "LINEAR": linear, **OVERLAPPED_LAUNCH},
     )
     return BackwardLaunches((2 + columns) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
 
@@ -567,6 +571,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
     padded, width = problem.padded, problem.width
     depth, narrow, columns = rest(problem.shape[-1]), is_narrow(problem.shape[-1]), sum_columns(problem.shape[-1])
+    linear = how.way & 1
     # Consumers add up half of the rows each, or half of the columns; narrow ones the first half of them, and the rest.
     block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
     sizes, steps = (batches, heads, padded, columns), (heads * padded * columns, padded * columns, columns, 1)
@@ -574,17 +579,28 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
         Window.of(4, sizes, steps, (1, 1, *each), _layout(torch.float32, *each), 2 * problem.numbers)
         for each in (block, (how.queries, depth) if narrow else block)
     )
+    if linear:
+        long = (batches, heads, padded * columns // 256, 256)
+        steps = (heads * padded * columns, padded * columns, 256, 1)
+        dq_sum, dq_rest = (
+            Window.of(4, long, steps, (1, 1, each[0] * each[1] // 256, 256), _plain_layout(4), 2 * problem.numbers)
+            for each in (block, (how.queries, depth) if narrow else block)
+        )
+    inputs = problem.inputs(how.queries, how.keys)
+    if how.way & 2:
+        window = Window.of(4, (2, problem.numbers), (problem.numbers, 1), (1, how.queries), _plain_layout(2))
+        inputs = (*inputs[:4], window, inputs[5])
     return Launch(
         backward_kernel,
         triton.cdiv(keys, how.keys) * key_heads * batches,
         (
-            *problem.inputs(how.queries, how.keys), dq_sum, dq_rest,
+            *inputs, dq_sum, dq_rest,
             problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
             heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
         ),
         {
             **problem.options(how), "LONGEST_FIRST": how.longest_first,
-            "HALVES": how.halves and depth == 0, "NARROW": narrow,
+            "HALVES": how.halves and depth == 0, "NARROW": narrow, "WAY": how.way,
         },
     )  # fmt: skip
 
@@ -664,3 +680,10 @@ def _layout(dtype: torch.dtype, length: int, width: int) -> Any:
 
     names = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
     return gl.NVMMASharedLayout.get_default_for([1, 1, length, width], names[dtype])
+
+
+@functools.cache
+def _plain_layout(rank: int) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout(0, 32, rank)

@@ -148,7 +148,8 @@ class TestWhoMayRunIt:
         assert job["waiting"] is None
         able_site.services.registration.set_worker_state(able_site.worker.id, "stopped")
         waiting = able_site.http.get(f"/jobs/{job['id']}").json()["waiting"]
-        assert waiting == "no worker is connected: start `flopwatch up`, or `flopwatch worker`, with --allow-code"
+        allow_it = "start `flopwatch up`, or `flopwatch worker`, with --allow-code"
+        assert waiting == f"no worker is connected: if none is starting, {allow_it}"
         able_site.worker.id = "other"
         able_site.worker.register(KINDS, ABLE)
         waiting = able_site.http.get(f"/jobs/{job['id']}").json()["waiting"]

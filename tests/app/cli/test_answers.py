@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.cli.output import MOST_COMPARED, MOST_KERNELS, print_answer
+from app.cli.output import MOST_COMPARED, MOST_KERNELS, _code, print_answer
 from flopwatch import Flopwatch
 
 
@@ -17,9 +17,13 @@ class Answers:
         self, tables: dict[str, list[dict[str, Any]]] | None = None, compared: Any = None, files: Any = ()
     ) -> None:
         self.tables, self.compared, self.files = tables or {}, compared, files
+        self.without_value: list[str] = []
 
     def has_measurements(self, job: Any) -> bool:
         return False
+
+    def missing(self, job: Any) -> list[str]:
+        return self.without_value
 
     def units(self, job: Any) -> list[Any]:
         return []
@@ -99,9 +103,29 @@ def test_a_comparison_prints_its_sentence_and_the_rows_that_matter(capsys: pytes
         compared("step_ms", 1.2, "worse"),
     ]
     columns = [{"name": name} for name in rows[0]]
-    answer = {"columns": columns, "rows": rows, "headline": "step_ms", "sentence": "step_ms: candidate is 1.20× slower"}
+    answer = {
+        "columns": columns,
+        "rows": rows,
+        "headline": "step_ms",
+        "sentence": "step_ms: candidate is 1.20× slower",
+        "spec_differences": [],
+        "notes": ["Times are of the fastest samples."],
+    }
     lines = printed(capsys, "compare", Answers(compared=answer))
     assert lines[0] == "step_ms: candidate is 1.20× slower."
     shown = [line.split()[1] for line in lines[3 : 3 + MOST_COMPARED]]
     assert shown == ["step_ms", "metric_8_ms", "metric_7_ms", "metric_6_ms", "metric_5_ms"]
-    assert lines[-1] == "`flopwatch compare 7` prints all 11 rows"
+    assert lines[-2:] == ["- Times are of the fastest samples.", "`flopwatch compare 7` prints all 11 rows"]
+
+    label = {"name": "step_code.revision.label", "baseline": "main", "candidate": "."}
+    answers = Answers(compared={**answer, "spec_differences": [label]})
+    answers.without_value = ["mine (2 cells): failed"]
+    lines = printed(capsys, "compare", answers)
+    assert lines[0] == ". against main: step_ms: candidate is 1.20× slower."
+    assert "mine (2 cells): failed" in lines
+
+
+def test_a_file_that_several_fields_take_is_named_once() -> None:
+    links = {"self": "/jobs/7", "baseline_code": "/files/a", "candidate_code": "/files/a", "step_code": "/files/b"}
+    assert _code(links) == "/files/a (baseline_code, candidate_code), /files/b (step_code)"
+    assert _code({"self": "/jobs/7"}) is None

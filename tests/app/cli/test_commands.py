@@ -212,7 +212,7 @@ def test_compare(site: Any, flopwatch: Any, reported: Any) -> None:
     one, other = profile(3.0), profile(1.5)
     shown = ended(flopwatch("compare", one, other))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if "|" in line]
-    assert cells[2][:7] == ["total", "forward", "all kernels", "", "5", "3.500", "-1.500"]
+    assert cells[2][:7] == ["total", "forward", "all kernels", "–", "5", "3.500", "-1.500"]
     assert cells[3][:7] == ["kernels", "forward", "softmax", "softmax", "3", "1.500", "-1.500"]
     assert "The jobs ran one after the other" in shown
     assert json.loads(ended(flopwatch("compare", one, other, "--format", "json")))["alternated"] is False

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from app.cli.commands import cli
 from app.settings import Settings
 from app.store import checking
 from app.store.checking import of_clock
@@ -28,9 +30,21 @@ NO_WORKER = "raise SystemExit('not asked')"
 """A package `workers` that does not start, for tests of what the service needs: to import torch takes seconds."""
 
 
+def found_in(code: int, output: str, errors: str) -> Findings:
+    """Return the findings by name, of several the broken one."""
+    assert code in (0, 1), errors
+    told = json.loads(output)
+    assert told["ok"] == (code == 0)
+    findings: Findings = {}
+    for one in told["findings"]:
+        if one["name"] not in findings or findings[one["name"]]["state"] != "broken":
+            findings[one["name"]] = one
+    return findings
+
+
 @pytest.fixture
 def examine(tmp_path: Path) -> Callable[..., tuple[int, Findings]]:
-    """Run the real command; returns its exit code and its findings by name, of several the broken one."""
+    """Run the real command; returns its exit code and its findings."""
 
     def run(*first_on_path: Path, **environment: str) -> tuple[int, Findings]:
         path = os.pathsep.join(map(str, (*first_on_path, PROJECT)))
@@ -43,23 +57,25 @@ def examine(tmp_path: Path) -> Callable[..., tuple[int, Findings]]:
             text=True,
             check=False,
         )
-        assert done.returncode in (0, 1), done.stderr
-        told = json.loads(done.stdout)
-        assert told["ok"] == (done.returncode == 0)
-        findings: Findings = {}
-        for one in told["findings"]:
-            if one["name"] not in findings or findings[one["name"]]["state"] != "broken":
-                findings[one["name"]] = one
-        return done.returncode, findings
+        return done.returncode, found_in(done.returncode, done.stdout, done.stderr)
 
     return run
 
 
 @pytest.fixture
-def without_worker(tmp_path: Path) -> Path:
+def examine_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Findings]]:
+    """Run the command in this process, which has imported it already, with a worker that does not start."""
     (tmp_path / "without" / "workers").mkdir(parents=True)
     (tmp_path / "without" / "workers" / "__init__.py").write_text(NO_WORKER)
-    return tmp_path / "without"
+    monkeypatch.chdir(tmp_path)  # else the folder where pytest runs comes first on the path
+    path = os.pathsep.join(map(str, (tmp_path / "without", PROJECT)))
+    settings = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": path}
+
+    def run(**environment: str) -> tuple[int, Findings]:
+        done = CliRunner().invoke(cli, ["doctor", "--json"], env={**settings, **environment})
+        return done.exit_code, found_in(done.exit_code, done.stdout, done.stderr)
+
+    return run
 
 
 def broken(findings: Findings) -> set[str]:
@@ -100,20 +116,20 @@ def test_a_foreign_kernels(examine: Any, tmp_path: Path) -> None:
     assert "an environment of its own" in findings["kernels"]["cure"]
 
 
-def test_a_full_disk(examine: Any, tmp_path: Path, without_worker: Path) -> None:
+def test_a_full_disk(examine_service: Any, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs") as full:
         put_database(full)
         with pytest.raises(OSError, match="No space left"):
             (full / "big").write_bytes(bytes(4 << 20))
-        code, findings = examine(without_worker)
+        code, findings = examine_service()
     assert (code, "disk" in broken(findings)) == (1, True)
     assert "cannot be written: No space left on device" in findings["disk"]["found"]
     assert "make room on that disk" in findings["disk"]["cure"]
     assert "make room on that disk" in findings["database"]["cure"]
 
 
-def test_an_unreachable_database(examine: Any, without_worker: Path) -> None:
-    code, findings = examine(without_worker, FLOPWATCH_DATABASE_URL="postgresql+psycopg://me:secret@127.0.0.1:1/jobs")
+def test_an_unreachable_database(examine_service: Any) -> None:
+    code, findings = examine_service(FLOPWATCH_DATABASE_URL="postgresql+psycopg://me:secret@127.0.0.1:1/jobs")
     assert (code, broken(findings)) == (1, {"database", "worker"})
     assert "refused" in findings["database"]["found"]
     assert "start PostgreSQL, and check FLOPWATCH_DATABASE_URL" in findings["database"]["cure"]
@@ -121,9 +137,9 @@ def test_an_unreachable_database(examine: Any, without_worker: Path) -> None:
     assert "the check after 'its start' ended with exit code 1: not asked" in findings["worker"]["found"]
 
 
-def test_a_postgresql_that_answers(examine: Any, postgres: Any, tmp_path: Path, without_worker: Path) -> None:
+def test_a_postgresql_that_answers(examine_service: Any, postgres: Any) -> None:
     with postgres.database() as url:
-        _, findings = examine(without_worker, FLOPWATCH_DATABASE_URL=url.render_as_string(hide_password=False))
+        _, findings = examine_service(FLOPWATCH_DATABASE_URL=url.render_as_string(hide_password=False))
     assert findings["database"]["state"] == "works"
     assert "PostgreSQL " in findings["database"]["found"]
     assert findings["clock"] | {"cure": ""} == {
@@ -135,14 +151,14 @@ def test_a_postgresql_that_answers(examine: Any, postgres: Any, tmp_path: Path, 
     assert findings["files"]["state"] == "works"
 
 
-def test_settings_and_server(examine: Any, site: Any, tmp_path: Path, without_worker: Path) -> None:
-    _, findings = examine(without_worker, FLOPWATCH_PORT="none")
+def test_settings_and_server(examine_service: Any, site: Any, tmp_path: Path) -> None:
+    _, findings = examine_service(FLOPWATCH_PORT="none")
     assert "FLOPWATCH_PORT" in findings["settings"]["found"]
     put_database(tmp_path / "data")
-    _, findings = examine(without_worker, FLOPWATCH_URL=site.url)
+    _, findings = examine_service(FLOPWATCH_URL=site.url)
     assert (findings["server"]["state"], findings["clock"]["state"]) == ("works", "works")
     assert findings["database"]["found"].startswith("SQLite 3.")
-    _, findings = examine(without_worker, FLOPWATCH_URL="http://127.0.0.1:1")
+    _, findings = examine_service(FLOPWATCH_URL="http://127.0.0.1:1")
     assert "flopwatch serve" in findings["server"]["cure"]
 
 

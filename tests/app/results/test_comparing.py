@@ -92,6 +92,23 @@ class TestMetrics:
         ]
         assert "context_length=256 → 512, precision=fp32 → bf16" in " ".join(sheet.notes)
 
+    def test_a_step_of_ones_own_has_no_fields_of_our_model(self, database: Database, measure: Measure) -> None:
+        code = {"sha256": 64 * "a", "function": "make_step", "file": "step.py"}
+        with database.write() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO code_file (sha256, size, put_at) VALUES (?, 1, '2026-01-01 00:00:00')", (code["sha256"],)
+            )
+        one = measure(("step_ms", {}), spec={"context_length": 64})
+        sheet = compare(database, one, measure(("step_ms", {}), spec={"step_code": code}))
+        fields = {its["name"]: (its["baseline"], its["candidate"]) for its in about(sheet, "spec_differences")}
+        assert fields["context_length"] == (64, None)
+        assert fields["step_code.function"] == (None, "make_step")
+        assert not {"precision", "seed"} & fields.keys(), "they have an effect on both sides, and are equal"
+        assert fields["batch_size"][1] is fields["model.size"][1] is None
+        assert not {"compile", "compile_scope", "fused", "new_tokens"} & fields.keys(), "neither side uses them"
+        (note,) = (note for note in sheet.notes if note.startswith("They differ in"))
+        assert note == "They differ in model=small → make_step@step.py."
+
     def test_what_is_not_in_use_is_no_difference(self, database: Database, measure: Measure) -> None:
         one = measure(("step_ms", {"case": {"activation_checkpointing": False, "compile": False}}))
         other = measure(("step_ms", {"case": {"activation_checkpointing": None, "compile": True}}))

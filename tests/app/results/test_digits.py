@@ -39,7 +39,7 @@ def test_whole_numbers_have_none() -> None:
 
 def test_outcomes_stand_between_numbers() -> None:
     cells = [Cell(1.5, None, 1, "ok"), Cell(None, None, None, "oom"), Cell(None, None, None, None)]
-    assert column_texts(cells, MS) == ["1.500", "oom", ""]
+    assert column_texts(cells, MS) == ["1.500", "oom", "–"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_outcomes_stand_between_numbers() -> None:
         (Cell(0.0123, None, None, "ok"), "0.012×"),
         (Cell(1.0, None, None, "reference"), "reference"),
         (Cell(None, None, None, "no counterpart"), "no counterpart"),
-        (Cell(None, None, None, None), ""),
+        (Cell(None, None, None, None), "–"),
     ],
 )
 def test_gains(cell: Cell, text: str) -> None:

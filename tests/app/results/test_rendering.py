@@ -62,7 +62,7 @@ class TestMeasurements:
         assert cells[2:] == [
             ["small", "256", "21.35 ± 0.01", "1235 ± 23"],
             ["small", "512", "21.35", "oom"],
-            ["small", "1024", "", "timeout"],
+            ["small", "1024", "–", "timeout"],
         ]
 
     def test_latex(self) -> None:
@@ -99,7 +99,10 @@ class TestMeasurements:
         assert not re.search(r"style|border|dataframe", text)
         assert '<tr><th>model</th><th class="number">context_length</th>' in text
         assert '<th class="number">step_ms</th></tr>' in text
-        assert '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td>oom</td></tr>' in text
+        assert (
+            '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td class="number">oom</td></tr>'
+            in text
+        )
 
     def test_coordinates_keep_all_their_digits(self) -> None:
         sheet = Sheet([Column("rope_theta", "number", role="coordinate")], [[123456.789]], missing=[])
@@ -179,7 +182,7 @@ class TestReported:
     def test_markdown(self) -> None:
         cells = markdown(REPORTED)
         assert cells[0] == ["unit_index", "kernel", "total (ms)", "peak_mib", "calls", "fused"]
-        assert cells[2:] == [["0", r"gemm\|a", "1.235", "2048", "7", "true"], ["1", "copy", "", "0.1000", "1", ""]]
+        assert cells[2:] == [["0", r"gemm\|a", "1.235", "2048", "7", "true"], ["1", "copy", "–", "0.1000", "1", "–"]]
 
     def test_people_see_no_index_of_a_single_unit(self) -> None:
         alone = merged([(0, COLUMNS, [["gemm", 1.0, 2.0, 7, True]])])
@@ -225,7 +228,8 @@ class TestReported:
 
     def test_html(self) -> None:
         text = render(REPORTED, "html")
-        assert '<td>copy</td><td></td><td class="number">0.1000</td><td class="number">1</td><td></td></tr>' in text
+        total, peak, calls = (f'<td class="number">{value}</td>' for value in ("–", "0.1000", "1"))
+        assert f"<td>copy</td>{total}{peak}{calls}<td>–</td></tr>" in text
 
 
 @pytest.mark.parametrize("sheet", [Sheet([], [], missing=[]), merged([(0, COLUMNS, [])])])
@@ -339,7 +343,7 @@ def test_no_such_format() -> None:
         (123456.0, 0.5, 5, "123456.00 ± 0.50"),
         (1e9, 3.2e6, 5, "1000000000 ± 3200000"),
         (-3.5, 0.25, 2, "-3.50 ± 0.25"),
-        (None, None, 2, "unknown"),
+        (None, None, 2, "–"),
     ],
 )
 def test_digits(mean: float | None, std: float | None, n: int, text: str) -> None:

@@ -144,6 +144,20 @@ def test_a_problem_is_part_of_the_case_where_it_is_another() -> None:
     assert len({spec(**fields, **other).cases()[0].key for other in others} | {plain.key}) == 6
 
 
+def test_masks_that_hide_nothing_are_no_part_of_the_case() -> None:
+    fields: dict[str, Any] = {"implementations": ["eager"], "sequence_lengths": [8, 16]}
+    plain = [case.key for case in spec(**fields).cases()]
+    windowed = spec(**fields, window=8)
+    assert [case.key == key for case, key in zip(windowed.cases(), plain, strict=True)] == [True, False]
+    assert (windowed.without_effect(), spec(**fields, window=16).without_effect()) == ([], ["window"])
+    fields["sequence_lengths"] = [8]
+    assert spec(**fields, document_lengths=[0, 8]).cases()[0].key == plain[0]
+    packed, long, short = (spec(**fields, document_lengths=[3, 5], window=n).cases()[0].key for n in (None, 5, 4))
+    assert packed == long != short
+    few = {**fields, "query_length": 12, "causal": [False]}
+    assert spec(**few, window=11).cases()[0].key != spec(**few, window=12).cases()[0].key == spec(**few).cases()[0].key
+
+
 def test_bottom_right_matters_to_masks_of_few_queries() -> None:
     few = {"implementations": ["eager"], "sequence_lengths": [8], "causal": [False], "query_length": 2}
     keys = [[case.key for case in spec(**few, bottom_right=right).cases()] for right in (False, True)]

@@ -397,6 +397,22 @@ class TestCompare:
     def test_one_job_is_the_baseline(self, filled: Any) -> None:
         assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
 
+    @pytest.mark.parametrize("query", ["baseline=1&candidate=4", "baseline=1&job=4", "baseline=&job=1&candidate=4"])
+    def test_jobs_may_be_named_as_in_the_api(self, filled: Any, query: str) -> None:
+        found, plain = page(filled, f"/ui/compare?{query}"), page(filled, "/ui/compare?job=1&job=4")
+        assert found.references == plain.references
+        assert plain.references != page(filled, "/ui/compare?job=4&job=1").references
+
+    def test_a_baselines_name_leads_to_its_page_or_its_comparison(self, filled: Any) -> None:
+        assert filled.http.put("/baselines/main", json={"job": 1}).status_code == 201
+        named = filled.http.get("/ui/compare?baseline=main", follow_redirects=False)
+        assert named.headers["location"] == "/ui/baselines/main"
+        compared = filled.http.get("/ui/compare?baseline=main&candidate=4", follow_redirects=False)
+        assert compared.headers["location"] == "/compare/export?baseline_name=main&candidate=4"
+        assert filled.http.get("/ui/compare?baseline=main&candidate=4", follow_redirects=True).status_code == 200
+        gone = filled.http.get("/ui/compare?baseline=gone&candidate=4")
+        assert (gone.status_code, gone.headers["content-type"]) == (404, "text/html; charset=utf-8")
+
     def test_each_candidate_against_the_baseline(self, filled: Any) -> None:
         found = page(filled, "/ui/compare?job=1&job=4&job=5&job=1")
         assert "Job 4 against job 1 (baseline)" in found.text

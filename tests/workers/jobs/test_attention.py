@@ -277,6 +277,14 @@ def test_every_problem_is_judged_and_counted(run, fields: dict[str, Any], pairs:
     assert (refused["outcome"], refused["reason"]) == ("unsupported", f"attention 'own' does not take {feature}")
 
 
+@pytest.mark.parametrize("fields", [{"window": 48}, {"document_lengths": [48, 0]}])
+def test_a_mask_that_hides_nothing_needs_and_costs_nothing(run, fields: dict[str, Any]) -> None:
+    cell = run(implementations=["own"], device="cpu", **fields).cell()
+    assert cell["forward_ms", "forward"]["outcome"] == "ok"
+    flops = cell["tflops", "forward"]["median"] * cell["forward_ms", "forward"]["median"] * 1e9
+    assert flops == pytest.approx(4 * 2 * 16 * 48 * 48 / 2)
+
+
 @pytest.mark.parametrize("name", ["wrong", "wrong_element", "wrong_gradient"])
 def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
     report = run(implementations=[name, "own"], sequence_lengths=[1500], causal=[False], batch_size=1)

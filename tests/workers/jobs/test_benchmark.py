@@ -498,11 +498,13 @@ def test_shared_key_heads_and_a_window_are_measured(run, mode: str) -> None:
 def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODELS, "load", lambda name: Older)
     assert metrics(run())["step_ms"]["outcome"] == "ok"
+    assert metrics(run(model={**MODEL, "window": 8}))["step_ms"]["outcome"] == "ok", "it hides nothing"
     for fields, option in (
         ({"activation_checkpointing": True}, "activation_checkpointing"),
         ({"attention": "sdpa_math"}, "attention"),
         ({"model": {**MODEL, "rope_theta": 500.0}}, "rope_theta"),
         ({"model": {**MODEL, "num_kv_heads": 1}}, "num_kv_heads"),
+        ({"model": {**MODEL, "window": 7}}, "window"),
     ):
         with pytest.raises(Unsupported, match=f"takes no argument '{option}', which this job sets"):
             run(**fields)

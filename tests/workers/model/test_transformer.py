@@ -219,6 +219,9 @@ def test_packed_documents_are_those_computed_alone() -> None:
     torch.testing.assert_close(packed(ids), torch.cat((alone(ids[:, :5]), alone(ids[:, 5:])), dim=1))
     with pytest.raises(ValueError, match="packed documents cannot be continued"):
         packed.new_cache(1, 4)
+    for length in (11, 13):
+        with pytest.raises(ValueError, match=f"documents of 12 tokens do not fill sequences of {length}"):
+            packed(tokens(length=length))
 
 
 @pytest.mark.parametrize(("d_model", "num_heads"), [(16, 3), (6, 2)])

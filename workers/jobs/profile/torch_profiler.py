@@ -634,7 +634,7 @@ def useful_flops(spec: ProfileSpec, part: str, phase: str) -> int:
     whole = sum(attention_part(part, shape, 1, backward=backward).flops for shape in shapes_of(spec, phase)) * layers
     if phase == "decode":
         return whole
-    problem = _training.shape_of(spec.model).problem
+    problem = _training.shape_of(spec.model, spec.context_length).problem
     return int(whole * visible_share(problem, spec.context_length, spec.context_length))
 
 

@@ -69,7 +69,7 @@ def test_a_job_that_a_worker_could_run_has_no_reason(job: Needs, connected: list
 @pytest.mark.parametrize(
     ("job", "connected", "reason"),
     [
-        (needs(), [], "no worker is connected"),
+        (needs(), [], "no worker is connected: if none is starting, start one"),
         (needs(), [host(state="draining")], "is stopping"),
         (needs(), [host(kind="kernel")], 'runs the kind "benchmark"'),
         (needs("cuda"), [host()], "needs a GPU, and no connected worker has any"),
