@@ -1,8 +1,9 @@
 """Forward pass of FlashAttention-3 in Gluon, for compute capability 9.0.
 
 A program has consumers of four warps each, which take a part of the program's queries each, and a producer of one warp,
-which fetches tiles by the copy engine. Consumers take turns: while the tensor cores multiply for one, another computes
-its exponentials. Each also issues the scores of the next keys before it multiplies the present weights with the values.
+which fetches tiles by the copy engine. Each consumer issues the scores of the next keys before it multiplies the present
+weights with the values, so these values come together with the next keys. With TURNS, consumers issue products in turns:
+while the tensor cores multiply for one, another computes its exponentials.
 
 Programs are few and walk over the tiles, the longest rows first.
 """
@@ -19,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import along_rows, await_turn, give_turn
+from kernels.attention.hopper.barriers import along_rows, await_turn, give_turn, packed, sums_by_thread
 
 LN_2 = gl.constexpr(0.6931471805599453)
 
@@ -53,233 +54,187 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 
 
 @gluon.jit
-def visible(rows, first, keys, like, CAUSAL: gl.constexpr, ORDER: gl.constexpr):
+def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
     """Return a mask of the keys from `first` on that the queries `rows` see, in the shape and layout of `like`."""
-    columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))
-    if CAUSAL and ORDER & 64:
-        return columns[None, :] <= gl.minimum(rows, keys - 1)[:, None]
-    seen = (columns < keys)[None, :]
+    columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))[None, :]
     if CAUSAL:
-        seen = seen & (columns[None, :] <= rows[:, None])
+        seen = columns <= gl.minimum(rows, keys - 1)[:, None]
+    else:
+        seen = columns < keys
     return seen
 
 
 @gluon.jit
-def hold(sums):
-    """Keep the compiler from moving a wait that follows before what `sums` are computed from."""
-    return gl.inline_asm_elementwise(
-        "{.reg .pred p; .reg .f32 l; .reg .b32 m; min.f32 l, $2, $3; setp.geu.f32 p, l, 0f00000000; "
-        "selp.b32 m, -1, 1, p; bar.warp.sync m; mov.b32 $0, $2; mov.b32 $1, $3;}",
-        "=r,=r,r,r", [sums], dtype=gl.float32, is_pure=False, pack=2,
-    )
-
-
-@gluon.jit
-def hold_four(sums):
-    return gl.inline_asm_elementwise(
-        "{.reg .pred p; .reg .f32 l, k; .reg .b32 m; min.f32 l, $4, $5; min.f32 k, $6, $7; min.f32 l, l, k; "
-        "setp.geu.f32 p, l, 0f00000000; selp.b32 m, -1, 1, p; bar.warp.sync m; "
-        "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;}",
-        "=r,=r,=r,=r,r,r,r,r", [sums], dtype=gl.float32, is_pure=False, pack=4,
-    )
-
-
-@gluon.jit
-def sums_by_eights(p):
-    """[M, 8]: the sums of every eighth column, which each thread can add alone."""
-    return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
-
-
-@gluon.jit
-def half(p, dtype: gl.constexpr, ORDER: gl.constexpr):
-    if ORDER & 4 and dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.bfloat16, is_pure=True, pack=2)
-    elif ORDER & 4:
-        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.float16, is_pure=True, pack=2)
-    else:
-        return p.to(dtype)
-
-
-@gluon.jit
 def softmax_step(
-    s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr, ORDER: gl.constexpr
+    s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr, PACKED: gl.constexpr
 ):
     """(weights, maximum, total, shrink) after one more tile of scores."""
     if MASKED:
-        s = gl.where(visible(rows, first, keys, s, CAUSAL, ORDER), s, -float("inf"))
+        s = gl.where(visible(rows, first, keys, s, CAUSAL), s, -float("inf"))
     raised = gl.maximum(maximum, gl.max(s, 1) * scale)
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
     shrink = gl.exp2(maximum - base)
-    if ORDER & 8:
-        sums = gl.convert_layout(sums_by_eights(p), total.type.layout)
-        total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + sums
+    if PACKED:
+        sums = sums_by_thread(p)
+        kept = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None]
     else:
-        total = total * shrink + gl.sum(p, 1)
+        sums = gl.sum(p, 1)
+        kept = gl.convert_layout(shrink, total.type.layout)
+    total = total * kept + gl.convert_layout(sums, total.type.layout)
     return p, raised, total, shrink
 
 
 @gluon.jit
-def multiply(weights, v, acc, tail, NARROW: gl.constexpr):
-    """`acc` plus weights times v, not waited for; if NARROW is not 0, of half the columns, and `tail` of NARROW more."""
-    if NARROW == 0:
+def operand(p, layout: gl.constexpr, dtype: gl.constexpr, PACKED: gl.constexpr):
+    """Weights as the left factor of a product."""
+    if PACKED:
+        p = packed(p, dtype)
+    else:
+        p = p.to(dtype)
+    return gl.convert_layout(p, layout)
+
+
+@gluon.jit
+def multiply(weights, v, acc, tail):
+    """`acc` plus weights times v, not waited for. If `acc` has half of v's columns, `tail` has those behind them."""
+    if acc.shape[1] == v.shape[1]:
         acc = warpgroup_mma(weights, v, acc, is_async=True)
     else:
         HALF: gl.constexpr = acc.shape[1]
         acc = warpgroup_mma(weights, v.slice(0, HALF, 1), acc, is_async=True)
         others = gl.convert_layout(weights, gl.DotOperandLayout(0, tail.type.layout, 2))
-        tail = warpgroup_mma(others, v.slice(HALF, NARROW, 1), tail, is_async=True)
+        tail = warpgroup_mma(others, v.slice(HALF, tail.shape[1], 1), tail, is_async=True)
     return acc, tail
 
 
 @gluon.jit
-def await_both(acc, tail, NARROW: gl.constexpr):
-    if NARROW == 0:
-        acc = warpgroup_mma_wait(0, deps=[acc])
-    else:
+def await_products(acc, tail, NARROW: gl.constexpr):
+    if NARROW:
         acc, tail = warpgroup_mma_wait(0, deps=[acc, tail])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
     return acc, tail
+
+
+@gluon.jit
+def attend_to_first(
+    count, q, k_tiles, full, empty, rows, keys, scale, s_layout: gl.constexpr, acc_layout: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """(weights, maximum, total) of the first tile of keys, in slot `count`, which has no values."""
+    M: gl.constexpr = q.shape[0]
+    N: gl.constexpr = k_tiles.shape[3]
+    D: gl.constexpr = k_tiles.shape[4]
+    stage = count % STAGES
+    zeros = gl.zeros([M, N], gl.float32, s_layout)
+    maximum = gl.full([M], -float("inf"), gl.float32, gl.SliceLayout(1, s_layout))
+    if PACKED:
+        total = sums_by_thread(zeros)
+    else:
+        total = gl.zeros([M], gl.float32, gl.SliceLayout(1, s_layout))
+    mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+    s = along_rows(q, k_tiles.index(stage).reshape([N, D]), zeros, REST)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(empty.index(stage), count=1)
+    # The mask is compared in any case: a branch around it is slower.
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, PACKED)
+    return operand(p, gl.DotOperandLayout(0, acc_layout, 2), k_tiles.dtype, PACKED), maximum, total
 
 
 @gluon.jit
 def attend_to_tile(
-    index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    rows, keys, scale,
+    index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
     D: gl.constexpr = k_tiles.shape[4]
-    NARROW: gl.constexpr = REST if D == 128 and ORDER & 128 else 0
+    NARROW: gl.constexpr = acc.shape[1] < D
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
     numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
-    PAIRS: gl.constexpr = ORDER & 32
-    if PAIRS:
-        before = stage
-    else:
-        before = (count - 1) % STAGES
-    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
-    if not ORDER & 512:
+    mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+    if TURNS:
         token = await_turn(token, WHO)
     zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
-    if not PAIRS:
-        mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
-    if ORDER & 256:
-        acc = acc * tail[:, None]
-    acc_future, tail_future = multiply(weights, v_tiles.index(before).reshape([N, D]), acc, tail, NARROW)
-    if not ORDER & 512:
+    acc_future, tail_future = multiply(weights, v_tiles.index(stage).reshape([N, D]), acc, tail)
+    if TURNS:
         token = give_turn(token, (WHO + 1) % CONSUMERS)
-    s = warpgroup_mma_wait(1 if NARROW == 0 else 2, deps=[s_future])
-    if not PAIRS:
-        mbarrier.arrive(k_empty.index(stage), count=1)
-    if ORDER & 8:
-        before_total = total
-    else:
-        before_total = gl.convert_layout(total, numbers_layout)
-    p, raised, summed, shrink = softmax_step(
-        s, gl.convert_layout(maximum, numbers_layout), before_total,
-        gl.convert_layout(rows, numbers_layout), index * N, keys, scale, MASKED, CAUSAL, ORDER,
+    s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
+    p, raised, total, shrink = softmax_step(
+        s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(rows, numbers_layout), index * N, keys,
+        scale, MASKED, CAUSAL, PACKED,
     )  # fmt: skip
-    if ORDER & 2:
-        if ORDER & 8:
-            summed = hold_four(summed)
-        else:
-            summed = hold(summed)
-    if ORDER & 1:
-        mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
-    acc, tail = await_both(acc_future, tail_future, NARROW)
-    if PAIRS:
-        mbarrier.arrive(k_empty.index(stage), count=1)
-    else:
-        mbarrier.arrive(v_empty.index(before), count=1)
-    if ORDER & 256:
-        tail = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
-    else:
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
-    if NARROW > 0:
+    acc, tail = await_products(acc_future, tail_future, NARROW)
+    mbarrier.arrive(empty.index(stage), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    if NARROW:
         tail = tail * gl.convert_layout(shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
-    weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), gl.DotOperandLayout(0, acc.type.layout, 2))
+    weights = operand(p, gl.DotOperandLayout(0, acc.type.layout, 2), k_tiles.dtype, PACKED)
     maximum = gl.convert_layout(raised, maximum.type.layout)
-    total = gl.convert_layout(summed, total.type.layout)
     return token, weights, acc, tail, maximum, total
 
 
 @gluon.jit
 def attend(
-    begin, end, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    rows, keys, scale,
+    begin, end, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    MASKED: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
+    """The running softmax after the tiles of keys from `begin` to `end`; the last one's weights are not multiplied."""
     for index in range(begin, end):
         token, weights, acc, tail, maximum, total = attend_to_tile(
-            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-            rows, keys, scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, ORDER,
+            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
+            WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, TURNS, PACKED,
         )  # fmt: skip
         count += 1
     return count, token, weights, acc, tail, maximum, total
 
 
 @gluon.jit
-def attend_to_last(
-    weights, acc, tail, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr, NARROW: gl.constexpr,
-    ORDER: gl.constexpr,
-):
-    """The output after the values of the last tile, which has the number `count`: of as many keys as have weights."""
+def attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N: gl.constexpr, STAGES: gl.constexpr):
+    """The output after the values of the last tile, in slot `count`: of as many keys as have weights."""
+    D: gl.constexpr = v_tiles.shape[4]
+    NARROW: gl.constexpr = acc.shape[1] < D
     stage = count % STAGES
-    mbarrier.wait(v_full.index(stage), (count // STAGES) & 1)
-    v = v_tiles.index(stage).reshape([N, v_tiles.shape[4]]).slice(0, weights.shape[1], 0)
-    if ORDER & 256:
-        acc = acc * tail[:, None]
-    acc, tail = multiply(weights, v, acc, tail, NARROW)
-    acc, tail = await_both(acc, tail, NARROW)
-    mbarrier.arrive(v_empty.index(stage), count=1)
+    mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+    v = v_tiles.index(stage).reshape([N, D]).slice(0, weights.shape[1], 0)
+    acc, tail = multiply(weights, v, acc, tail)
+    acc, tail = await_products(acc, tail, NARROW)
+    mbarrier.arrive(empty.index(stage), count=1)
     return acc, tail
 
 
 @gluon.jit
 def attend_to_unit(
-    count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys, scale,
+    count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr,
+    PACKED: gl.constexpr,
 ):  # fmt: skip
-    """(count, token, output times total, maximum, total) of a consumer's queries after all tiles of keys.
+    """(count, token, output times total, its rest, maximum, total) of a consumer's queries after all tiles of keys.
 
-    The queries see all of the first `free` tiles, and some of up to `number`.
+    The queries see all of the first `free` tiles, and some of up to `number`. `count` is the number of the next slot. At
+    width 128, the output is without columns of zeros: if REST is not 0, half of the columns, and REST more.
     """
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    NARROW: gl.constexpr = REST if D == 128 and ORDER & 128 else 0
-    WIDTH: gl.constexpr = D if NARROW == 0 else D // 2
+    NARROW: gl.constexpr = D == 128 and REST > 0
+    WIDTH: gl.constexpr = D // 2 if NARROW else D
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     acc = gl.zeros([M, WIDTH], gl.float32, acc_layout)
-    if NARROW > 0:
-        tail = gl.zeros([M, NARROW], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16]))
-    elif ORDER & 256:
-        tail = gl.full([M], 1.0, gl.float32, gl.SliceLayout(1, acc_layout))
+    if NARROW:
+        tail = gl.zeros([M, REST], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, 16]))
     else:
         tail = 0
-    maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
-    if ORDER & 8:
-        total = sums_by_eights(gl.zeros([M, N], gl.float32, s_layout))
-    else:
-        total = gl.zeros([M], gl.float32, row_layout)
-    mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
-    zeros = gl.zeros([M, N], gl.float32, s_layout)
-    s = along_rows(q, k_tiles.index(count % STAGES).reshape([N, D]), zeros, REST)
-    s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-    # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, ORDER)
-    weights = gl.convert_layout(half(p, k_tiles.dtype, ORDER), weights_layout)
+    weights, maximum, total = attend_to_first(
+        count, q, k_tiles, full, empty, rows, keys, scale, s_layout, acc_layout, STAGES, CAUSAL, REST, PACKED
+    )
     count += 1
     count, token, weights, acc, tail, maximum, total = attend(
-        1, free, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-        v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST, ORDER,
+        1, free, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
+        WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST, TURNS, PACKED,
     )  # fmt: skip
     halved = 0
     if HALVES and WHO == 0:
@@ -287,52 +242,42 @@ def attend_to_unit(
         halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
     count, token, weights, acc, tail, maximum, total = attend(
         gl.maximum(free, 1), number - halved, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles,
-        k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST, ORDER,
+        full, empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST, TURNS, PACKED,
     )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
             token, half_weights, acc, tail, maximum, total = attend_to_tile(
-                number - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, ORDER,
+                number - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows,
+                keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, TURNS, PACKED,
             )  # fmt: skip
-            if ORDER & 32:
-                acc, tail = attend_to_last(half_weights, acc, tail, count + 1, v_tiles, k_full, k_empty, N, STAGES, NARROW, ORDER)
-            else:
-                acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, v_full, v_empty, N, STAGES, NARROW, ORDER)
             count += 1
+            acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
         else:
-            if ORDER & 32:
-                acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW, ORDER)
-            else:
-                acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW, ORDER)
+            acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
     else:
-        if ORDER & 32:
-            acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, k_full, k_empty, N, STAGES, NARROW, ORDER)
-        else:
-            acc, tail = attend_to_last(weights, acc, tail, count - 1, v_tiles, v_full, v_empty, N, STAGES, NARROW, ORDER)
-    if ORDER & 32:
-        count += 1
-    if ORDER & 8:
-        total = gl.convert_layout(gl.sum(total, 1), row_layout)
+        acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
+    count += 1
+    if PACKED:
+        total = gl.convert_layout(gl.sum(total, 1), maximum.type.layout)
     return count, token, acc, tail, maximum, total
 
 
 @gluon.jit
 def store(
     out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
-    WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr, NARROW: gl.constexpr,
+    WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr,
 ):  # fmt: skip
     """Write a unit's output, through shared memory and the copy engine, and its log-sum-exp."""
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None]
     room = out_tiles.index(WHO if OWN_ROOM else held)
     if OWN_ROOM:
         tma.store_wait(0)
-    if NARROW > 0:
-        tail = tail / gl.convert_layout(total, gl.SliceLayout(1, tail.type.layout))[:, None]
-        room.reshape([M, D]).slice(0, D // 2, 1).store(acc.to(out.dtype))
-        room.reshape([M, D]).slice(D // 2, NARROW, 1).store(tail.to(out.dtype))
-    else:
+    if acc.shape[1] == D:
         room.reshape([M, D]).store(acc.to(out.dtype))
+    else:  # what lies behind both parts is outside the tensor, and is not copied
+        tail = tail / gl.convert_layout(total, gl.SliceLayout(1, tail.type.layout))[:, None]
+        room.reshape([M, D]).slice(0, acc.shape[1], 1).store(acc.to(out.dtype))
+        room.reshape([M, D]).slice(acc.shape[1], tail.shape[1], 1).store(tail.to(out.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, start + WHO * M, 0], room)
     gl.store(logsumexp + plane.to(gl.int64) * queries + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < queries)
@@ -343,18 +288,18 @@ def store(
 
 @gluon.jit
 def consume(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
     token = program
-    if WHO == CONSUMERS - 1 and not ORDER & 512:
+    if WHO == CONSUMERS - 1 and TURNS:
         token = give_turn(program, 0)
     rounds = (tiles * planes + programs - 1) // programs
     done = 0
@@ -372,73 +317,74 @@ def consume(
             mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
             q = q_tiles.index(held).reshape([M, D])
             count, token, acc, tail, maximum, total = attend_to_unit(
-                count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys,
-                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST, ORDER,
+                count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys,
+                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST, TURNS, PACKED,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
             store(
                 out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
-                WHO, M, D, OWN_ROOM, REST if D == 128 and ORDER & 128 else 0,
+                WHO, M, D, OWN_ROOM,
             )  # fmt: skip
             done += 1
     tma.store_wait(0)
-    if WHO == 0 and not ORDER & 512:
+    if WHO == 0 and TURNS:
         await_turn(token, 0)  # the last one's turn is over, too
 
 
 @gluon.jit
 def consume_first(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST, ORDER,
+        HALVES, REST, TURNS, PACKED,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_second(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST, ORDER,
+        HALVES, REST, TURNS, PACKED,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_third(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST, ORDER,
+        HALVES, REST, TURNS, PACKED,
     )  # fmt: skip
 
 
 @gluon.jit
 def produce(
-    q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, group,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, ORDER: gl.constexpr,
+    CAUSAL: gl.constexpr,
 ):  # fmt: skip
+    """Fetch tiles into slots. A unit has one more than tiles of keys: each holds a tile and the values of the one before."""
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
@@ -460,48 +406,33 @@ def produce(
                 tma.async_copy_global_to_shared(
                     q, [batch, head, start + who * M, 0], q_full.index(held), q_tiles.index(held)
                 )
-            for index in range(number + 1 if ORDER & 32 else number):
+            for index in range(number + 1):
                 stage = count % STAGES
-                phase = ((count // STAGES) & 1) ^ 1
-                if ORDER & 32:
-                    mbarrier.wait(k_empty.index(stage), phase)
-                    both = (index > 0) & (index < number)
-                    mbarrier.expect(k_full.index(stage), k.block_type.nbytes + v.block_type.nbytes, pred=both)
-                    mbarrier.expect(k_full.index(stage), k.block_type.nbytes, pred=both ^ True)
-                    tma.async_copy_global_to_shared(
-                        v, [batch, key_head, (index - 1) * N, 0], k_full.index(stage), v_tiles.index(stage), pred=index > 0
-                    )
-                    tma.async_copy_global_to_shared(
-                        k, [batch, key_head, index * N, 0], k_full.index(stage), k_tiles.index(stage), pred=index < number
-                    )
-                else:
-                    mbarrier.wait(k_empty.index(stage), phase)
-                    mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        k, [batch, key_head, index * N, 0], k_full.index(stage), k_tiles.index(stage)
-                    )
-                    mbarrier.wait(v_empty.index(stage), phase)
-                    mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        v, [batch, key_head, index * N, 0], v_full.index(stage), v_tiles.index(stage)
-                    )
+                both = (index > 0) & (index < number)
+                mbarrier.wait(empty.index(stage), ((count // STAGES) & 1) ^ 1)
+                mbarrier.expect(full.index(stage), k.block_type.nbytes + v.block_type.nbytes, pred=both)
+                mbarrier.expect(full.index(stage), k.block_type.nbytes, pred=both ^ True)
+                tma.async_copy_global_to_shared(
+                    v, [batch, key_head, (index - 1) * N, 0], full.index(stage), v_tiles.index(stage), pred=index > 0
+                )
+                tma.async_copy_global_to_shared(
+                    k, [batch, key_head, index * N, 0], full.index(stage), k_tiles.index(stage), pred=index < number
+                )
                 count += 1
             done += 1
 
 
 @gluon.jit
-def set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS: gl.constexpr):
-    """Initialise the barriers. All consumers free a tile of keys or values, one its own tile of queries."""
+def set_up(q_full, q_empty, full, empty, CONSUMERS: gl.constexpr):
+    """Initialise the barriers. All consumers free a slot, one its own tile of queries."""
     TILES_OF_QUERIES: gl.constexpr = q_full.shape[0]
-    STAGES: gl.constexpr = k_full.shape[0]
+    STAGES: gl.constexpr = full.shape[0]
     for held in gl.static_range(TILES_OF_QUERIES):
         mbarrier.init(q_full.index(held), count=1)
         mbarrier.init(q_empty.index(held), count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
 
 
 # One kernel for all lengths: compiling takes ten seconds.
@@ -509,7 +440,7 @@ def set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS: gl.cons
 def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale, CONSUMERS: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr, ORDER: gl.constexpr,
+    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
@@ -520,49 +451,47 @@ def forward_kernel(
         out_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, M, D], out.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    set_up(q_full, q_empty, full, empty, CONSUMERS)
     fence_async_shared()
     tiles = (queries + CONSUMERS * M - 1) // (CONSUMERS * M)
     if CONSUMERS == 2:
         gl.warp_specialize([
             (consume_first, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, ORDER,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (consume_second, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, ORDER,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (produce, (
-                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL, ORDER,
+                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_first, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, ORDER,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (consume_second, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, ORDER,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (consume_third, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, ORDER,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (produce, (
-                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL, ORDER,
+                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

@@ -76,15 +76,17 @@ class Forward:
     """Rows of a tile of queries; each consumer has one."""
     keys: int
     stages: int = 2
-    """Tiles of keys, and of values, in shared memory."""
+    """Slots in shared memory; each has a tile of keys, and one of values: those of the keys before."""
     query_stages: int = 1
     """Tiles of queries of each consumer in shared memory: with two, the next unit's tile is fetched in advance."""
     own_room: bool = True
     """True if the output has its own shared memory; False: it uses that of the queries."""
     registers: int = 240
     """Registers of each thread of a consumer."""
-    order: int = 0
-    """Temporary: a set of bits that choose variants."""
+    turns: bool = True
+    """True: consumers issue products in turns. Head dimensions whose columns of zeros are left out always do."""
+    packed: bool = True
+    """True: each thread packs two weights by one instruction, and adds up its own columns until a unit's end."""
     halves: bool = False
     """True: with a causal mask, the first consumer skips the half of the last tile of keys that it does not see. This
     needs two consumers, each with half as many rows as a tile has keys."""
@@ -134,11 +136,11 @@ class KernelChoice:
     """Up to `SHORT` queries."""
 
 
-_128, _256, _TWO = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
+_128, _256, _TWO = Forward(2, 64, 128, turns=False), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
 CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
-        Forward(3, 64, 128, registers=160),
+        Forward(3, 64, 128, stages=3, registers=160),
         Backward(128, 128, longest_first=True, halves=True),
         Backward(64, 128, longest_first=True),
     ),
@@ -382,7 +384,7 @@ def _forward_launch(
             "CONSUMERS": how.consumers, "M": how.queries, "N": how.keys, "D": width, "STAGES": how.stages,
             "Q_STAGES": how.query_stages, "CAUSAL": is_causal, "OWN_ROOM": how.own_room,
             "HALVES": how.halves and is_causal, "REGISTERS": how.registers, "REST": rest(head_dim),
-            "ORDER": how.order, "num_warps": 4,
+            "TURNS": how.turns or (width == 128 and rest(head_dim) > 0), "PACKED": how.packed, "num_warps": 4,
         },
     )  # fmt: skip
 
