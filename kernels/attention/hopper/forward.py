@@ -1,9 +1,9 @@
 """Forward pass of FlashAttention-3 in Gluon, for compute capability 9.0.
 
 A program has consumers of four warps each, which take a part of the program's queries each, and a producer of one warp,
-which fetches tiles by the copy engine. Each consumer issues the scores of the next keys before it multiplies the present
-weights with the values, so these values come together with the next keys. With TURNS, consumers issue products in turns:
-while the tensor cores multiply for one, another computes its exponentials.
+which fetches tiles by the copy engine. A consumer issues the scores of the next keys before it multiplies the present
+weights with the values. So the values come with the next keys, in one slot. With TURNS, consumers issue products in
+turns: while the tensor cores multiply for one, another computes its exponentials.
 
 Programs are few and walk over the tiles, the longest rows first.
 """
@@ -57,11 +57,7 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
     """Return a mask of the keys from `first` on that the queries `rows` see, in the shape and layout of `like`."""
     columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))[None, :]
-    if CAUSAL:
-        seen = columns <= gl.minimum(rows, keys - 1)[:, None]
-    else:
-        seen = columns < keys
-    return seen
+    return columns <= gl.minimum(rows, keys - 1)[:, None] if CAUSAL else columns < keys
 
 
 @gluon.jit
@@ -88,11 +84,7 @@ def softmax_step(
 @gluon.jit
 def operand(p, layout: gl.constexpr, dtype: gl.constexpr, PACKED: gl.constexpr):
     """Weights as the left factor of a product."""
-    if PACKED:
-        p = packed(p, dtype)
-    else:
-        p = p.to(dtype)
-    return gl.convert_layout(p, layout)
+    return gl.convert_layout(packed(p, dtype) if PACKED else p.to(dtype), layout)
 
 
 @gluon.jit
@@ -129,10 +121,7 @@ def attend_to_first(
     stage = count % STAGES
     zeros = gl.zeros([M, N], gl.float32, s_layout)
     maximum = gl.full([M], -float("inf"), gl.float32, gl.SliceLayout(1, s_layout))
-    if PACKED:
-        total = sums_by_thread(zeros)
-    else:
-        total = gl.zeros([M], gl.float32, gl.SliceLayout(1, s_layout))
+    total = sums_by_thread(zeros) if PACKED else gl.zeros([M], gl.float32, maximum.type.layout)
     mbarrier.wait(full.index(stage), (count // STAGES) & 1)
     s = along_rows(q, k_tiles.index(stage).reshape([N, D]), zeros, REST)
     s = warpgroup_mma_wait(0, deps=[s])
@@ -186,8 +175,8 @@ def attend(
     """The running softmax after the tiles of keys from `begin` to `end`; the last one's weights are not multiplied."""
     for index in range(begin, end):
         token, weights, acc, tail, maximum, total = attend_to_tile(
-            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
-            WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, TURNS, PACKED,
+            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys,
+            scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, TURNS, PACKED,
         )  # fmt: skip
         count += 1
     return count, token, weights, acc, tail, maximum, total
@@ -216,8 +205,8 @@ def attend_to_unit(
 ):  # fmt: skip
     """(count, token, output times total, its rest, maximum, total) of a consumer's queries after all tiles of keys.
 
-    The queries see all of the first `free` tiles, and some of up to `number`. `count` is the number of the next slot. At
-    width 128, the output is without columns of zeros: if REST is not 0, half of the columns, and REST more.
+    The queries see all of the first `free` tiles, and some of up to `number`. `count` is the number of the next slot.
+    At width 128, if REST is not 0, the output has half of the columns, and its rest REST more: the others are zero.
     """
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     NARROW: gl.constexpr = D == 128 and REST > 0
@@ -225,7 +214,8 @@ def attend_to_unit(
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     acc = gl.zeros([M, WIDTH], gl.float32, acc_layout)
     if NARROW:
-        tail = gl.zeros([M, REST], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, 16]))
+        tail_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, 16])
+        tail = gl.zeros([M, REST], gl.float32, tail_layout)
     else:
         tail = 0
     weights, maximum, total = attend_to_first(
@@ -384,7 +374,7 @@ def produce(
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Fetch tiles into slots. A unit has one more than tiles of keys: each holds a tile and the values of the one before."""
+    """Fetch the tiles. A unit takes one slot more than tiles: the first has keys only, the last values only."""
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
@@ -440,7 +430,8 @@ def set_up(q_full, q_empty, full, empty, CONSUMERS: gl.constexpr):
 def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale, CONSUMERS: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
+    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
+    TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
