@@ -118,10 +118,11 @@ def attend_to_first(
     M: gl.constexpr = q.shape[0]
     N: gl.constexpr = k_tiles.shape[3]
     D: gl.constexpr = k_tiles.shape[4]
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
     zeros = gl.zeros([M, N], gl.float32, s_layout)
-    maximum = gl.full([M], -float("inf"), gl.float32, gl.SliceLayout(1, s_layout))
-    total = sums_by_thread(zeros) if PACKED else gl.zeros([M], gl.float32, maximum.type.layout)
+    maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
+    total = sums_by_thread(zeros) if PACKED else gl.zeros([M], gl.float32, row_layout)
     mbarrier.wait(full.index(stage), (count // STAGES) & 1)
     s = along_rows(q, k_tiles.index(stage).reshape([N, D]), zeros, REST)
     s = warpgroup_mma_wait(0, deps=[s])
