@@ -1,4 +1,4 @@
-"""Named barriers of the hardware, by which consumers of one program take turns, and a reduction that Gluon lacks.
+"""Named barriers of the hardware, by which consumers of one program take turns, and what else Gluon lacks.
 
 A named barrier is met by 256 threads: the 128 that wait for their turn, and the 128 whose turn ends. Triton gives the
 barriers below 8 to its own partitions.
@@ -125,6 +125,28 @@ def along_rows(a, b, zeros, REST: gl.constexpr):
         s = warpgroup_mma(a.slice(0, HALF, 1), b.slice(0, HALF, 1).permute((1, 0)), zeros, use_acc=False, is_async=True)
         s = warpgroup_mma(a.slice(HALF, REST, 1), b.slice(HALF, REST, 1).permute((1, 0)), s, is_async=True)
     return s
+
+
+@gluon.jit
+def packed(x, dtype: gl.constexpr):
+    """`x` as bfloat16 or float16, by one instruction for two numbers.
+
+    Gluon's conversion of weights that a loop carries costs another instruction for each two, which swaps them.
+    """
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:  # noqa: RET505
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=2
+        )
+
+
+@gluon.jit
+def sums_by_thread(x):
+    """[rows, 8]: the sums of every eighth column of a product's result, which a thread adds without asking others."""
+    return gl.sum(gl.reshape(x, [x.shape[0], x.shape[1] // 8, 8]), 1)
 
 
 @builtin

@@ -1,8 +1,9 @@
 """Forward pass of FlashAttention-3 in Gluon, for compute capability 9.0.
 
 A program has consumers of four warps each, which take a part of the program's queries each, and a producer of one warp,
-which fetches tiles by the copy engine. Consumers take turns: while the tensor cores multiply for one, another computes
-its exponentials. Each also issues the scores of the next keys before it multiplies the present weights with the values.
+which fetches tiles by the copy engine. A consumer issues the scores of the next keys before it multiplies the present
+weights with the values. So the values come with the next keys, in one slot. With TURNS, consumers issue products in
+turns: while the tensor cores multiply for one, another computes its exponentials.
 
 Programs are few and walk over the tiles, the longest rows first.
 """
@@ -19,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import along_rows, await_turn, give_turn
+from kernels.attention.hopper.barriers import along_rows, await_turn, give_turn, packed, sums_by_thread
 
 LN_2 = gl.constexpr(0.6931471805599453)
 
@@ -55,15 +56,14 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 @gluon.jit
 def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
     """Return a mask of the keys from `first` on that the queries `rows` see, in the shape and layout of `like`."""
-    columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))
-    seen = (columns < keys)[None, :]
-    if CAUSAL:
-        seen = seen & (columns[None, :] <= rows[:, None])
-    return seen
+    columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))[None, :]
+    return columns <= gl.minimum(rows, keys - 1)[:, None] if CAUSAL else columns < keys
 
 
 @gluon.jit
-def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr):
+def softmax_step(
+    s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr, PACKED: gl.constexpr
+):
     """(weights, maximum, total, shrink) after one more tile of scores."""
     if MASKED:
         s = gl.where(visible(rows, first, keys, s, CAUSAL), s, -float("inf"))
@@ -71,130 +71,190 @@ def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constex
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
     shrink = gl.exp2(maximum - base)
-    total = total * shrink + gl.sum(p, 1)
+    if PACKED:
+        sums = sums_by_thread(p)
+        kept = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None]
+    else:
+        sums = gl.sum(p, 1)
+        kept = gl.convert_layout(shrink, total.type.layout)
+    total = total * kept + gl.convert_layout(sums, total.type.layout)
     return p, raised, total, shrink
 
 
 @gluon.jit
+def operand(p, layout: gl.constexpr, dtype: gl.constexpr, PACKED: gl.constexpr):
+    """Weights as the left factor of a product."""
+    return gl.convert_layout(packed(p, dtype) if PACKED else p.to(dtype), layout)
+
+
+@gluon.jit
+def multiply(weights, v, acc, tail):
+    """`acc` plus weights times v, not waited for. If `acc` has half of v's columns, `tail` has those behind them."""
+    if acc.shape[1] == v.shape[1]:
+        acc = warpgroup_mma(weights, v, acc, is_async=True)
+    else:
+        HALF: gl.constexpr = acc.shape[1]
+        acc = warpgroup_mma(weights, v.slice(0, HALF, 1), acc, is_async=True)
+        others = gl.convert_layout(weights, gl.DotOperandLayout(0, tail.type.layout, 2))
+        tail = warpgroup_mma(others, v.slice(HALF, tail.shape[1], 1), tail, is_async=True)
+    return acc, tail
+
+
+@gluon.jit
+def await_products(acc, tail, NARROW: gl.constexpr):
+    if NARROW:
+        acc, tail = warpgroup_mma_wait(0, deps=[acc, tail])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    return acc, tail
+
+
+@gluon.jit
+def attend_to_first(
+    count, q, k_tiles, full, empty, rows, keys, scale, s_layout: gl.constexpr, acc_layout: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """(weights, maximum, total) of the first tile of keys, in slot `count`, which has no values."""
+    M: gl.constexpr = q.shape[0]
+    N: gl.constexpr = k_tiles.shape[3]
+    D: gl.constexpr = k_tiles.shape[4]
+    stage = count % STAGES
+    zeros = gl.zeros([M, N], gl.float32, s_layout)
+    maximum = gl.full([M], -float("inf"), gl.float32, gl.SliceLayout(1, s_layout))
+    total = sums_by_thread(zeros) if PACKED else gl.zeros([M], gl.float32, maximum.type.layout)
+    mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+    s = along_rows(q, k_tiles.index(stage).reshape([N, D]), zeros, REST)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(empty.index(stage), count=1)
+    # The mask is compared in any case: a branch around it is slower.
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, PACKED)
+    return operand(p, gl.DotOperandLayout(0, acc_layout, 2), k_tiles.dtype, PACKED), maximum, total
+
+
+@gluon.jit
 def attend_to_tile(
-    index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    rows, keys, scale,
+    index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr,
+    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
-    D: gl.constexpr = acc.shape[1]
+    D: gl.constexpr = k_tiles.shape[4]
+    NARROW: gl.constexpr = acc.shape[1] < D
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
     numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
-    before = (count - 1) % STAGES
-    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
-    token = await_turn(token, WHO)
+    mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+    if TURNS:
+        token = await_turn(token, WHO)
     zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
-    mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
-    acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, D]), acc, is_async=True)
-    token = give_turn(token, (WHO + 1) % CONSUMERS)
-    s = warpgroup_mma_wait(1, deps=[s_future])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    p, raised, summed, shrink = softmax_step(
-        s, gl.convert_layout(maximum, numbers_layout), gl.convert_layout(total, numbers_layout),
-        gl.convert_layout(rows, numbers_layout), index * N, keys, scale, MASKED, CAUSAL,
+    acc_future, tail_future = multiply(weights, v_tiles.index(stage).reshape([N, D]), acc, tail)
+    if TURNS:
+        token = give_turn(token, (WHO + 1) % CONSUMERS)
+    s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
+    p, raised, total, shrink = softmax_step(
+        s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(rows, numbers_layout), index * N, keys,
+        scale, MASKED, CAUSAL, PACKED,
     )  # fmt: skip
-    acc = warpgroup_mma_wait(0, deps=[acc_future])
-    mbarrier.arrive(v_empty.index(before), count=1)
+    acc, tail = await_products(acc_future, tail_future, NARROW)
+    mbarrier.arrive(empty.index(stage), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
-    weights = gl.convert_layout(p.to(k_tiles.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
+    if NARROW:
+        tail = tail * gl.convert_layout(shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
+    weights = operand(p, gl.DotOperandLayout(0, acc.type.layout, 2), k_tiles.dtype, PACKED)
     maximum = gl.convert_layout(raised, maximum.type.layout)
-    total = gl.convert_layout(summed, total.type.layout)
-    return token, weights, acc, maximum, total
+    return token, weights, acc, tail, maximum, total
 
 
 @gluon.jit
 def attend(
-    begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    rows, keys, scale,
+    begin, end, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr, REST: gl.constexpr,
+    MASKED: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
+    """The running softmax after the tiles of keys from `begin` to `end`; the last one's weights are not multiplied."""
     for index in range(begin, end):
-        token, weights, acc, maximum, total = attend_to_tile(
-            index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-            rows, keys, scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST,
+        token, weights, acc, tail, maximum, total = attend_to_tile(
+            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys,
+            scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, TURNS, PACKED,
         )  # fmt: skip
         count += 1
-    return count, token, weights, acc, maximum, total
+    return count, token, weights, acc, tail, maximum, total
 
 
 @gluon.jit
-def attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr):
-    """The output after the values of the last tile, which has the number `count`: of as many keys as have weights."""
+def attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N: gl.constexpr, STAGES: gl.constexpr):
+    """The output after the values of the last tile, in slot `count`: of as many keys as have weights."""
+    D: gl.constexpr = v_tiles.shape[4]
+    NARROW: gl.constexpr = acc.shape[1] < D
     stage = count % STAGES
-    mbarrier.wait(v_full.index(stage), (count // STAGES) & 1)
-    v = v_tiles.index(stage).reshape([N, acc.shape[1]]).slice(0, weights.shape[1], 0)
-    acc = warpgroup_mma(weights, v, acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc
+    mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+    v = v_tiles.index(stage).reshape([N, D]).slice(0, weights.shape[1], 0)
+    acc, tail = multiply(weights, v, acc, tail)
+    acc, tail = await_products(acc, tail, NARROW)
+    mbarrier.arrive(empty.index(stage), count=1)
+    return acc, tail
 
 
 @gluon.jit
 def attend_to_unit(
-    count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys, scale,
+    count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr,
+    PACKED: gl.constexpr,
 ):  # fmt: skip
-    """(count, token, output times total, maximum, total) of a consumer's queries after all tiles of keys.
+    """(count, token, output times total, its rest, maximum, total) of a consumer's queries after all tiles of keys.
 
-    The queries see all of the first `free` tiles, and some of up to `number`.
+    The queries see all of the first `free` tiles, and some of up to `number`. `count` is the number of the next slot.
+    At width 128, if REST is not 0, the output has half of the columns, and its rest REST more: the others are zero.
     """
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
-    acc = gl.zeros([M, D], gl.float32, acc_layout)
-    maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
-    total = gl.zeros([M], gl.float32, row_layout)
-    mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
-    zeros = gl.zeros([M, N], gl.float32, s_layout)
-    s = along_rows(q, k_tiles.index(count % STAGES).reshape([N, D]), zeros, REST)
-    s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-    # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL)
-    weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
+    NARROW: gl.constexpr = D == 128 and REST > 0
+    WIDTH: gl.constexpr = D // 2 if NARROW else D
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    acc = gl.zeros([M, WIDTH], gl.float32, acc_layout)
+    if NARROW:
+        tail_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, 16])
+        tail = gl.zeros([M, REST], gl.float32, tail_layout)
+    else:
+        tail = 0
+    weights, maximum, total = attend_to_first(
+        count, q, k_tiles, full, empty, rows, keys, scale, s_layout, acc_layout, STAGES, CAUSAL, REST, PACKED
+    )
     count += 1
-    count, token, weights, acc, maximum, total = attend(
-        1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-        v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
+    count, token, weights, acc, tail, maximum, total = attend(
+        1, free, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
+        WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST, TURNS, PACKED,
     )  # fmt: skip
     halved = 0
     if HALVES and WHO == 0:
         seen = gl.minimum(start + M, keys) - (number - 1) * N  # keys of the last tile, by the first consumer
         halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
-    count, token, weights, acc, maximum, total = attend(
-        gl.maximum(free, 1), number - halved, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles,
-        k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
+    count, token, weights, acc, tail, maximum, total = attend(
+        gl.maximum(free, 1), number - halved, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles,
+        full, empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST, TURNS, PACKED,
     )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
-            token, half_weights, acc, maximum, total = attend_to_tile(
-                number - 1, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST,
+            token, half_weights, acc, tail, maximum, total = attend_to_tile(
+                number - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows,
+                keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, TURNS, PACKED,
             )  # fmt: skip
-            acc = attend_to_last(half_weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
             count += 1
+            acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
         else:
-            acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
+            acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
     else:
-        acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
-    return count, token, acc, maximum, total
+        acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
+    count += 1
+    if PACKED:
+        total = gl.convert_layout(gl.sum(total, 1), maximum.type.layout)
+    return count, token, acc, tail, maximum, total
 
 
 @gluon.jit
 def store(
-    out, logsumexp, out_tiles, q_empty, acc, maximum, total, rows, held, plane, heads, start, queries,
+    out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
     WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr,
 ):  # fmt: skip
     """Write a unit's output, through shared memory and the copy engine, and its log-sum-exp."""
@@ -202,7 +262,12 @@ def store(
     room = out_tiles.index(WHO if OWN_ROOM else held)
     if OWN_ROOM:
         tma.store_wait(0)
-    room.reshape([M, D]).store(acc.to(out.dtype))
+    if acc.shape[1] == D:
+        room.reshape([M, D]).store(acc.to(out.dtype))
+    else:  # what lies behind both parts is outside the tensor, and is not copied
+        tail = tail / gl.convert_layout(total, gl.SliceLayout(1, tail.type.layout))[:, None]
+        room.reshape([M, D]).slice(0, acc.shape[1], 1).store(acc.to(out.dtype))
+        room.reshape([M, D]).slice(acc.shape[1], tail.shape[1], 1).store(tail.to(out.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, start + WHO * M, 0], room)
     gl.store(logsumexp + plane.to(gl.int64) * queries + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < queries)
@@ -213,18 +278,18 @@ def store(
 
 @gluon.jit
 def consume(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
     token = program
-    if WHO == CONSUMERS - 1:
+    if WHO == CONSUMERS - 1 and TURNS:
         token = give_turn(program, 0)
     rounds = (tiles * planes + programs - 1) // programs
     done = 0
@@ -241,74 +306,75 @@ def consume(
             held = done % Q_STAGES * CONSUMERS + WHO
             mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
             q = q_tiles.index(held).reshape([M, D])
-            count, token, acc, maximum, total = attend_to_unit(
-                count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys,
-                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST,
+            count, token, acc, tail, maximum, total = attend_to_unit(
+                count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys,
+                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST, TURNS, PACKED,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
             store(
-                out, logsumexp, out_tiles, q_empty, acc, maximum, total, rows, held, plane, heads, start, queries,
+                out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
                 WHO, M, D, OWN_ROOM,
             )  # fmt: skip
             done += 1
     tma.store_wait(0)
-    if WHO == 0:
+    if WHO == 0 and TURNS:
         await_turn(token, 0)  # the last one's turn is over, too
 
 
 @gluon.jit
 def consume_first(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        HALVES, REST, TURNS, PACKED,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_second(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        HALVES, REST, TURNS, PACKED,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_third(
-    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     consume(
-        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        HALVES, REST, TURNS, PACKED,
     )  # fmt: skip
 
 
 @gluon.jit
 def produce(
-    q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
     tiles, heads, planes, span, queries, keys, group,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):  # fmt: skip
+    """Fetch the tiles. A unit takes one slot more than tiles: the first has keys only, the last values only."""
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
@@ -330,36 +396,33 @@ def produce(
                 tma.async_copy_global_to_shared(
                     q, [batch, head, start + who * M, 0], q_full.index(held), q_tiles.index(held)
                 )
-            for index in range(number):
+            for index in range(number + 1):
                 stage = count % STAGES
-                phase = ((count // STAGES) & 1) ^ 1
-                mbarrier.wait(k_empty.index(stage), phase)
-                mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
+                both = (index > 0) & (index < number)
+                mbarrier.wait(empty.index(stage), ((count // STAGES) & 1) ^ 1)
+                mbarrier.expect(full.index(stage), k.block_type.nbytes + v.block_type.nbytes, pred=both)
+                mbarrier.expect(full.index(stage), k.block_type.nbytes, pred=both ^ True)
                 tma.async_copy_global_to_shared(
-                    k, [batch, key_head, index * N, 0], k_full.index(stage), k_tiles.index(stage)
+                    v, [batch, key_head, (index - 1) * N, 0], full.index(stage), v_tiles.index(stage), pred=index > 0
                 )
-                mbarrier.wait(v_empty.index(stage), phase)
-                mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
                 tma.async_copy_global_to_shared(
-                    v, [batch, key_head, index * N, 0], v_full.index(stage), v_tiles.index(stage)
+                    k, [batch, key_head, index * N, 0], full.index(stage), k_tiles.index(stage), pred=index < number
                 )
                 count += 1
             done += 1
 
 
 @gluon.jit
-def set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS: gl.constexpr):
-    """Initialise the barriers. All consumers free a tile of keys or values, one its own tile of queries."""
+def set_up(q_full, q_empty, full, empty, CONSUMERS: gl.constexpr):
+    """Initialise the barriers. All consumers free a slot, one its own tile of queries."""
     TILES_OF_QUERIES: gl.constexpr = q_full.shape[0]
-    STAGES: gl.constexpr = k_full.shape[0]
+    STAGES: gl.constexpr = full.shape[0]
     for held in gl.static_range(TILES_OF_QUERIES):
         mbarrier.init(q_full.index(held), count=1)
         mbarrier.init(q_empty.index(held), count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
 
 
 # One kernel for all lengths: compiling takes ten seconds.
@@ -368,6 +431,7 @@ def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale, CONSUMERS: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
+    TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
@@ -378,49 +442,47 @@ def forward_kernel(
         out_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, M, D], out.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    set_up(q_full, q_empty, full, empty, CONSUMERS)
     fence_async_shared()
     tiles = (queries + CONSUMERS * M - 1) // (CONSUMERS * M)
     if CONSUMERS == 2:
         gl.warp_specialize([
             (consume_first, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (consume_second, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (produce, (
-                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_first, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (consume_second, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (consume_third, (
-                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST,
+                OWN_ROOM, HALVES, REST, TURNS, PACKED,
             )),
             (produce, (
-                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
