@@ -120,6 +120,8 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add `left @ right` to `total`, whose dtype is the same or wider. A GPU does not round the product before."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif total.is_cuda and torch.compiler.is_compiling():  # torch 2.11 cannot trace an addmm with out_dtype
+        total += torch.mm(left, right, out_dtype=total.dtype)
     elif total.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:

@@ -24,9 +24,10 @@ pytest.importorskip("triton")
 
 from benchmarks import attention_stress as stress
 from kernels.attention.flash_triton import flash_attention
+from kernels.attention.hopper import backward, native, tune
 from kernels.attention.hopper import launch as hopper
-from kernels.attention.hopper import native, tune
 from kernels.attention.triton import inputs as triton_inputs
+from kernels.attention.triton.kernels import finish_kernel
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import Launch, Window
 from kernels.registry import ATTENTION
@@ -234,7 +235,7 @@ def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.Monk
             for launch in (forward, backward.rows, backward.keys, backward.queries):
                 arguments = launch._in_order()
                 assert len(arguments) == len(launch._kernel.arg_names)
-                rows = {one.block[2] for one in arguments if isinstance(one, Window)}
+                rows = {one.block[2] for one in arguments if isinstance(one, Window) and one.place != 4}
                 assert all(hopper.ROW_TILE % each == 0 for each in rows)
 
 
@@ -283,12 +284,29 @@ def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(
     assert launches.keys._options["NARROW"] == (columns == 80)
     named = dict(zip(launches.keys._kernel.arg_names, launches.keys._in_order(), strict=True))
     first, second = named["dq_sum"], named["dq_rest"]
-    assert first.shape == second.shape == (2, 3, padded, columns)
+    assert first.shape == second.shape == (2, 3, padded * columns // 256, 256)
     assert first.strides == second.strides
     assert math.prod(first.block) + math.prod(second.block) == named["M"] * columns
     most = re.search(r"MOST_WINDOWS = (\d+)", (Path(hopper.__file__).parent / "source/calls.cpp").read_text())
     assert most is not None
     assert sum(isinstance(one, Window) for one in named.values()) <= int(most[1])
+
+
+@pytest.mark.parametrize(("head_dim", "queries"), [(64, 100), (56, 128), (72, 70), (80, 130), (128, 128)])
+def test_dq_is_read_in_the_order_in_which_threads_store_its_sum(
+    head_dim: int, queries: int, rng: random.Random
+) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    padded, columns = -(-queries // hopper.ROW_TILE) * hopper.ROW_TILE, hopper.sum_columns(head_dim)
+    total = torch.randn(2, 3, padded, columns, generator=torch.Generator().manual_seed(rng.randrange(1 << 30)))
+    parts = [part for tile in total.flatten(0, 2).split(64) for part in tile.split([64, columns - 64], dim=1)]
+    stored = torch.cat([backward.by_thread.fn(part).flatten() for part in parts if part.numel()]).to(device)
+    dq = torch.full((2, 3, queries, head_dim), torch.nan, device=device)
+    finish_kernel[(-(-queries // 64) * 6,)](
+        stored, dq, dq.stride(), 3, queries, padded, 0.5,
+        HEAD_DIM=head_dim, WIDTH=padded_width(head_dim), ROWS=64, OVERLAP=False, SUM=columns, BY_THREAD=True,
+    )  # fmt: skip
+    assert torch.equal(dq.cpu(), 0.5 * total[:, :, :queries, :head_dim])
 
 
 def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random) -> None:
@@ -324,6 +342,28 @@ def test_results_agree_with_the_oracle(head_dim: int, rng: random.Random) -> Non
         for sizes in ((2, 3, 3, 515, 515), (1, 6, 2, 300, 1111), (2, 4, 1, 1111, 300), (1, 2, 2, 8200, 128)):
             for is_causal in (False, True):
                 check(*draw_inputs(Shape(*sizes, head_dim), rng, dtype, "cuda"), is_causal, rng, only_hopper=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_processes_that_share_a_gpu_come_to_their_end(head_dim: int) -> None:
+    """The GPU interrupts long kernels for those of other processes: kernels with a barrier that nobody awaits hung."""
+    code = f"""
+import torch
+from kernels.attention.flash_triton import flash_attention
+q, k, v, gradient = (torch.randn(1, 16, 16384, {head_dim}, dtype=torch.bfloat16, device="cuda") for _ in range(4))
+inputs = [one.requires_grad_() for one in (q, k, v)]
+for is_causal in [True, False] * 40:
+    torch.autograd.grad(flash_attention(*inputs, is_causal), inputs, gradient)
+torch.cuda.synchronize()
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    try:
+        assert [process.wait(timeout=90) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @pytest.mark.gpu

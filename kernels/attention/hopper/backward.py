@@ -26,12 +26,12 @@ from kernels.attention.hopper.barriers import (
     add_through_copy_engine,
     after_the_kernel_before,
     along_rows,
+    hear_consumer,
+    hear_consumers,
     known_late,
     meet,
-    tell,
     tell_adder,
-    hear,
-    hear_adder,
+    tell_producer,
 )
 
 
@@ -111,59 +111,53 @@ def part_of_dq(ds, k, WHO: gl.constexpr):
 
 
 @gluon.jit
-def free_tile(barrier, stage, token, NAME: gl.constexpr, WAY: gl.constexpr):
-    """Tell the producer that this consumer has read a tile. WAY & 4: by the named barrier NAME + stage."""
-    if WAY & 4:
-        token = tell(token, NAME + stage)
-    else:
-        mbarrier.arrive(barrier.index(stage), count=1)
-    return token
+def free_queries(token, stage):
+    """Tell the producer that this consumer has read tile `stage` of queries."""
+    return tell_producer(token, 10 + stage)
 
 
 @gluon.jit
-def await_numbers(numbers_full, stage, phase, WAY: gl.constexpr):
-    if WAY & 2 == 0:
-        mbarrier.wait(numbers_full.index(stage), phase)
+def await_free_queries(token, stage):
+    return hear_consumers(token, 10 + stage)
+
+
+@gluon.jit
+def free_gradients(token, stage):
+    """Tell the producer that this consumer has read tile `stage` of the output's gradient."""
+    return tell_producer(token, 13 + stage)
+
+
+@gluon.jit
+def await_free_gradients(token, stage):
+    return hear_consumers(token, 13 + stage)
 
 
 @gluon.jit
 def by_thread(dq):
-    """dQ of 64 rows, rearranged without moving between registers: 4 numbers of a thread, then all 128 threads, and so
-    on. Each thread then stores 16 bytes, next to its neighbour's."""
+    """dQ of 64 rows in the order of registers: four numbers of each thread, then the next four. So threads store 16
+    bytes side by side, and nothing is exchanged between them. `finish_kernel` reads this order.
+    """
     WIDTH: gl.constexpr = dq.shape[1]
     parts = dq.reshape([4, 2, 8, WIDTH // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
     return parts.reshape([WIDTH // 4, 256])
 
 
 @gluon.jit
-def store_dq(room, dq, dq_full, token, WHO: gl.constexpr, WAY: gl.constexpr):
-    """Store a consumer's part of dQ, and tell the warp that adds it up."""
-    if WAY & 1:
-        room.reshape([dq.shape[1] // 4, 256]).store(by_thread(dq))
-    else:
-        room.reshape([dq.shape[0], dq.shape[1]]).store(dq)
-    fence_async_shared()
-    if WAY & 4:
-        token = tell_adder(token, WHO)
-    else:
-        mbarrier.arrive(dq_full.index(WHO), count=1)
-    return token
-
-
-@gluon.jit
-def hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, token, WHO: gl.constexpr, WAY: gl.constexpr):
+def hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO: gl.constexpr):
     """Store a consumer's part of dQ for the warp that adds it up, once that has read the part before."""
     ROOM: gl.constexpr = WHO if dq_tiles.shape[0] == 2 else 0
     mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-    return store_dq(dq_tiles.index(ROOM), dq, dq_full, token, WHO, WAY)
+    dq_tiles.index(ROOM).reshape([dq.shape[1] // 4, 256]).store(by_thread(dq))
+    fence_async_shared()
+    return tell_adder(token, 8 + WHO)
 
 
 @gluon.jit
 def visit(
-    begin, free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+    begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    q_full, do_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
-    REST: gl.constexpr, WAY: gl.constexpr,
+    REST: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `begin` to `end`."""
     HALF: gl.constexpr = N // 2
@@ -185,14 +179,10 @@ def visit(
         s = along_rows(k, q, zeros, REST)
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do, zeros, REST)
-        await_numbers(numbers_full, stage, phase, WAY)
         exponent = numbers.index(stage * 2).load(column_layout)
         s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
-        if WAY & 8:
-            if index < free:
-                p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
-        elif MASKED:
+        if MASKED:
             p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
@@ -206,11 +196,10 @@ def visit(
         dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
         dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
-        token = free_tile(do_empty, stage, token, 13, WAY)
-        mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-        token = store_dq(dq_tiles.index(WHO), dq, dq_full, token, WHO, WAY)
+        token = free_gradients(token, stage)
+        token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
         dk = warpgroup_mma_wait(0, deps=[dk])
-        token = free_tile(q_empty, stage, token, 10, WAY)
+        token = free_queries(token, stage)
         count += 1
     return count, token, dk, dv
 
@@ -241,9 +230,8 @@ def visit_half(
 @gluon.jit
 def visit_halves(
     first, free, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+    q_full, do_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    WAY: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `first` to `end` of a whole group; those before `free` get a mask.
 
@@ -273,7 +261,6 @@ def visit_halves(
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do.slice(0, PART, 0), zeros, REST)
         s_next = along_rows(k, q.slice(PART, PART, 0), zeros, REST)
-        await_numbers(numbers_full, stage, phase, WAY)
         dv, ds = visit_half(
             s, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
             0, ONE + 1, WHO, CAUSAL, left_layout,
@@ -292,10 +279,10 @@ def visit_halves(
         dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
         s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
-        token = free_tile(do_empty, stage, token, 13, WAY)
-        token = hand_on_dq(dq, dq_tiles, dq_full, dq_empty, count, token, WHO, WAY)
+        token = free_gradients(token, stage)
+        token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
         dk = warpgroup_mma_wait(0, deps=[dk])
-        token = free_tile(q_empty, stage, token, 10, WAY)
+        token = free_queries(token, stage)
         index += 1
         if index == end:
             index = first
@@ -305,10 +292,8 @@ def visit_halves(
 @gluon.jit
 def consume(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-    start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    WAY: gl.constexpr,
     HALVES: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = N // 2
@@ -322,28 +307,19 @@ def consume(
     if HALVES:
         token, dk, dv = visit_halves(
             first, gl.maximum(first, free), end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-            dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, REST, WAY,
+            dq_tiles, numbers, q_full, do_full, dq_empty, start, keys, scale,
+            WHO, M, N, D, CAUSAL, REST,
         )  # fmt: skip
     else:
         for _member in range(group):
-            if WAY & 8:
-                count, token, dk, dv = visit(
-                    first, free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
-                    numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-                    WHO, M, N, D, CAUSAL, True, REST, WAY,
-                )  # fmt: skip
-            else:
-                count, token, dk, dv = visit(
-                    first, free, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-                    q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-                    WHO, M, N, D, CAUSAL, True, REST, WAY,
-                )  # fmt: skip
-                count, token, dk, dv = visit(
-                    gl.maximum(first, free), free, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-                    dq_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys,
-                    scale, WHO, M, N, D, CAUSAL, False, REST, WAY,
-                )  # fmt: skip
+            count, token, dk, dv = visit(
+                first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+                q_full, do_full, dq_empty, start, keys, scale, WHO, M, N, D, CAUSAL, True, REST,
+            )  # fmt: skip
+            count, token, dk, dv = visit(
+                gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+                dq_tiles, numbers, q_full, do_full, dq_empty, start, keys, scale, WHO, M, N, D, CAUSAL, False, REST,
+            )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
@@ -358,10 +334,8 @@ def consume(
 @gluon.jit
 def consume_narrow(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tile, numbers,
-    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-    start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    WAY: gl.constexpr,
 ):  # fmt: skip
     """As `consume`, without the columns of zeros: dK and dV are sums of D/2 columns and of REST more.
 
@@ -405,7 +379,6 @@ def consume_narrow(
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do, zeros, REST)
-        await_numbers(numbers_full, stage, phase, WAY)
         exponent = numbers.index(stage * 2).load(column_layout)
         p = gl.exp2(s * scale - exponent[None, :])
         if index < free:
@@ -432,11 +405,10 @@ def consume_narrow(
         dk = warpgroup_mma(gl.convert_layout(ds, left_operand), q.slice(0, LEFT, 1), dk, is_async=True)
         dk_rest = warpgroup_mma(gl.convert_layout(ds, rest_operand), q.slice(LEFT, REST, 1), dk_rest, is_async=True)
         s, dq, dv, dv_rest = warpgroup_mma_wait(2, deps=[s, dq, dv, dv_rest])
-        token = free_tile(do_empty, stage, token, 13, WAY)
-        mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-        token = store_dq(dq_tile.index(0), dq, dq_full, token, WHO, WAY)
+        token = free_gradients(token, stage)
+        token = hand_on_dq(dq, dq_tile, dq_empty, count, token, WHO)
         dk, dk_rest = warpgroup_mma_wait(0, deps=[dk, dk_rest])
-        token = free_tile(q_empty, stage, token, 10, WAY)
+        token = free_queries(token, stage)
         index += 1
         if index == end:
             index = first
@@ -456,93 +428,51 @@ def consume_narrow(
 @gluon.jit
 def consume_first(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-    start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr, NARROW: gl.constexpr, WAY: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     if NARROW:
         consume_narrow(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST, WAY,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            0, M, N, D, CAUSAL, REST,
         )  # fmt: skip
     else:
         consume(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST, WAY, HALVES,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            0, M, N, D, CAUSAL, REST, HALVES,
         )  # fmt: skip
 
 
 @gluon.jit
 def consume_second(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-    start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    HALVES: gl.constexpr, NARROW: gl.constexpr, WAY: gl.constexpr,
+    HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     if NARROW:
         consume_narrow(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST, WAY,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            1, M, N, D, CAUSAL, REST,
         )  # fmt: skip
     else:
         consume(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST, WAY, HALVES,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            1, M, N, D, CAUSAL, REST, HALVES,
         )  # fmt: skip
 
 
 @gluon.jit
 def produce(
-    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
-    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-    start, batch, key_head, heads, group, queries, keys, padded,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+    q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, kv_full, q_full, do_full,
+    start, batch, key_head, heads, group, queries, keys, padded, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
-    tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
-    tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
-    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
-    count = 0
-    for member in range(group):
-        head = key_head * group + member
-        plane = (batch * heads + head).to(gl.int64) * padded
-        for index in range(first, end):
-            stage = count % 2
-            phase = ((count // 2) & 1) ^ 1
-            rows = plane + index * M + gl.arange(0, M, layout)
-            exponent = gl.load(exponents + rows)
-            delta = gl.load(deltas + rows)
-            mbarrier.wait(q_empty.index(stage), phase)
-            mbarrier.expect(q_full.index(stage), q.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], q_full.index(stage), q_tiles.index(stage))
-            mbarrier.wait(do_empty.index(stage), phase)
-            mbarrier.expect(do_full.index(stage), do.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                do, [batch, head, index * M, 0], do_full.index(stage), do_tiles.index(stage)
-            )
-            numbers.index(stage * 2).store(exponent)
-            numbers.index(stage * 2 + 1).store(delta)
-            mbarrier.arrive(numbers_full.index(stage), count=1)
-            count += 1
-
-
-@gluon.jit
-def produce_way(
-    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
-    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-    start, batch, key_head, heads, group, queries, keys, padded,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
-):  # fmt: skip
-    """As `produce`. WAY & 2: exponents and deltas come through the copy engine, on the barriers of q and do."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    NUMBERS: gl.constexpr = 4 * M if WAY & 2 else 0
+    """Fetch the keys and values, then tiles of queries with their exponents, and of gradients with their deltas."""
     mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
     tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
     tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
@@ -553,126 +483,65 @@ def produce_way(
     token = start
     for count in range(total):
         stage = count % 2
-        phase = ((count // 2) & 1) ^ 1
         row = (batch * heads + head) * padded + index * M
-        if WAY & 2 == 0:
-            rows = (batch * heads + head).to(gl.int64) * padded + index * M + gl.arange(0, M, layout)
-            exponent = gl.load(exponents + rows)
-            delta = gl.load(deltas + rows)
-        if WAY & 4:
-            if count >= 2:
-                token = hear(token, 10 + stage)
-        else:
-            mbarrier.wait(q_empty.index(stage), phase)
-        mbarrier.expect(q_full.index(stage), q.block_type.nbytes + NUMBERS)
-        tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], q_full.index(stage), q_tiles.index(stage))
-        if WAY & 2:
-            tma.async_copy_global_to_shared(exponents, [0, row], q_full.index(stage), numbers.index(stage * 2))
-        if WAY & 4:
-            if count >= 2:
-                token = hear(token, 13 + stage)
-        else:
-            mbarrier.wait(do_empty.index(stage), phase)
-        mbarrier.expect(do_full.index(stage), do.block_type.nbytes + NUMBERS)
-        tma.async_copy_global_to_shared(do, [batch, head, index * M, 0], do_full.index(stage), do_tiles.index(stage))
-        if WAY & 2:
-            tma.async_copy_global_to_shared(exponents, [1, row], do_full.index(stage), numbers.index(stage * 2 + 1))
-        else:
-            numbers.index(stage * 2).store(exponent)
-            numbers.index(stage * 2 + 1).store(delta)
-            mbarrier.arrive(numbers_full.index(stage), count=1)
+        if count >= 2:
+            token = await_free_queries(token, stage)
+        full = q_full.index(stage)
+        mbarrier.expect(full, q.block_type.nbytes + numbers.block_type.nbytes)
+        tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], full, q_tiles.index(stage))
+        tma.async_copy_global_to_shared(numbers, [0, row], full, number_tiles.index(stage * 2))
+        if count >= 2:
+            token = await_free_gradients(token, stage)
+        full = do_full.index(stage)
+        mbarrier.expect(full, do.block_type.nbytes + numbers.block_type.nbytes)
+        tma.async_copy_global_to_shared(do, [batch, head, index * M, 0], full, do_tiles.index(stage))
+        tma.async_copy_global_to_shared(numbers, [1, row], full, number_tiles.index(stage * 2 + 1))
         index += 1
         if index == end:
             index = first
             head += 1
-    if WAY & 4:  # no barrier is left half full
-        for count in range(gl.maximum(total - 2, 0), total):
-            token = hear(token, 13 + count % 2)
-            token = hear(token, 10 + count % 2)
-
-
-@gluon.jit
-def produce_any(
-    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
-    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-    start, batch, key_head, heads, group, queries, keys, padded,
-    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
-):  # fmt: skip
-    if WAY & 6 == 0:
-        produce(
-            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
-        )  # fmt: skip
-    else:
-        produce_way(
-            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL, WAY,
-        )  # fmt: skip
-
-
-@gluon.jit
-def await_dq(dq_full, count, token, WHO: gl.constexpr, WAY: gl.constexpr):
-    if WAY & 4:
-        token = hear_adder(token, WHO)
-    else:
-        mbarrier.wait(dq_full.index(WHO), count & 1)
-    return token
+    for count in range(gl.maximum(total - 2, 0), total):  # a program leaves no barrier half full
+        token = await_free_gradients(token, count % 2)
+        token = await_free_queries(token, count % 2)
 
 
 @gluon.jit
 def add_up(
-    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
+    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    BY_ROWS: gl.constexpr = M == 128
+    LINES: gl.constexpr = dq_sum.block_shape[2]
     token = start
     first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
-    count = 0
     for member in range(group):
         for index in range(first, end):
             for who in gl.static_range(2):
-                token = await_dq(dq_full, count, token, who, WAY)
-                row = index * M
-                column = 0
-                if WAY & 1:
-                    row = index * (M * D // 256) + who * (M * D // 512)
-                elif BY_ROWS:
-                    row += who * (M // 2)
-                else:
-                    column = who * (D // 2)
-                add_through_copy_engine(dq_sum, [batch, key_head * group + member, row, column], dq_tiles.index(who))
+                token = hear_consumer(token, 8 + who)
+                line = (index * 2 + who) * LINES
+                add_through_copy_engine(dq_sum, [batch, key_head * group + member, line, 0], dq_tiles.index(who))
             tma.store_wait(0)
             mbarrier.arrive(dq_empty.index(0), count=1)
             mbarrier.arrive(dq_empty.index(1), count=1)
-            count += 1
 
 
 @gluon.jit
 def add_up_narrow(
-    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, WAY: gl.constexpr,
+    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """As `add_up`, of parts of unequal width. The second consumer's, which has fewer products, is waited for first."""
+    LINES: gl.constexpr = dq_sum.block_shape[2]
+    token = start
     first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
     total = group * (end - first)
     index = first
     head = key_head * group
-    token = start
-    for count in range(total):
-        row = index * M
-        rest_row = row
-        column = D // 2
-        if WAY & 1:
-            PART: gl.constexpr = dq_sum.block_shape[2]
-            row = index * (PART + dq_rest.block_shape[2])
-            rest_row = row + PART
-            column = 0
-        token = await_dq(dq_full, count, token, 1, WAY)
-        add_through_copy_engine(dq_rest, [batch, head, rest_row, column], rest_tiles.index(0))
-        token = await_dq(dq_full, count, token, 0, WAY)
-        add_through_copy_engine(dq_sum, [batch, head, row, 0], dq_tiles.index(0))
+    for _count in range(total):
+        line = index * (LINES + dq_rest.block_shape[2])
+        token = hear_consumer(token, 8 + 1)
+        add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
+        token = hear_consumer(token, 8)
+        add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(0), count=1)
         mbarrier.arrive(dq_empty.index(1), count=1)
@@ -696,22 +565,6 @@ def place(tiles, LONGEST_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, handed_full, handed_empty):
-    """Initialise the barriers. Two consumers free each tile of queries; one fills, and one empties, each tile that is
-    handed on: of dQ here, of weights for the greatest width.
-    """
-    mbarrier.init(kv_full, count=1)
-    for each in gl.static_range(2):
-        mbarrier.init(q_full.index(each), count=1)
-        mbarrier.init(q_empty.index(each), count=2)
-        mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(do_empty.index(each), count=2)
-        mbarrier.init(numbers_full.index(each), count=1)
-        mbarrier.init(handed_full.index(each), count=1)
-        mbarrier.init(handed_empty.index(each), count=1)
-
-
-@gluon.jit
 def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
     """Shared memory for both consumers' parts of dQ: one array of two, or two arrays of unequal width."""
     dq_tiles = gl.allocate_shared_memory(
@@ -728,16 +581,17 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
 # One kernel for all lengths: compiling takes ten seconds.
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
 def backward_kernel(
-    q, k, v, do, exponents, deltas, dq_sum, dq_rest, dk_out, dv_out,
+    q, k, v, do, numbers, dq_sum, dq_rest, dk_out, dv_out,
     heads, key_heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr, WAY: gl.constexpr,
+    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum` (batch, heads, padded, D).
+    """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum`: (batch, heads, padded, D) numbers, each 64
+    rows in the order of `by_thread`, seen as lines of 256.
 
-    If NARROW, that sum has D/2 + REST columns; `dq_rest` is the same memory in blocks of REST columns.
+    If NARROW, that sum has D/2 + REST columns: first D/2 of a tile, then REST in blocks of `dq_rest`, the same memory.
 
-    `scale` is log2(e)/√d, `root` 1/√d.
+    `numbers` (2, batch · heads · padded) is exponents and deltas. `scale` is log2(e)/√d, `root` 1/√d.
     """
     tiles = (keys + N - 1) // N
     tile, plane = place(tiles, LONGEST_FIRST)
@@ -751,42 +605,38 @@ def backward_kernel(
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
     dq_tiles, rest_tiles = allocate_dq(dq_sum, dq_rest, NARROW)
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    if WAY & 2:
-        number_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, M], exponents.layout)
-        numbers = number_tiles._reinterpret(gl.float32, [4, M], plain)
-    else:
-        number_tiles = gl.allocate_shared_memory(gl.float32, [4, M], plain)
-        numbers = number_tiles
+    number_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, M], numbers.layout)
+    read_numbers = number_tiles._reinterpret(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    do_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    numbers_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty)
+    # Each of these is waited for: Triton gives the memory of one that is not to others, and such kernels hung now and
+    # then when several processes shared a GPU.
+    mbarrier.init(kv_full, count=1)
+    for each in gl.static_range(2):
+        mbarrier.init(q_full.index(each), count=1)
+        mbarrier.init(do_full.index(each), count=1)
+        mbarrier.init(dq_empty.index(each), count=1)
     fence_async_shared()
     start = after_the_kernel_before(start)
     gl.warp_specialize([
         (consume_first, (
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW, WAY,
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, read_numbers,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
         (consume_second, (
-            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, numbers,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, HALVES, NARROW, WAY,
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, read_numbers,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
-        (produce_any, (
-            q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,
-            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL, WAY,
+        (produce, (
+            q, k, v, do, numbers, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,
+            kv_full, q_full, do_full, start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
         )),
         (add_up_narrow if NARROW else add_up, (
-            dq_sum, dq_rest, dq_tiles, rest_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
-            M, N, D, CAUSAL, WAY,
+            dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
+            M, N, D, CAUSAL,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

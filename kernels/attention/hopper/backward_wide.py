@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.backward import hide, produce, query_tiles, set_up
+from kernels.attention.hopper.backward import hide, query_tiles
 from kernels.attention.hopper.barriers import after_the_kernel_before, along_rows, known_late
 from kernels.attention.hopper.forward import key_tiles, visible
 
@@ -163,6 +163,56 @@ def consume_keys(
     fence_async_shared()
     tma.async_copy_shared_to_global(dk_out, [batch, key_head, start, 0], v_tiles)
     tma.store_wait(0)
+
+
+@gluon.jit
+def produce(
+    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+    start, batch, key_head, heads, group, queries, keys, padded,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
+    tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
+    tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
+    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    count = 0
+    for member in range(group):
+        head = key_head * group + member
+        plane = (batch * heads + head).to(gl.int64) * padded
+        for index in range(first, end):
+            stage = count % 2
+            phase = ((count // 2) & 1) ^ 1
+            rows = plane + index * M + gl.arange(0, M, layout)
+            exponent = gl.load(exponents + rows)
+            delta = gl.load(deltas + rows)
+            mbarrier.wait(q_empty.index(stage), phase)
+            mbarrier.expect(q_full.index(stage), q.block_type.nbytes)
+            tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], q_full.index(stage), q_tiles.index(stage))
+            mbarrier.wait(do_empty.index(stage), phase)
+            mbarrier.expect(do_full.index(stage), do.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                do, [batch, head, index * M, 0], do_full.index(stage), do_tiles.index(stage)
+            )
+            numbers.index(stage * 2).store(exponent)
+            numbers.index(stage * 2 + 1).store(delta)
+            mbarrier.arrive(numbers_full.index(stage), count=1)
+            count += 1
+
+
+@gluon.jit
+def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty):
+    """Initialise the barriers: two consumers free each tile of queries; one fills, and one empties, each of weights."""
+    mbarrier.init(kv_full, count=1)
+    for each in gl.static_range(2):
+        mbarrier.init(q_full.index(each), count=1)
+        mbarrier.init(q_empty.index(each), count=2)
+        mbarrier.init(do_full.index(each), count=1)
+        mbarrier.init(do_empty.index(each), count=2)
+        mbarrier.init(numbers_full.index(each), count=1)
+        mbarrier.init(p_full.index(each), count=1)
+        mbarrier.init(p_empty.index(each), count=1)
 
 
 # One kernel for all lengths: compiling takes ten seconds.

@@ -58,45 +58,36 @@ def meet(token):
 
 
 @gluon.jit
-def tell(token, name):
-    """Arrive at a named barrier of both consumers and the producer's warp, without waiting."""
+def tell_producer(token, barrier):
+    """Arrive at a barrier of both consumers and the producer's warp, without waiting. Before each arrival at a barrier
+    in memory, Gluon lets a consumer's threads wait for each other; here each arrives on its own."""
     return gl.inline_asm_elementwise(
-        "bar.arrive $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, name], dtype=gl.int32, is_pure=False, pack=1
+        "bar.arrive $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
 @gluon.jit
-def hear(token, name):
-    """Wait at a named barrier for both consumers."""
+def hear_consumers(token, barrier):
+    """Wait at such a barrier for both consumers."""
     return gl.inline_asm_elementwise(
-        "bar.sync $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, name], dtype=gl.int32, is_pure=False, pack=1
+        "bar.sync $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
 @gluon.jit
-def tell_adder(token, WHO: gl.constexpr):
-    """Arrive at the named barrier of consumer WHO and the warp that adds up, without waiting."""
-    if WHO == 0:
-        return gl.inline_asm_elementwise(
-            "bar.arrive 8, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:  # noqa: RET505
-        return gl.inline_asm_elementwise(
-            "bar.arrive 9, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
+def tell_adder(token, barrier):
+    """Arrive at a barrier of one consumer and the warp that adds dQ up, without waiting."""
+    return gl.inline_asm_elementwise(
+        "bar.arrive $2, 160; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
-def hear_adder(token, WHO: gl.constexpr):
-    """Wait for consumer WHO's part."""
-    if WHO == 0:
-        return gl.inline_asm_elementwise(
-            "bar.sync 8, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:  # noqa: RET505
-        return gl.inline_asm_elementwise(
-            "bar.sync 9, 160; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
+def hear_consumer(token, barrier):
+    """Wait at such a barrier for the consumer."""
+    return gl.inline_asm_elementwise(
+        "bar.sync $2, 160; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

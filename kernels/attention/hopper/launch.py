@@ -106,8 +106,6 @@ class Backward:
     halves: bool = False
     """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance. It
     holds where all columns of a tile are multiplied (`rest` is 0); elsewhere it was not timed."""
-    way: int = 0
-    """Bits: 1: dQ's sum by threads; 2: exponents and deltas by the copy engine; 4: named barriers."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
         Forward(3, 64, 128, stages=3, registers=160),
-        Backward(128, 128, longest_first=True, halves=True),
+        Backward(128, 128, halves=True),
         Backward(64, 128, longest_first=True),
     ),
     128: KernelChoice(_128, _128, Backward(64, 128), Backward(64, 128)),
@@ -500,13 +498,11 @@ def _backward_launches(
     )  # fmt: skip
     if isinstance(how, TwoPasses):
         return BackwardLaunches(2 * numbers, True, prepare, _wide_keys(problem, how), _wide_queries(problem, how))
-    linear = bool(how.way & 1)
-    rows = 64 if linear else rows
     finish = Launch(
         finish_kernel,
-        triton.cdiv(queries, rows) * heads * batches,
+        triton.cdiv(queries, 64) * heads * batches,
         (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.root),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "SUM": columns, "LINEAR": linear, **OVERLAPPED_LAUNCH},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": 64, "SUM": columns, "BY_THREAD": True, **OVERLAPPED_LAUNCH},
     )
     return BackwardLaunches((2 + columns) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
 
@@ -553,11 +549,10 @@ class BackwardProblem(NamedTuple):
         block = rows, self.width
         return Window.of(place, *self.windows[which], (1, 1, *block), _layout(self.dtype, *block))
 
-    def inputs(self, queries: int, keys: int) -> tuple[Any, ...]:
-        """Return q, k, v and the output's gradient in tiles of so many rows, then exponents and deltas."""
+    def tiles(self, queries: int, keys: int) -> tuple[Window, ...]:
+        """Return q, k, v and the output's gradient in tiles of so many rows."""
         rows = queries, keys, keys, queries
-        tiles = (self.window(place, place, rows[place]) for place in range(4))
-        return *tiles, Address(4), Address(4, self.numbers)
+        return tuple(self.window(place, place, rows[place]) for place in range(4))
 
     def options(self, how: Backward | TwoPasses) -> dict[str, Any]:
         """Return the constants of all kernels."""
@@ -573,36 +568,26 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
     padded, width = problem.padded, problem.width
     depth, narrow, columns = rest(problem.shape[-1]), is_narrow(problem.shape[-1]), sum_columns(problem.shape[-1])
-    linear = how.way & 1
     # Consumers add up half of the rows each, or half of the columns; narrow ones the first half of them, and the rest.
     block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
-    sizes, steps = (batches, heads, padded, columns), (heads * padded * columns, padded * columns, columns, 1)
+    lines, plane = padded * columns // 256, padded * columns
+    sizes, steps = (batches, heads, lines, 256), (heads * plane, plane, 256, 1)
     dq_sum, dq_rest = (
-        Window.of(4, sizes, steps, (1, 1, *each), _layout(torch.float32, *each), 2 * problem.numbers)
+        Window.of(4, sizes, steps, (1, 1, math.prod(each) // 256, 256), _plain_layout(4), 2 * problem.numbers)
         for each in (block, (how.queries, depth) if narrow else block)
     )
-    if linear:
-        long = (batches, heads, padded * columns // 256, 256)
-        steps = (heads * padded * columns, padded * columns, 256, 1)
-        dq_sum, dq_rest = (
-            Window.of(4, long, steps, (1, 1, each[0] * each[1] // 256, 256), _plain_layout(4), 2 * problem.numbers)
-            for each in (block, (how.queries, depth) if narrow else block)
-        )
-    inputs = problem.inputs(how.queries, how.keys)
-    if how.way & 2:
-        window = Window.of(4, (2, problem.numbers), (problem.numbers, 1), (1, how.queries), _plain_layout(2))
-        inputs = (*inputs[:4], window, inputs[5])
+    numbers = Window.of(4, (2, problem.numbers), (problem.numbers, 1), (1, how.queries), _plain_layout(2))
     return Launch(
         backward_kernel,
         triton.cdiv(keys, how.keys) * key_heads * batches,
         (
-            *inputs, dq_sum, dq_rest,
+            *problem.tiles(how.queries, how.keys), numbers, dq_sum, dq_rest,
             problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
             heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
         ),
         {
             **problem.options(how), "LONGEST_FIRST": how.longest_first,
-            "HALVES": how.halves and depth == 0, "NARROW": narrow, "WAY": how.way,
+            "HALVES": how.halves and depth == 0, "NARROW": narrow,
         },
     )  # fmt: skip
 
@@ -616,7 +601,8 @@ def _wide_keys(problem: BackwardProblem, how: TwoPasses) -> Launch:
         wide_keys_kernel,
         triton.cdiv(keys, how.keys) * key_heads * batches,
         (
-            *problem.inputs(how.queries, how.keys), problem.window(5, 4, how.keys), problem.window(6, 5, how.keys),
+            *problem.tiles(how.queries, how.keys), Address(4), Address(4, problem.numbers),
+            problem.window(5, 4, how.keys), problem.window(6, 5, how.keys),
             heads, key_heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root,
             problem.root,
         ),
@@ -633,7 +619,8 @@ def _wide_queries(problem: BackwardProblem, how: TwoPasses) -> Launch:
         wide_queries_kernel,
         triton.cdiv(queries, 2 * how.queries) * heads * batches,
         (
-            *problem.inputs(how.queries, how.keys), problem.window(5, 6, how.queries),
+            *problem.tiles(how.queries, how.keys), Address(4), Address(4, problem.numbers),
+            problem.window(5, 6, how.queries),
             heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root, problem.root,
         ),
         {**problem.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},

@@ -264,24 +264,27 @@ def rows_kernel(
 def finish_kernel(
     dq_sum, dq, dq_strides, heads, queries, padded, root,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr, SUM: tl.constexpr,
-    LINEAR: tl.constexpr = False,
+    BY_THREAD: tl.constexpr,
 ):  # fmt: skip
-    """Write `root` times one tile of dq_sum (batch, heads, padded, SUM) to dq."""
+    """Write `root` times one tile of dq_sum (batch, heads, padded, SUM) to dq. If BY_THREAD, each 64 rows of the sum
+    have the order of kernels.attention.hopper.backward.by_thread, and ROWS is 64.
+    """
     if OVERLAP:
         gdc_wait()
     tile, head, batch = program(tl.cdiv(queries, ROWS), heads)
     rows = tile * ROWS + tl.arange(0, ROWS)
     plane = (batch * heads + head).to(tl.int64) * padded
-    places = (plane + rows)[:, None] * SUM + tl.arange(0, WIDTH)[None, :]
-    inside = (rows < queries)[:, None] & (tl.arange(0, WIDTH) < HEAD_DIM)[None, :]
-    if LINEAR:  # 64 rows, as the registers of 128 threads: see `by_thread`
+    if BY_THREAD:
         chunks = tl.arange(0, WIDTH // 8)[:, None]
-        source = dq_sum + (plane + tile * ROWS) * SUM + chunks * 512 + tl.arange(0, 512)[None, :]
-        parts = tl.load(source, mask=chunks < SUM // 8, other=0.0)
-        parts = tl.permute(tl.reshape(parts, [WIDTH // 8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
-        values = tl.reshape(parts, [ROWS, WIDTH]) * root
+        places = (plane + tile * ROWS) * SUM + chunks * 512 + tl.arange(0, 512)[None, :]
+        values = tl.load(dq_sum + places, mask=chunks < SUM // 8, other=0.0)
+        values = tl.permute(tl.reshape(values, [WIDTH // 8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
+        values = tl.reshape(values, [ROWS, WIDTH])
     else:
-        values = tl.load(dq_sum + places, mask=inside, other=0.0) * root
+        places = (plane + rows)[:, None] * SUM + tl.arange(0, WIDTH)[None, :]
+        inside = (rows < queries)[:, None] & (tl.arange(0, WIDTH) < HEAD_DIM)[None, :]
+        values = tl.load(dq_sum + places, mask=inside, other=0.0)
+    values *= root
     store_tile(dq, dq_strides, batch, head, tile * ROWS, queries, values, ROWS, HEAD_DIM, WIDTH)
 
 

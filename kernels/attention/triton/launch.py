@@ -189,7 +189,7 @@ def _finish_launch(dq: Kind, dq_sum: Kind, scale: float) -> Launch:
         finish_kernel,
         triton.cdiv(queries, size) * heads * batches,
         (Address(0), Address(1), dq.strides, heads, queries, dq_sum.shape[2], scale),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size, "OVERLAP": False, "SUM": width},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size, "OVERLAP": False, "SUM": width, "BY_THREAD": False},
     )
 
 

@@ -46,7 +46,7 @@ using torch::autograd::variable_list;
 namespace {
 
 constexpr uint64_t ALIGNMENT = 16;  // the kernels are compiled for addresses that are multiples of it
-constexpr size_t MOST_WINDOWS = 8, MOST_PARAMETERS = 128, MOST_AXES = 5;
+constexpr size_t MOST_WINDOWS = 9, MOST_PARAMETERS = 128, MOST_AXES = 5;
 constexpr size_t MOST_KINDS = 1024;  // of calls; beyond that all are forgotten, and learned anew
 
 // ---- The CUDA driver, and torch's stream --------------------------------------------------------------------------
