@@ -248,19 +248,6 @@ def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> 
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("head_dim", "turns"), [(40, True), (64, True), (72, True), (80, True), (96, True), (104, False), (128, False)]
-)
-@pytest.mark.parametrize("length", [100, 9000])
-def test_consumers_take_turns_where_that_was_faster(head_dim: int, turns: bool, length: int) -> None:
-    shape = 2, 3, length, head_dim
-    steps = torch.empty(shape, device="meta").stride()
-    launch = hopper._forward_launch(CPU, torch.bfloat16, shape, shape, *[steps] * 4, True)
-    assert launch is not None
-    assert launch._options["TURNS"] == turns
-
-
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("length", [100, 1300])
 @pytest.mark.parametrize(
     ("head_dim", "columns", "halves"),

@@ -2,8 +2,8 @@
 
 A program has consumers of four warps each, which take a part of the program's queries each, and a producer of one warp,
 which fetches tiles by the copy engine. A consumer issues the scores of the next keys before it multiplies the present
-weights with the values. So the values come with the next keys, in one slot. With TURNS, consumers issue products in
-turns: while the tensor cores multiply for one, another computes its exponentials.
+weights with the values. So the values come with the next keys, in one slot. Consumers issue products in turns:
+while the tensor cores multiply for one, another computes its exponentials.
 
 Programs are few and walk over the tiles, the longest rows first.
 """
@@ -61,9 +61,7 @@ def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(
-    s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr, PACKED: gl.constexpr
-):
+def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr):
     """(weights, maximum, total, shrink) after one more tile of scores."""
     if MASKED:
         s = gl.where(visible(rows, first, keys, s, CAUSAL), s, -float("inf"))
@@ -71,20 +69,15 @@ def softmax_step(
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
     shrink = gl.exp2(maximum - base)
-    if PACKED:
-        sums = sums_by_thread(p)
-        kept = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None]
-    else:
-        sums = gl.sum(p, 1)
-        kept = gl.convert_layout(shrink, total.type.layout)
-    total = total * kept + gl.convert_layout(sums, total.type.layout)
+    kept = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None]
+    total = total * kept + gl.convert_layout(sums_by_thread(p), total.type.layout)
     return p, raised, total, shrink
 
 
 @gluon.jit
-def operand(p, layout: gl.constexpr, dtype: gl.constexpr, PACKED: gl.constexpr):
+def operand(p, layout: gl.constexpr, dtype: gl.constexpr):
     """Weights as the left factor of a product."""
-    return gl.convert_layout(packed(p, dtype) if PACKED else p.to(dtype), layout)
+    return gl.convert_layout(packed(p, dtype), layout)
 
 
 @gluon.jit
@@ -112,7 +105,7 @@ def await_products(acc, tail, NARROW: gl.constexpr):
 @gluon.jit
 def attend_to_first(
     count, q, k_tiles, full, empty, rows, keys, scale, s_layout: gl.constexpr, acc_layout: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr, PACKED: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """(weights, maximum, total) of the first tile of keys, in slot `count`, which has no values."""
     M: gl.constexpr = q.shape[0]
@@ -122,21 +115,21 @@ def attend_to_first(
     stage = count % STAGES
     zeros = gl.zeros([M, N], gl.float32, s_layout)
     maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
-    total = sums_by_thread(zeros) if PACKED else gl.zeros([M], gl.float32, row_layout)
+    total = sums_by_thread(zeros)
     mbarrier.wait(full.index(stage), (count // STAGES) & 1)
     s = along_rows(q, k_tiles.index(stage).reshape([N, D]), zeros, REST)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(empty.index(stage), count=1)
     # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, PACKED)
-    return operand(p, gl.DotOperandLayout(0, acc_layout, 2), k_tiles.dtype, PACKED), maximum, total
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL)
+    return operand(p, gl.DotOperandLayout(0, acc_layout, 2), k_tiles.dtype), maximum, total
 
 
 @gluon.jit
 def attend_to_tile(
     index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
+    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
     D: gl.constexpr = k_tiles.shape[4]
@@ -145,24 +138,22 @@ def attend_to_tile(
     numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
     mbarrier.wait(full.index(stage), (count // STAGES) & 1)
-    if TURNS:
-        token = await_turn(token, WHO)
+    token = await_turn(token, WHO)
     zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
     acc_future, tail_future = multiply(weights, v_tiles.index(stage).reshape([N, D]), acc, tail)
-    if TURNS:
-        token = give_turn(token, (WHO + 1) % CONSUMERS)
+    token = give_turn(token, (WHO + 1) % CONSUMERS)
     s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
     p, raised, total, shrink = softmax_step(
         s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(rows, numbers_layout), index * N, keys,
-        scale, MASKED, CAUSAL, PACKED,
+        scale, MASKED, CAUSAL,
     )  # fmt: skip
     acc, tail = await_products(acc_future, tail_future, NARROW)
     mbarrier.arrive(empty.index(stage), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     if NARROW:
         tail = tail * gl.convert_layout(shrink, gl.SliceLayout(1, tail.type.layout))[:, None]
-    weights = operand(p, gl.DotOperandLayout(0, acc.type.layout, 2), k_tiles.dtype, PACKED)
+    weights = operand(p, gl.DotOperandLayout(0, acc.type.layout, 2), k_tiles.dtype)
     maximum = gl.convert_layout(raised, maximum.type.layout)
     return token, weights, acc, tail, maximum, total
 
@@ -171,13 +162,13 @@ def attend_to_tile(
 def attend(
     begin, end, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
+    MASKED: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the tiles of keys from `begin` to `end`; the last one's weights are not multiplied."""
     for index in range(begin, end):
         token, weights, acc, tail, maximum, total = attend_to_tile(
             index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys,
-            scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST, TURNS, PACKED,
+            scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST,
         )  # fmt: skip
         count += 1
     return count, token, weights, acc, tail, maximum, total
@@ -201,8 +192,7 @@ def attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N: gl.conste
 def attend_to_unit(
     count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr,
-    PACKED: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """(count, token, output times total, its rest, maximum, total) of a consumer's queries after all tiles of keys.
 
@@ -220,12 +210,12 @@ def attend_to_unit(
     else:
         tail = 0
     weights, maximum, total = attend_to_first(
-        count, q, k_tiles, full, empty, rows, keys, scale, s_layout, acc_layout, STAGES, CAUSAL, REST, PACKED
+        count, q, k_tiles, full, empty, rows, keys, scale, s_layout, acc_layout, STAGES, CAUSAL, REST
     )
     count += 1
     count, token, weights, acc, tail, maximum, total = attend(
         1, free, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
-        WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST, TURNS, PACKED,
+        WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
     )  # fmt: skip
     halved = 0
     if HALVES and WHO == 0:
@@ -233,13 +223,13 @@ def attend_to_unit(
         halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
     count, token, weights, acc, tail, maximum, total = attend(
         gl.maximum(free, 1), number - halved, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles,
-        full, empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST, TURNS, PACKED,
+        full, empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
     )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
             token, half_weights, acc, tail, maximum, total = attend_to_tile(
                 number - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows,
-                keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST, TURNS, PACKED,
+                keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST,
             )  # fmt: skip
             count += 1
             acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
@@ -248,8 +238,7 @@ def attend_to_unit(
     else:
         acc, tail = attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
     count += 1
-    if PACKED:
-        total = gl.convert_layout(gl.sum(total, 1), maximum.type.layout)
+    total = gl.convert_layout(gl.sum(total, 1), maximum.type.layout)
     return count, token, acc, tail, maximum, total
 
 
@@ -283,14 +272,14 @@ def consume(
     tiles, heads, planes, span, queries, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
     token = program
-    if WHO == CONSUMERS - 1 and TURNS:
+    if WHO == CONSUMERS - 1:
         token = give_turn(program, 0)
     rounds = (tiles * planes + programs - 1) // programs
     done = 0
@@ -309,7 +298,7 @@ def consume(
             q = q_tiles.index(held).reshape([M, D])
             count, token, acc, tail, maximum, total = attend_to_unit(
                 count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys,
-                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST, TURNS, PACKED,
+                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
@@ -319,7 +308,7 @@ def consume(
             )  # fmt: skip
             done += 1
     tma.store_wait(0)
-    if WHO == 0 and TURNS:
+    if WHO == 0:
         await_turn(token, 0)  # the last one's turn is over, too
 
 
@@ -329,12 +318,12 @@ def consume_first(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST, TURNS, PACKED,
+        HALVES, REST,
     )  # fmt: skip
 
 
@@ -344,12 +333,12 @@ def consume_second(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST, TURNS, PACKED,
+        HALVES, REST,
     )  # fmt: skip
 
 
@@ -359,12 +348,12 @@ def consume_third(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    HALVES: gl.constexpr, REST: gl.constexpr, TURNS: gl.constexpr, PACKED: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
         tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST, TURNS, PACKED,
+        HALVES, REST,
     )  # fmt: skip
 
 
@@ -432,7 +421,6 @@ def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale, CONSUMERS: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
-    TURNS: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
@@ -453,12 +441,12 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, TURNS, PACKED,
+                OWN_ROOM, HALVES, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, TURNS, PACKED,
+                OWN_ROOM, HALVES, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
@@ -470,17 +458,17 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, TURNS, PACKED,
+                OWN_ROOM, HALVES, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, TURNS, PACKED,
+                OWN_ROOM, HALVES, REST,
             )),
             (consume_third, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, HALVES, REST, TURNS, PACKED,
+                OWN_ROOM, HALVES, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,

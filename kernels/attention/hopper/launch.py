@@ -83,10 +83,6 @@ class Forward:
     """True if the output has its own shared memory; False: it uses that of the queries."""
     registers: int = 240
     """Registers of each thread of a consumer."""
-    turns: bool = True
-    """True: consumers issue products in turns. At width 128, head dimensions up to 96 always do."""
-    packed: bool = True
-    """True: one instruction packs two weights, and each thread adds up its own columns of a row until a unit's end."""
     halves: bool = False
     """True: with a causal mask, the first consumer skips the half of the last tile of keys that it does not see. This
     needs two consumers, each with half as many rows as a tile has keys."""
@@ -134,11 +130,11 @@ class KernelChoice:
     """Up to `SHORT` queries."""
 
 
-_128, _256, _TWO = Forward(2, 64, 128, turns=False), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
+_128, _256, _TWO = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
 CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
-        Forward(3, 64, 128, stages=3, registers=160),
+        Forward(3, 64, 128, registers=160),
         Backward(128, 128, halves=True),
         Backward(64, 128, longest_first=True),
     ),
@@ -382,7 +378,7 @@ def _forward_launch(
             "CONSUMERS": how.consumers, "M": how.queries, "N": how.keys, "D": width, "STAGES": how.stages,
             "Q_STAGES": how.query_stages, "CAUSAL": is_causal, "OWN_ROOM": how.own_room,
             "HALVES": how.halves and is_causal, "REGISTERS": how.registers, "REST": rest(head_dim),
-            "TURNS": how.turns or (width == 128 and rest(head_dim) > 0), "PACKED": how.packed, "num_warps": 4,
+            "num_warps": 4,
         },
     )  # fmt: skip
 

@@ -49,10 +49,6 @@ def candidates(width: int) -> Iterator[tuple[str, KernelChoice]]:
     """Yield names and choices: what calls take first."""
     present = CHOICES[width]
     yield "present", present
-    order = "any order" if present.forward.turns else "turns"
-    yield f"forward, products in {order}", _both(present, turns=not present.forward.turns)
-    if not present.forward.packed:
-        yield "forward, packed weights", _both(present, packed=True)
     forward, backward = present.forward, present.backward
     if isinstance(backward, TwoPasses):
         small = replace(backward, keys=32, key_stages=3, value_stages=3)
@@ -69,16 +65,7 @@ def candidates(width: int) -> Iterator[tuple[str, KernelChoice]]:
         yield f"forward, {ahead.query_stages} query stages", replace(present, forward=ahead, forward_long=ahead)
         whole = replace(forward, halves=False)
         yield "forward, the whole of the last tile", replace(present, forward=whole, forward_long=whole)
-        deep = replace(forward, stages=3, turns=False)
-        yield "forward, three stages, products in any order", replace(present, forward=deep, forward_long=deep)
         yield "forward, three consumers", replace(present, forward=present.forward_long)
-
-
-def _both(choice: KernelChoice, **fields: bool) -> KernelChoice:
-    """Return `choice` with other fields of both of its forward kernels."""
-    return replace(
-        choice, forward=replace(choice.forward, **fields), forward_long=replace(choice.forward_long, **fields)
-    )
 
 
 def largest_error(head_dim: int) -> float:
