@@ -11,6 +11,7 @@ from app.cli import arguments, completing
 from app.cli.common import WRONG, AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
+from app.text.numbers import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -275,7 +276,7 @@ def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
             case["kind"],
             case["case"],
             case["device_key"],
-            case["validity"] or "–",
+            case["validity"] or NOTHING,
             ", ".join(map(str, case["jobs"])),
             case["case_key"],
         )

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from app.text.numbers import NOTHING
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -15,7 +17,7 @@ WIDEST_UNBROKEN = 20
 """A column whose longest cell has at most so many characters is not wrapped."""
 GAP = 2
 """Spaces between columns."""
-NOTHING = ("", "–")
+EMPTY = ("", NOTHING)
 """Cells without a value."""
 _HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
 SHOWN_OF_HASH = 8
@@ -38,7 +40,7 @@ def table(head: Sequence[str], rows: Rows, rights: Collection[int] = ()) -> str:
         at for at in range(len(head)) if at not in rights and len(short) > 1 and len({row[at] for row in short}) == 1
     ]
     varying = [at for at in range(len(head)) if at not in same] or list(range(len(head)))
-    facts = [f"{head[at]}: {short[0][at]}" for at in same if at not in varying and short[0][at] not in NOTHING]
+    facts = [f"{head[at]}: {short[0][at]}" for at in same if at not in varying and short[0][at] not in EMPTY]
     parts = [wrapped(", ".join(facts), width)] if facts else []
     names = [_broken_name(head[at], max((len(row[at]) for row in short), default=0)) for at in varying]
     columns = [[name, *(row[at] for row in short)] for name, at in zip(names, varying, strict=True)]

@@ -15,7 +15,7 @@ from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, ech
 from app.states import FIRST_IN_QUEUE
 from app.text.cases import case_text
 from app.text.markdown_tables import cut
-from app.text.numbers import number
+from app.text.numbers import NOTHING, number
 from app.text.times import age, duration, moment, parsed_time, ran
 from app.text.validity import doubts, noisy_host, notes, verdict
 from flopwatch.client import Flopwatch, Show, progress_bar
@@ -42,7 +42,7 @@ def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}={item}" for key, item in value.items()) or "–"
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or NOTHING
     return number(value)
 
 

@@ -30,6 +30,7 @@ from app.api.services import CurrentServices, Services
 from app.specs._base import flat
 from app.states import FINISHED_STATES
 from app.text.cases import case_text
+from app.text.numbers import NOTHING
 from app.web.pages import compare as compare_page
 from app.web.pages.job import SHOWN_LOG_CHARACTERS, WITHOUT_REASONS, first_rows, first_samples
 from app.web.pages.plots import PlotsQuery, drawn, versions
@@ -300,6 +301,6 @@ def _facts(environments: Iterable[Mapping[str, Any] | None]) -> list[tuple[str, 
     for environment in environments:
         for name, value in flat(environment or {}).items():
             values = facts.setdefault(name, [])
-            if (text := plain(value) or "–") not in values:
+            if (text := plain(value) or NOTHING) not in values:
                 values.append(text)
     return list(facts.items())

@@ -20,7 +20,7 @@ from app import results
 from app.metrics import readable
 from app.states import FIRST_IN_QUEUE
 from app.table_options import FORMATS
-from app.text.numbers import number
+from app.text.numbers import NOTHING, number
 from app.text.times import age, duration, moment, ran
 from app.text.validity import doubts, noisy_host, notes, verdict
 
@@ -108,7 +108,7 @@ def asset(name: str) -> str:
 
 def moment_or_dash(time: str | None) -> str:
     """Write a time of the server to the second, in UTC; "–" if there is none."""
-    return moment(time) or "–"
+    return moment(time) or NOTHING
 
 
 def ago(time: str) -> str:
@@ -135,7 +135,7 @@ def kind_title(kind: str) -> str:
 def plain(value: Any) -> str:
     """Write a value for people: texts unchanged, lists with commas, others as JSON; "–" if there is none."""
     if value is None:
-        return "–"
+        return NOTHING
     if isinstance(value, list):
         return ", ".join(map(plain, value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

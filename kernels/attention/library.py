@@ -133,7 +133,7 @@ def _capped(softcap: float) -> Any:
     return cap
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=1)
 @torch.inference_mode(False)
 def _visible_blocks(
     queries: int, keys: int, device: torch.device, band: Band, document_ends: Tensor | None, _version: object

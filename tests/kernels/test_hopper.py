@@ -335,7 +335,7 @@ def test_results_agree_with_the_oracle(head_dim: int, rng: random.Random) -> Non
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 def test_processes_that_share_a_gpu_come_to_their_end(head_dim: int) -> None:
-    """The GPU interrupts long kernels for those of other processes: kernels with a barrier that nobody awaits hung."""
+    """A kernel with a barrier that nobody awaited hung when the GPU switched between processes."""
     code = f"""
 import torch
 from kernels.attention.flash_triton import flash_attention
@@ -351,6 +351,7 @@ torch.cuda.synchronize()
     finally:
         for process in processes:
             process.kill()
+            process.wait()
 
 
 @pytest.mark.gpu

@@ -26,12 +26,9 @@ from kernels.attention.hopper.barriers import (
     add_through_copy_engine,
     after_the_kernel_before,
     along_rows,
-    hear_consumer,
-    hear_consumers,
+    arrive_at,
     known_late,
-    meet,
-    tell_adder,
-    tell_producer,
+    wait_at,
 )
 
 
@@ -113,23 +110,23 @@ def part_of_dq(ds, k, WHO: gl.constexpr):
 @gluon.jit
 def free_queries(token, stage):
     """Tell the producer that this consumer has read tile `stage` of queries."""
-    return tell_producer(token, 10 + stage)
+    return arrive_at(token, 10 + stage, 288)
 
 
 @gluon.jit
 def await_free_queries(token, stage):
-    return hear_consumers(token, 10 + stage)
+    return wait_at(token, 10 + stage, 288)
 
 
 @gluon.jit
 def free_gradients(token, stage):
     """Tell the producer that this consumer has read tile `stage` of the output's gradient."""
-    return tell_producer(token, 13 + stage)
+    return arrive_at(token, 13 + stage, 288)
 
 
 @gluon.jit
 def await_free_gradients(token, stage):
-    return hear_consumers(token, 13 + stage)
+    return wait_at(token, 13 + stage, 288)
 
 
 @gluon.jit
@@ -149,7 +146,7 @@ def hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO: gl.constexpr):
     mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
     dq_tiles.index(ROOM).reshape([dq.shape[1] // 4, 256]).store(by_thread(dq))
     fence_async_shared()
-    return tell_adder(token, 8 + WHO)
+    return arrive_at(token, 8 + WHO, 160)
 
 
 @gluon.jit
@@ -170,10 +167,7 @@ def visit(
         phase = (count // 2) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        place = known_late()
-        k_tile = k_tiles.index(place).reshape([N, D])
-        k = k_tile.slice(WHO * HALF, HALF, 0)
-        v = v_tiles.index(place).reshape([N, D]).slice(WHO * HALF, HALF, 0)
+        k_tile, k, v = own_keys(k_tiles, v_tiles, WHO)
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(q_full.index(stage), phase)
         s = along_rows(k, q, zeros, REST)
@@ -192,7 +186,7 @@ def visit(
         shared_ds = ds_tiles.index(stage)
         shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
         fence_async_shared()
-        token = meet(token)
+        token = wait_at(token, 12, 256)
         dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
         dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
@@ -207,9 +201,9 @@ def visit(
 @gluon.jit
 def visit_half(
     s, dp, dv, do, exponents, deltas, ds_room, start, index, free, keys, scale,
-    FROM: gl.constexpr, BEHIND: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
+    FROM: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
 ):  # fmt: skip
-    """(dV, dS) after the half from query FROM on of tile `index`; BEHIND products are issued after dP.
+    """(dV, dS) after the half from query FROM on of tile `index`. One product is issued between dP and this dV.
 
     dV is issued before dP is awaited: otherwise ptxas moves 43 of 64 exponentials behind that wait.
     """
@@ -221,7 +215,7 @@ def visit_half(
         p = hide(p, start + WHO * HALF, index * (2 * PART) + FROM, keys, CAUSAL)
     weights = gl.convert_layout(p.to(do.dtype), left_layout)
     dv = warpgroup_mma(weights, do.slice(FROM, PART, 0), dv, is_async=True)
-    dp = warpgroup_mma_wait(BEHIND, deps=[dp])
+    dp = warpgroup_mma_wait(2, deps=[dp])
     ds = (p * (dp - deltas.slice(FROM, PART, 0).load(column_layout)[None, :])).to(do.dtype)
     ds_room.slice(FROM, PART, 1).store(ds)
     return dv, ds
@@ -231,7 +225,7 @@ def visit_half(
 def visit_halves(
     first, free, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, do_full, dq_empty, start, keys, scale,
-    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `first` to `end` of a whole group; those before `free` get a mask.
 
@@ -240,12 +234,11 @@ def visit_halves(
     """
     HALF: gl.constexpr = N // 2
     PART: gl.constexpr = M // 2
-    ONE: gl.constexpr = 1 if REST == 0 else 2  # products of a call of `along_rows`
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     total = group * (end - first)
-    s = first_scores(k_tiles, q_tiles, q_full, total, WHO, PART, REST)
+    s = first_scores(k_tiles, q_tiles, q_full, total, WHO, PART, 0)
     index = first
     for count in range(total):
         stage = count % 2
@@ -259,23 +252,23 @@ def visit_halves(
         deltas = numbers.index(stage * 2 + 1)
         zeros = gl.zeros([HALF, PART], gl.float32, s_layout)
         mbarrier.wait(do_full.index(stage), phase)
-        dp = along_rows(v, do.slice(0, PART, 0), zeros, REST)
-        s_next = along_rows(k, q.slice(PART, PART, 0), zeros, REST)
+        dp = along_rows(v, do.slice(0, PART, 0), zeros, 0)
+        s_next = along_rows(k, q.slice(PART, PART, 0), zeros, 0)
         dv, ds = visit_half(
             s, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
-            0, ONE + 1, WHO, CAUSAL, left_layout,
+            0, WHO, CAUSAL, left_layout,
         )  # fmt: skip
-        dp = along_rows(v, do.slice(PART, PART, 0), zeros, REST)
+        dp = along_rows(v, do.slice(PART, PART, 0), zeros, 0)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(0, PART, 0), dk, is_async=True)
-        s_next = warpgroup_mma_wait(2 + ONE, deps=[s_next])
+        s_next = warpgroup_mma_wait(3, deps=[s_next])
         dv, ds = visit_half(
             s_next, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
-            PART, 2, WHO, CAUSAL, left_layout,
+            PART, WHO, CAUSAL, left_layout,
         )  # fmt: skip
         q_next = await_queries(q_tiles, q_full, count + 1, total)
-        s = along_rows(k, q_next.slice(0, PART, 0), zeros, REST)
+        s = along_rows(k, q_next.slice(0, PART, 0), zeros, 0)
         fence_async_shared()
-        token = meet(token)
+        token = wait_at(token, 12, 256)
         dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
         s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
@@ -308,7 +301,7 @@ def consume(
         token, dk, dv = visit_halves(
             first, gl.maximum(first, free), end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
             dq_tiles, numbers, q_full, do_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, REST,
+            WHO, M, N, D, CAUSAL,
         )  # fmt: skip
     else:
         for _member in range(group):
@@ -320,7 +313,7 @@ def consume(
                 gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
                 dq_tiles, numbers, q_full, do_full, dq_empty, start, keys, scale, WHO, M, N, D, CAUSAL, False, REST,
             )  # fmt: skip
-    meet(token)  # the other consumer has read the tiles of queries for the last time
+    wait_at(token, 12, 256)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
     dk_room.reshape([HALF, D]).store((dk * root).to(q_tiles.dtype))
@@ -362,20 +355,14 @@ def consume_narrow(
     token = start
     total = group * (end - first)
     mbarrier.wait(kv_full, 0)
-    mbarrier.wait(q_full.index(0), 0, pred=total > 0)
-    k = k_tiles.index(0).reshape([N, D]).slice(WHO * HALF, HALF, 0)
-    s = along_rows(k, q_tiles.index(0).reshape([M, D]), gl.zeros([HALF, M], gl.float32, s_layout), REST)
-    s = warpgroup_mma_wait(0, deps=[s])
+    s = first_scores(k_tiles, q_tiles, q_full, total, WHO, M, REST)
     index = first
     for count in range(total):
         stage = count % 2
         phase = (count // 2) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        place = known_late()
-        k_tile = k_tiles.index(place).reshape([N, D])
-        k = k_tile.slice(WHO * HALF, HALF, 0)
-        v = v_tiles.index(place).reshape([N, D]).slice(WHO * HALF, HALF, 0)
+        k_tile, k, v = own_keys(k_tiles, v_tiles, WHO)
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do, zeros, REST)
@@ -393,11 +380,9 @@ def consume_narrow(
         ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
         shared_ds = ds_tiles.index(stage)
         shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
-        following = (count + 1) % 2
-        mbarrier.wait(q_full.index(following), ((count + 1) // 2) & 1, pred=count + 1 < total)
-        s = along_rows(k, q_tiles.index(following).reshape([M, D]), zeros, REST)
+        s = along_rows(k, await_queries(q_tiles, q_full, count + 1, total), zeros, REST)
         fence_async_shared()
-        token = meet(token)
+        token = wait_at(token, 12, 256)
         dq = warpgroup_mma(
             shared_ds.permute((1, 0)), k_tile.slice(DQ_FROM, DQ_WIDTH, 1),
             gl.zeros([M, DQ_WIDTH], gl.float32, dq_layout), use_acc=False, is_async=True,
@@ -412,7 +397,7 @@ def consume_narrow(
         index += 1
         if index == end:
             index = first
-    meet(token)  # the other consumer has read the tiles of queries for the last time
+    wait_at(token, 12, 256)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
     dk_room.reshape([HALF, D]).slice(0, LEFT, 1).store((dk * root).to(q_tiles.dtype))
@@ -508,7 +493,7 @@ def produce(
 @gluon.jit
 def add_up(
     dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     LINES: gl.constexpr = dq_sum.block_shape[2]
     token = start
@@ -516,7 +501,7 @@ def add_up(
     for member in range(group):
         for index in range(first, end):
             for who in gl.static_range(2):
-                token = hear_consumer(token, 8 + who)
+                token = wait_at(token, 8 + who, 160)
                 line = (index * 2 + who) * LINES
                 add_through_copy_engine(dq_sum, [batch, key_head * group + member, line, 0], dq_tiles.index(who))
             tma.store_wait(0)
@@ -527,7 +512,7 @@ def add_up(
 @gluon.jit
 def add_up_narrow(
     dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """As `add_up`, of parts of unequal width. The second consumer's, which has fewer products, is waited for first."""
     LINES: gl.constexpr = dq_sum.block_shape[2]
@@ -538,9 +523,9 @@ def add_up_narrow(
     head = key_head * group
     for _count in range(total):
         line = index * (LINES + dq_rest.block_shape[2])
-        token = hear_consumer(token, 8 + 1)
+        token = wait_at(token, 9, 160)
         add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
-        token = hear_consumer(token, 8)
+        token = wait_at(token, 8, 160)
         add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(0), count=1)
@@ -637,6 +622,6 @@ def backward_kernel(
         )),
         (add_up_narrow if NARROW else add_up, (
             dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
-            M, N, D, CAUSAL,
+            M, N, CAUSAL,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

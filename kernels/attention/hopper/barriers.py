@@ -1,7 +1,8 @@
-"""Named barriers of the hardware, by which consumers of one program take turns, and what else Gluon lacks.
+"""Named barriers of the hardware, and what else Gluon lacks.
 
-A named barrier is met by 256 threads: the 128 that wait for their turn, and the 128 whose turn ends. Triton gives the
-barriers below 8 to its own partitions.
+Triton gives the barriers below 8 to its own partitions. Forward: 9 to 11 are turns of the consumers (128 threads wait,
+128 arrive). Backward: 8 and 9 hand dQ on (a consumer's 128 threads and the adder's 32), 12 lets both consumers meet
+(256), and 10, 11, 13 and 14 free tiles (256 and the producer's 32).
 """
 
 from __future__ import annotations
@@ -16,77 +17,19 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 
 @gluon.jit
-def await_turn(token, WHO: gl.constexpr):
-    """Wait until consumer WHO may issue its products. The token keeps the order of instructions."""
-    if WHO == 0:
-        return gl.inline_asm_elementwise(
-            "bar.sync 9, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-    elif WHO == 1:  # noqa: RET505 - Gluon compiles one of the branches, and nothing behind a return
-        return gl.inline_asm_elementwise(
-            "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "bar.sync 11, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-
-
-@gluon.jit
-def give_turn(token, WHO: gl.constexpr):
-    """Let consumer WHO have its turn."""
-    if WHO == 0:
-        return gl.inline_asm_elementwise(
-            "bar.arrive 9, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-    elif WHO == 1:  # noqa: RET505
-        return gl.inline_asm_elementwise(
-            "bar.arrive 10, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "bar.arrive 11, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
-        )
-
-
-@gluon.jit
-def meet(token):
-    """Wait until both consumers of a program are here."""
+def wait_at(token, barrier, THREADS: gl.constexpr):
+    """Wait at a named barrier until so many threads are there. The token keeps the order of instructions."""
     return gl.inline_asm_elementwise(
-        "bar.sync 12, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        f"bar.sync $2, {THREADS}; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
 @gluon.jit
-def tell_producer(token, barrier):
-    """Arrive at a barrier of both consumers and the producer's warp, without waiting. Before each arrival at a barrier
-    in memory, Gluon lets a consumer's threads wait for each other; here each arrives on its own."""
+def arrive_at(token, barrier, THREADS: gl.constexpr):
+    """Arrive at a named barrier, each thread on its own, and go on. Before a barrier in memory, Gluon lets all threads
+    of a consumer wait for each other."""
     return gl.inline_asm_elementwise(
-        "bar.arrive $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def hear_consumers(token, barrier):
-    """Wait at such a barrier for both consumers."""
-    return gl.inline_asm_elementwise(
-        "bar.sync $2, 288; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def tell_adder(token, barrier):
-    """Arrive at a barrier of one consumer and the warp that adds dQ up, without waiting."""
-    return gl.inline_asm_elementwise(
-        "bar.arrive $2, 160; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def hear_consumer(token, barrier):
-    """Wait at such a barrier for the consumer."""
-    return gl.inline_asm_elementwise(
-        "bar.sync $2, 160; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
+        f"bar.arrive $2, {THREADS}; mov.b32 $0, $1;", "=r,r,r", [token, barrier], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
@@ -131,7 +74,7 @@ def along_rows(a, b, zeros, REST: gl.constexpr):
 def packed(x, dtype: gl.constexpr):
     """`x` as bfloat16 or float16, by one instruction for two numbers.
 
-    Gluon's conversion of weights that a loop carries costs another instruction for each two, which swaps them.
+    Where a loop carries the weights, Gluon's own conversion takes one more instruction for each two, to swap them.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import along_rows, await_turn, give_turn, packed, sums_by_thread
+from kernels.attention.hopper.barriers import along_rows, arrive_at, packed, sums_by_thread, wait_at
 
 LN_2 = gl.constexpr(0.6931471805599453)
 
@@ -55,7 +55,7 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 
 @gluon.jit
 def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
-    """Return a mask of the keys from `first` on that the queries `rows` see, in the shape and layout of `like`."""
+    """Return which keys from `first` on the queries `rows` see; the mask broadcasts to the shape of `like`."""
     columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))[None, :]
     return columns <= gl.minimum(rows, keys - 1)[:, None] if CAUSAL else columns < keys
 
@@ -138,11 +138,11 @@ def attend_to_tile(
     numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     stage = count % STAGES
     mbarrier.wait(full.index(stage), (count // STAGES) & 1)
-    token = await_turn(token, WHO)
+    token = wait_at(token, 9 + WHO, 256)
     zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
     s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
     acc_future, tail_future = multiply(weights, v_tiles.index(stage).reshape([N, D]), acc, tail)
-    token = give_turn(token, (WHO + 1) % CONSUMERS)
+    token = arrive_at(token, 9 + (WHO + 1) % CONSUMERS, 256)
     s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
     p, raised, total, shrink = softmax_step(
         s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(rows, numbers_layout), index * N, keys,
@@ -280,7 +280,7 @@ def consume(
     count = 0
     token = program
     if WHO == CONSUMERS - 1:
-        token = give_turn(program, 0)
+        token = arrive_at(program, 9, 256)
     rounds = (tiles * planes + programs - 1) // programs
     done = 0
     for turn in range(rounds):
@@ -309,7 +309,7 @@ def consume(
             done += 1
     tma.store_wait(0)
     if WHO == 0:
-        await_turn(token, 0)  # the last one's turn is over, too
+        wait_at(token, 9, 256)  # the last one's turn is over, too
 
 
 @gluon.jit

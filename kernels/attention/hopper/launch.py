@@ -59,7 +59,8 @@ OWN_PROGRAM = 0.08
 """The share of time that one program per tile adds: it starts when another has ended, and fetches nothing in advance.
 
 `UNIT_COST`, `CLOSE_BYTES`, `FARTHER` and `OWN_PROGRAM` were fitted to 180 forward times of 19 shapes on an H200, with
-head dimensions 64 to 256: the chosen order takes 1 % longer than the fastest one on average, and 4 % at most.
+head dimensions 64 to 256: the chosen order takes 1 % longer than the fastest one on average, and 4 % at most. That was
+with the kernels of commit c165c5a7, as were `LONG` and `SHORT`.
 """
 LONG = 8192
 """Queries from which on three consumers are faster than two at width 64."""
@@ -141,8 +142,7 @@ CHOICES = {
     128: KernelChoice(_128, _128, Backward(64, 128), Backward(64, 128)),
     256: KernelChoice(_256, _256, _TWO, _TWO),
 }
-"""The build parameters by width. Each set was compared with the oracle on an H200, and timed there: of the forward pass
-in 27 shapes or more; of the backward pass in hundreds, or, with `halves` or narrow, in 14."""
+"""The build parameters by width, each compared with the oracle and timed on an H200 (docs/measurements.md)."""
 
 
 @functools.cache
@@ -624,9 +624,10 @@ def _wide_queries(problem: BackwardProblem, how: TwoPasses) -> Launch:
 
 
 def is_narrow(head_dim: int) -> bool:
-    """Return True if dK, dV and dQ's sum lack the columns of zeros: for head dimensions 72 and 80.
+    """Return True if the backward kernel leaves the columns of zeros out of dK, dV and dQ's sum: for 72 and 80.
 
-    For 88 and 96 (a rest of 32) that was not timed. At width 64, tiles of 128 queries halve dQ by rows.
+    88 and 96 were not timed; the forward kernel leaves their zeros out, too. Width 64 needs all columns where consumers
+    halve dQ by rows.
     """
     return padded_width(head_dim) == 128 and rest(head_dim) == MIN_DEPTH
 
@@ -663,7 +664,7 @@ def _is_supported(
 def _layout(dtype: torch.dtype, length: int, width: int) -> Any:
     from triton.experimental.gluon import language as gl
 
-    names = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    names = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
     return gl.NVMMASharedLayout.get_default_for([1, 1, length, width], names[dtype])
 
 

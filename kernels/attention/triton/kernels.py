@@ -272,7 +272,6 @@ def finish_kernel(
     if OVERLAP:
         gdc_wait()
     tile, head, batch = program(tl.cdiv(queries, ROWS), heads)
-    rows = tile * ROWS + tl.arange(0, ROWS)
     plane = (batch * heads + head).to(tl.int64) * padded
     if BY_THREAD:
         chunks = tl.arange(0, WIDTH // 8)[:, None]
@@ -281,6 +280,7 @@ def finish_kernel(
         values = tl.permute(tl.reshape(values, [WIDTH // 8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
         values = tl.reshape(values, [ROWS, WIDTH])
     else:
+        rows = tile * ROWS + tl.arange(0, ROWS)
         places = (plane + rows)[:, None] * SUM + tl.arange(0, WIDTH)[None, :]
         inside = (rows < queries)[:, None] & (tl.arange(0, WIDTH) < HEAD_DIM)[None, :]
         values = tl.load(dq_sum + places, mask=inside, other=0.0)
