@@ -10,7 +10,7 @@ torch's scaled_dot_product_attention.
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
-dimensions from 40 on, without options beside `is_causal`. Few queries to many keys, as in decoding, have the keys split
+dimensions from 40 on, without a scale or a soft cap. Few queries to many keys, as in decoding, have the keys split
 among programs (`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has
 two forms: it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms
 are on, it takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for
@@ -241,10 +241,9 @@ def _forward(
             if not only_hopper and decoding.suits(q, k, scoring, bounds):
                 decoding.decode(q, k, v, heads_out, logsumexp, scoring)
                 return out, logsumexp
-            is_plain = bounds is None and scoring.is_plain(q, k)
-            if not (is_plain and hopper.forward(q, k, v, heads_out, logsumexp, scoring.is_causal)):
+            if not hopper.forward(q, k, v, heads_out, logsumexp, scoring, bounds):
                 if only_hopper:
-                    reason = hopper.why_not(q, k, v) or "of the options, it takes is_causal alone"
+                    reason = hopper.why_not(q, k, v) or "it takes neither a scale nor a soft cap"
                     raise ValueError(f"attention 'hopper' cannot take these inputs: {reason}")
                 precision = precision_of(q, tf32)
                 q, k, v = launch.operands(precision, q, k, v)
@@ -274,11 +273,10 @@ def _gradients(
     scoring = options.scoring(q, k, is_causal)
     with on_device(q.device):
         bounds = options.bounds(k.shape[2])
-        is_plain = bounds is None and scoring.is_plain(q, k)
         tensors, rest = (out_gradient, q, k, v, out), (logsumexp, logsumexp_gradient)
         if (
             dq_room is None or dk_room is None or dv_room is None
-            or not (is_plain and hopper.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring.is_causal))
+            or not hopper.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring, bounds)
         ):  # fmt: skip
             launch.backward(*tensors, dq_room, dk_room, dv_room, *rest, scoring, precision_of(q, tf32), bounds)
     return dq, dk if needed[1] else None, dv if needed[2] else None
@@ -363,15 +361,21 @@ def _tune(
     return tune(q, k, v, is_causal, backward=backward, tell=tell, scoring=scoring, bounds=bounds)
 
 
-def _hopper_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, return_lse: bool = False) -> Any:
-    return flash_attention(q, k, v, is_causal, only_hopper=True, return_lse=return_lse)
+def _hopper_attention(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, window: int | None = None,
+    document_ends: Tensor | None = None, bottom_right: bool = False, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    return flash_attention(
+        q, k, v, is_causal, only_hopper=True, window=window, document_ends=document_ends, bottom_right=bottom_right,
+        return_lse=return_lse,
+    )  # fmt: skip
 
 
 hopper_implementation = Implementation(
     "hopper",
     _hopper_attention,
     {"cuda": frozenset({"bfloat16", "float16"})},
-    features=frozenset({"num_kv_heads", "return_lse"}),
+    features=FEATURES - {"scale", "softcap"},
 )
 implementation = Implementation(
     "triton",

@@ -24,10 +24,13 @@ pytest.importorskip("triton")
 
 from benchmarks import attention_stress as stress
 from kernels.attention.flash_triton import flash_attention
-from kernels.attention.hopper import backward, native, tune
+from kernels.attention.hopper import backward, forward, native, tune, visible
 from kernels.attention.hopper import launch as hopper
+from kernels.attention.masks import visible_keys
+from kernels.attention.problem import AttentionProblem
 from kernels.attention.triton import inputs as triton_inputs
 from kernels.attention.triton.kernels import finish_kernel
+from kernels.attention.triton.launch import Scoring
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import Launch, Window
 from kernels.registry import ATTENTION
@@ -94,8 +97,6 @@ def _nothing_remembered() -> Iterator[None]:
 
 def walk(tiles: int, planes: int, programs: int, span: int, is_causal: bool) -> list[list[tuple[int, int]]]:
     """(tile, plane) of all units of each program, by the kernel's own arithmetic, on numbers of the host."""
-    from kernels.attention.hopper import forward
-
     rounds = range(-(-tiles * planes // programs))
     given = [[forward.next_unit.fn(turn, program, programs) for turn in rounds] for program in range(programs)]
     with pytest.MonkeyPatch.context() as patch:
@@ -159,16 +160,190 @@ def test_programs_share_causal_work_evenly(shape: tuple[int, int, int, int], mul
 @pytest.mark.parametrize(("queries", "keys"), [(515, 515), (300, 1111), (1111, 300), (1, 1), (8200, 128)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_tiles_of_keys_are_those_that_the_kernel_counts(queries: int, keys: int, is_causal: bool) -> None:
-    from kernels.attention.hopper import forward
-
     how = hopper.CHOICES[64].forward_long
     rows = how.consumers * how.queries
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "gl", SimpleNamespace(minimum=min))
+    with on_the_host():
         right = [
-            forward.key_tiles.fn(start, queries, keys, rows, how.keys, is_causal) for start in range(0, queries, rows)
+            forward.key_tiles.fn(start, queries, keys, None, rows, how.keys, is_causal)
+            for start in range(0, queries, rows)
         ]
-    assert hopper.key_tiles(how, queries, keys, is_causal) == right
+    assert [(0, number) for number in hopper.key_tiles(how, queries, keys, is_causal)] == right
+
+
+visible_span, visible_tile = visible.span.fn, visible.span_of_tile.fn
+
+
+@contextmanager
+def on_the_host(bounds: Tensor | None = None) -> Iterator[None]:
+    """Functions of the kernels work on numbers, and load from these bounds."""
+    numbers = [] if bounds is None else bounds.flatten().tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        language = SimpleNamespace(minimum=min, maximum=max, load=numbers.__getitem__)
+        for module in (visible, forward, backward):
+            patch.setattr(module, "gl", language)
+            patch.setattr(module, "span_of_tile", visible_tile)
+        patch.setattr(visible, "span", visible_span)
+        yield
+
+
+BOUNDED = [
+    *(AttentionProblem(is_causal=True, window=window) for window in (1, 7, 64, 129, 400)),
+    *(AttentionProblem(window=window) for window in (1, 130)),
+    AttentionProblem(is_causal=True, bottom_right=True),
+    *(AttentionProblem(is_causal=causal, window=90, bottom_right=True) for causal in (False, True)),
+    *(
+        AttentionProblem(is_causal=causal, document_lengths=lengths, window=window)
+        for lengths in ((0, 1, 200, 0, 64, 129, 3, 118, 0), (515,), (128, 128, 128, 131))
+        for causal in (False, True)
+        for window in (None, 100)
+    ),
+]
+"""Problems whose masks are not plain, some of them only for some lengths."""
+MASKS = [
+    (problem, queries, keys)
+    for problem in BOUNDED
+    for queries, keys in [(515, 515), (300, 1111), (700, 300), (1, 1), (128, 640)]
+    if problem.document_lengths is None or queries == keys == 515  # documents fill the sequence
+]
+
+
+def bounds_of(problem: AttentionProblem, queries: int, keys: int) -> tuple[hopper.Bounded, Tensor | None, Tensor]:
+    """The mask as the kernels get it, the documents' bounds, and who sees whom: (queries, keys), by the definition."""
+    ends = problem.options(CPU).get("document_ends")
+    scoring = Scoring.of(
+        torch.empty(queries, 64), torch.empty(keys, 64), problem.is_causal, window=problem.window,
+        bottom_right=problem.bottom_right, documents=ends is not None,
+    )  # fmt: skip
+    bounded = hopper.Bounded.of(scoring, queries, keys, ends is not None)
+    options = {"window": problem.window, "bottom_right": problem.bottom_right, "document_ends": ends}
+    hidden = visible_keys(queries, keys, CPU, problem.is_causal, **options).hidden(slice(0, keys))
+    seen = torch.ones(queries, keys, dtype=torch.bool) if hidden is None else ~hidden
+    if bounded is None:  # for these lengths
+        bounded = hopper.Bounded(-queries, keys if not problem.is_causal else 0, False)
+    documents = None
+    if ends is not None:
+        whole = visible_keys(queries, keys, CPU, False, document_ends=ends)
+        assert whole.first is not None
+        assert whole.end is not None
+        documents = torch.stack([whole.first, whole.end])
+    return bounded, documents, seen
+
+
+def arguments_of(bounded: hopper.Bounded) -> tuple[int, int, int | None]:
+    """`band` of the kernels; an address of 0 is the first of the numbers that `on_the_host` loads."""
+    return bounded.lower, bounded.upper, 0 if bounded.has_documents else None
+
+
+@pytest.mark.parametrize(("problem", "queries", "keys"), MASKS)
+def test_bounds_are_those_of_the_definition(problem: AttentionProblem, queries: int, keys: int) -> None:
+    """Row by row, and for tiles: nobody sees a tile outside, and everybody all of a tile that gets no mask."""
+    bounded, documents, seen = bounds_of(problem, queries, keys)
+    with on_the_host(documents):
+        for turned, matrix in ((bounded, seen), (bounded.turned(), seen.T)):
+            rows, columns = matrix.shape
+            band = arguments_of(turned)
+            for row in range(rows):
+                low, high = visible_span(row, rows, columns, band)
+                assert torch.equal(matrix[row].nonzero().flatten(), torch.arange(low, max(low, high)))
+                assert 0 <= high <= columns
+            for height, width in ((128, 128), (64, 128), (192, 128), (128, 64)):
+                for start in range(0, rows, height):
+                    begin, free, bound, end = visible_tile(start, rows, columns, band, height, width)
+                    assert 0 <= begin <= free <= bound <= end
+                    tile = matrix[start : start + height]
+                    places = tile.any(0).nonzero().flatten() // width
+                    assert not len(places) or (begin, end) == (places[0], places[-1] + 1)
+                    assert tile[:, free * width : bound * width].all()
+                    assert bound * width <= columns or bound == free
+                    # Tiles that all see are masked in vain only at the end of the columns.
+                    whole = [
+                        each for each in range(columns // width) if tile[:, each * width : (each + 1) * width].all()
+                    ]
+                    assert whole == list(range(free, bound))
+
+
+@pytest.mark.parametrize(("problem", "queries", "keys"), MASKS)
+def test_consumers_and_the_producer_walk_over_the_same_tiles(
+    problem: AttentionProblem, queries: int, keys: int
+) -> None:
+    """Each consumer masks all tiles of its unit that its queries do not see all of; so do kernels that keep keys."""
+    bounded, documents, seen = bounds_of(problem, queries, keys)
+    with on_the_host(documents):
+        for consumers, size, width in ((2, 64, 128), (3, 64, 128), (2, 64, 64)):
+            for start in range(0, queries, consumers * size):
+                band = arguments_of(bounded)
+                begin, end = forward.key_tiles.fn(start, queries, keys, band, consumers * size, width, None)
+                assert end > begin >= 0
+                outside = seen[start : start + consumers * size].clone()
+                outside[:, begin * width : end * width] = False
+                assert not outside.any()
+                for first in range(start, start + consumers * size, size):
+                    free, bound = forward.free_tiles.fn(first, begin, end, queries, keys, band, size, width, None)
+                    assert begin + 1 <= free <= bound <= end
+                    assert seen[first : first + size, free * width : bound * width].all()
+                    assert bound * width <= keys or bound == free
+        for height, width in ((128, 128), (64, 128), (64, 64)):
+            for start in range(0, keys, width):
+                band = arguments_of(bounded.turned())
+                first, free, bound, end = backward.query_tiles.fn(start, queries, keys, band, height, width, None)
+                assert 0 <= first <= free <= bound <= end
+                outside = seen[:, start : start + width].clone()
+                outside[first * height : end * height] = False
+                assert not outside.any()
+                masked = [backward.needs_mask.fn(index, free, bound, None) for index in range(first, end)]
+                for index in range(first, end):
+                    tile = seen[index * height : (index + 1) * height, start : start + width]
+                    assert masked[index - first] or (tile.all() and start + width <= keys)
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths", "bounded"),
+    [
+        ({"is_causal": True}, (9, 9), None),
+        ({"is_causal": False}, (9, 17), None),
+        ({"is_causal": True, "bottom_right": True}, (9, 9), None),
+        ({"is_causal": True, "window": 9}, (9, 9), None),
+        ({"is_causal": True, "bottom_right": True}, (9, 17), (-9, 8, False)),
+        ({"is_causal": True, "window": 3}, (9, 9), (-2, 0, False)),
+        ({"is_causal": False, "window": 3}, (9, 9), (-2, 2, False)),
+        ({"is_causal": True, "documents": True}, (9, 9), (-9, 0, True)),
+        ({"is_causal": False, "documents": True}, (9, 9), (-9, 9, True)),
+    ],
+)
+def test_masks_that_are_not_plain_have_bounds(
+    options: dict[str, Any], lengths: tuple[int, int], bounded: tuple[int, int, bool] | None
+) -> None:
+    scoring = Scoring.of(*(torch.empty(length, 64) for length in lengths), **options)
+    assert hopper.Bounded.of(scoring, *lengths, bool(options.get("documents"))) == bounded
+    assert hopper.takes(torch.empty(9, 64), scoring)
+    for other in (scoring._replace(scale=0.5), scoring._replace(softcap=3.0)):
+        assert not hopper.takes(torch.empty(9, 64), other)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_kernels_get_the_bounds(head_dim: int, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
+    """Both of the mask, turned round for kernels that keep keys, and of the documents."""
+    calls: dict[str, tuple[dict[str, Any], Any]] = {}
+
+    def note(launch: Launch, tensors: Any) -> None:
+        named = dict(zip(launch._kernel.arg_names, launch._in_order(), strict=True))
+        calls[launch._kernel.fn.__name__] = named, tensors
+
+    monkeypatch.setattr(Launch, "__call__", note)
+    q, k, v = draw_inputs(Shape(1, 2, 1, 200, 200, head_dim), rng, torch.bfloat16)
+    scoring = Scoring.of(q, k, True, window=9, documents=True)
+    logsumexp, bounds = torch.empty(1, 2, 200), torch.empty(2, 200, dtype=torch.int32)
+    rooms = [torch.empty_like(one) for one in (q, k, v)]
+    assert hopper.forward(q, k, v, rooms[0], logsumexp, scoring, bounds)
+    assert hopper.backward(q, q, k, v, q, *rooms, logsumexp, None, scoring, bounds)
+    keys = {"backward_kernel"} if head_dim == 64 else {"wide_keys_kernel"}
+    queries = {"forward_kernel"} if head_dim == 64 else {"forward_kernel", "wide_queries_kernel"}
+    assert keys | queries <= set(calls)
+    for name in keys | queries:
+        named, tensors = calls[name]
+        assert (named["lower"], named["upper"]) == ((0, 8) if name in keys else (-8, 0))
+        assert tensors[named["bounds"].place] is bounds
 
 
 @pytest.mark.usefixtures("here")
@@ -228,15 +403,24 @@ def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.Monk
             hopper._backward_launches.cache_clear()
             shape = 2, 3, length, width
             steps = torch.empty(shape, device="meta").stride()
-            forward = hopper._forward_launch(CPU, torch.bfloat16, shape, shape, *[steps] * 4, True)
-            backward = hopper._backward_launches(CPU, torch.bfloat16, shape, shape, *[steps] * 8, False, True)
-            assert forward is not None
-            assert backward is not None
-            for launch in (forward, backward.rows, backward.keys, backward.queries):
-                arguments = launch._in_order()
-                assert len(arguments) == len(launch._kernel.arg_names)
-                rows = {one.block[2] for one in arguments if isinstance(one, Window) and one.place != 4}
-                assert all(hopper.ROW_TILE % each == 0 for each in rows)
+            for bounded in (None, hopper.Bounded(-9, 0, False), hopper.Bounded(-9, 0, True)):
+                passed = shape, shape, *[steps] * 4, True, bounded
+                one = hopper._forward_launch(CPU, torch.bfloat16, *passed)
+                others = hopper._backward_launches(
+                    CPU, torch.bfloat16, shape, shape, *[steps] * 8, False, True, bounded
+                )
+                assert one is not None
+                assert others is not None
+                for launch in (one, others.rows, others.keys, others.queries):
+                    arguments = launch._in_order()
+                    assert len(arguments) == len(launch._kernel.arg_names)
+                    rows = {each.block[2] for each in arguments if isinstance(each, Window) and each.place != 4}
+                    assert all(hopper.ROW_TILE % each == 0 for each in rows)
+                    if "CAUSAL" in launch._options:
+                        assert launch._options["CAUSAL"] == (None if bounded else True)
+                keys = dict(zip(others.keys._kernel.arg_names, others.keys._in_order(), strict=True))
+                assert (keys["lower"], keys["upper"]) == ((0, 9) if bounded else (None, None))
+                assert (keys["bounds"] is None) == (bounded is None or not bounded.has_documents)
 
 
 @pytest.mark.parametrize(
@@ -329,6 +513,19 @@ def test_results_agree_with_the_oracle(head_dim: int, rng: random.Random) -> Non
         for sizes in ((2, 3, 3, 515, 515), (1, 6, 2, 300, 1111), (2, 4, 1, 1111, 300), (1, 2, 2, 8200, 128)):
             for is_causal in (False, True):
                 check(*draw_inputs(Shape(*sizes, head_dim), rng, dtype, "cuda"), is_causal, rng, only_hopper=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_masks_with_bounds_agree_with_the_oracle(head_dim: int, rng: random.Random) -> None:
+    for problem in BOUNDED:
+        shapes = [(515, 515)]
+        if problem.document_lengths is None:
+            shapes += [(300, 1111), (1111, 300)]
+        for queries, keys in shapes:
+            inputs = draw_inputs(Shape(2, 4, 2, queries, keys, head_dim), rng, torch.bfloat16, "cuda")
+            check(*inputs, problem.is_causal, rng, problem=problem, only_hopper=True)
 
 
 @pytest.mark.gpu

@@ -30,29 +30,49 @@ from kernels.attention.hopper.barriers import (
     known_late,
     wait_at,
 )
+from kernels.attention.hopper.visible import between, span, span_of_tile
 
 
 @gluon.jit
-def query_tiles(start, queries, keys, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
-    """(first, free, end): tiles of queries that see the keys from `start` on; those from `free` on need no mask."""
-    end = (queries + M - 1) // M
-    first = 0
-    free = 0
-    if CAUSAL:
-        first = gl.minimum(start // M, end)
-        free = gl.minimum((start + N + M - 1) // M, end)
-    if start + N > keys:
-        free = end
-    return first, free, end
+def query_tiles(start, queries, keys, band, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
+    """(first, free, bound, end): tiles of queries that see the keys from `start` on; those from `free` to `bound` need
+    no mask. Plain masks have no tiles behind `bound`.
+    """
+    if CAUSAL is None:
+        first, free, bound, end = span_of_tile(start, keys, queries, band, N, M)
+        if start + N > keys:
+            free = end
+            bound = end
+    else:
+        end = (queries + M - 1) // M
+        first = 0
+        free = 0
+        if CAUSAL:
+            first = gl.minimum(start // M, end)
+            free = gl.minimum((start + N + M - 1) // M, end)
+        if start + N > keys:
+            free = end
+        bound = end
+    return first, free, bound, end
 
 
 @gluon.jit
-def hide(p, first_key, first_query, keys, CAUSAL: gl.constexpr):
+def needs_mask(index, free, bound, CAUSAL: gl.constexpr):
+    """Whether a tile of queries does; see `query_tiles`."""
+    return (index < free) | (index >= bound) if CAUSAL is None else index < free
+
+
+@gluon.jit
+def hide(p, first_key, first_query, queries, keys, band, CAUSAL: gl.constexpr):
     """Weights (keys × queries), 0 where a query does not see a key."""
     rows = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
     visible = (rows < keys)[:, None]
-    if CAUSAL:
-        columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+    columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+    if CAUSAL is None:
+        low, high = span(rows, keys, queries, band)
+        high = gl.where(rows < keys, high, 0)
+        visible = between(columns[None, :], low[:, None], high[:, None])
+    elif CAUSAL:
         visible = visible & (rows[:, None] <= columns[None, :])
     return gl.where(visible, p, 0.0)
 
@@ -151,12 +171,14 @@ def hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO: gl.constexpr):
 
 @gluon.jit
 def visit(
-    begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, do_full, dq_empty, start, keys, scale,
+    begin, end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    q_full, do_full, dq_empty, start, queries, keys, band, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
     REST: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV after the tiles of queries from `begin` to `end`."""
+    """dK and dV after the tiles of queries from `begin` to `end`. For `free` and `bound` see `needs_mask`; with a plain
+    mask, MASKED tells.
+    """
     HALF: gl.constexpr = N // 2
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -176,8 +198,11 @@ def visit(
         exponent = numbers.index(stage * 2).load(column_layout)
         s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
-        if MASKED:
-            p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
+        if CAUSAL is None:
+            if needs_mask(index, free, bound, CAUSAL):
+                p = hide(p, start + WHO * HALF, index * M, queries, keys, band, CAUSAL)
+        elif MASKED:
+            p = hide(p, start + WHO * HALF, index * M, queries, keys, band, CAUSAL)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
         dp = warpgroup_mma_wait(0, deps=[dp])
@@ -200,7 +225,7 @@ def visit(
 
 @gluon.jit
 def visit_half(
-    s, dp, dv, do, exponents, deltas, ds_room, start, index, free, keys, scale,
+    s, dp, dv, do, exponents, deltas, ds_room, start, index, free, bound, queries, keys, band, scale,
     FROM: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
 ):  # fmt: skip
     """(dV, dS) after the half from query FROM on of tile `index`. One product is issued between dP and this dV.
@@ -211,8 +236,8 @@ def visit_half(
     PART: gl.constexpr = s.shape[1]
     column_layout: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale - exponents.slice(FROM, PART, 0).load(column_layout)[None, :])
-    if index < free:
-        p = hide(p, start + WHO * HALF, index * (2 * PART) + FROM, keys, CAUSAL)
+    if needs_mask(index, free, bound, CAUSAL):
+        p = hide(p, start + WHO * HALF, index * (2 * PART) + FROM, queries, keys, band, CAUSAL)
     weights = gl.convert_layout(p.to(do.dtype), left_layout)
     dv = warpgroup_mma(weights, do.slice(FROM, PART, 0), dv, is_async=True)
     dp = warpgroup_mma_wait(2, deps=[dp])
@@ -223,11 +248,11 @@ def visit_half(
 
 @gluon.jit
 def visit_halves(
-    first, free, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    q_full, do_full, dq_empty, start, keys, scale,
+    first, free, bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    q_full, do_full, dq_empty, start, queries, keys, band, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV after the tiles of queries from `first` to `end` of a whole group; those before `free` get a mask.
+    """dK and dV after the tiles of queries from `first` to `end` of a whole group; `needs_mask` tells which get a mask.
 
     It takes each tile in two halves, and multiplies the scores of a half during the half before: tensor cores have work
     while the weights are computed. One loop for masked and other tiles needs no stack; two loops spill registers.
@@ -255,14 +280,14 @@ def visit_halves(
         dp = along_rows(v, do.slice(0, PART, 0), zeros, 0)
         s_next = along_rows(k, q.slice(PART, PART, 0), zeros, 0)
         dv, ds = visit_half(
-            s, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
+            s, dp, dv, do, exponents, deltas, mine, start, index, free, bound, queries, keys, band, scale,
             0, WHO, CAUSAL, left_layout,
         )  # fmt: skip
         dp = along_rows(v, do.slice(PART, PART, 0), zeros, 0)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(0, PART, 0), dk, is_async=True)
         s_next = warpgroup_mma_wait(3, deps=[s_next])
         dv, ds = visit_half(
-            s_next, dp, dv, do, exponents, deltas, mine, start, index, free, keys, scale,
+            s_next, dp, dv, do, exponents, deltas, mine, start, index, free, bound, queries, keys, band, scale,
             PART, WHO, CAUSAL, left_layout,
         )  # fmt: skip
         q_next = await_queries(q_tiles, q_full, count + 1, total)
@@ -285,7 +310,7 @@ def visit_halves(
 @gluon.jit
 def consume(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     HALVES: gl.constexpr,
 ):  # fmt: skip
@@ -293,26 +318,31 @@ def consume(
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     dk = gl.zeros([HALF, D], gl.float32, d_layout)
     dv = gl.zeros([HALF, D], gl.float32, d_layout)
-    first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     count = 0
     token = start
     mbarrier.wait(kv_full, 0)
     if HALVES:
         token, dk, dv = visit_halves(
-            first, gl.maximum(first, free), end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-            dq_tiles, numbers, q_full, do_full, dq_empty, start, keys, scale,
+            first, gl.maximum(first, free), bound, end, group, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles,
+            ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
             WHO, M, N, D, CAUSAL,
         )  # fmt: skip
     else:
+        # Loops for tiles with and without a mask; one loop for all takes less code where tiles with a mask come twice.
         for _member in range(group):
+            masked_end = end if CAUSAL is None else free
             count, token, dk, dv = visit(
-                first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-                q_full, do_full, dq_empty, start, keys, scale, WHO, M, N, D, CAUSAL, True, REST,
+                first, masked_end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
+                dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
+                WHO, M, N, D, CAUSAL, True, REST,
             )  # fmt: skip
-            count, token, dk, dv = visit(
-                gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles,
-                dq_tiles, numbers, q_full, do_full, dq_empty, start, keys, scale, WHO, M, N, D, CAUSAL, False, REST,
-            )  # fmt: skip
+            if CAUSAL is not None:
+                count, token, dk, dv = visit(
+                    gl.maximum(first, free), end, free, bound, count, token, dk, dv, k_tiles, v_tiles, q_tiles,
+                    do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
+                    WHO, M, N, D, CAUSAL, False, REST,
+                )  # fmt: skip
     wait_at(token, 12, 256)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
@@ -327,7 +357,7 @@ def consume(
 @gluon.jit
 def consume_narrow(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tile, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """As `consume`, without the columns of zeros: dK and dV are sums of D/2 columns and of REST more.
@@ -350,7 +380,7 @@ def consume_narrow(
     dv = gl.zeros([HALF, LEFT], gl.float32, left_layout)
     dk_rest = gl.zeros([HALF, REST], gl.float32, rest_layout)
     dv_rest = gl.zeros([HALF, REST], gl.float32, rest_layout)
-    first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     free = gl.maximum(first, free)
     token = start
     total = group * (end - first)
@@ -368,8 +398,8 @@ def consume_narrow(
         dp = along_rows(v, do, zeros, REST)
         exponent = numbers.index(stage * 2).load(column_layout)
         p = gl.exp2(s * scale - exponent[None, :])
-        if index < free:
-            p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
+        if needs_mask(index, free, bound, CAUSAL):
+            p = hide(p, start + WHO * HALF, index * M, queries, keys, band, CAUSAL)
         weights = p.to(q_tiles.dtype)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
         dv = warpgroup_mma(gl.convert_layout(weights, left_operand), do.slice(0, LEFT, 1), dv, is_async=True)
@@ -413,20 +443,20 @@ def consume_narrow(
 @gluon.jit
 def consume_first(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     if NARROW:
         consume_narrow(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
             0, M, N, D, CAUSAL, REST,
         )  # fmt: skip
     else:
         consume(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
             0, M, N, D, CAUSAL, REST, HALVES,
         )  # fmt: skip
 
@@ -434,20 +464,20 @@ def consume_first(
 @gluon.jit
 def consume_second(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+    kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     if NARROW:
         consume_narrow(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
             1, M, N, D, CAUSAL, REST,
         )  # fmt: skip
     else:
         consume(
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
             1, M, N, D, CAUSAL, REST, HALVES,
         )  # fmt: skip
 
@@ -455,13 +485,14 @@ def consume_second(
 @gluon.jit
 def produce(
     q, k, v, do, numbers, k_tiles, v_tiles, q_tiles, do_tiles, number_tiles, kv_full, q_full, do_full,
-    start, batch, key_head, heads, group, queries, keys, padded, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+    start, batch, key_head, heads, group, queries, keys, band, padded,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Fetch the keys and values, then tiles of queries with their exponents, and of gradients with their deltas."""
     mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
     tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
     tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
-    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     total = group * (end - first)
     head = key_head * group
     index = first
@@ -492,12 +523,12 @@ def produce(
 
 @gluon.jit
 def add_up(
-    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
+    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
     M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     LINES: gl.constexpr = dq_sum.block_shape[2]
     token = start
-    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     for member in range(group):
         for index in range(first, end):
             for who in gl.static_range(2):
@@ -511,13 +542,13 @@ def add_up(
 
 @gluon.jit
 def add_up_narrow(
-    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
+    dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
     M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """As `add_up`, of parts of unequal width. The second consumer's, which has fewer products, is waited for first."""
     LINES: gl.constexpr = dq_sum.block_shape[2]
     token = start
-    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     total = group * (end - first)
     index = first
     head = key_head * group
@@ -564,10 +595,10 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
 
 
 # One kernel for all lengths: compiling takes ten seconds.
-@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
+@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded", "lower", "upper"])
 def backward_kernel(
     q, k, v, do, numbers, dq_sum, dq_rest, dk_out, dv_out,
-    heads, key_heads, group, queries, keys, padded, scale, root,
+    heads, key_heads, group, queries, keys, padded, scale, root, lower, upper, bounds,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
     REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
@@ -577,7 +608,11 @@ def backward_kernel(
     If NARROW, that sum has D/2 + REST columns: first D/2 of a tile, then REST in blocks of `dq_rest`, the same memory.
 
     `numbers` (2, batch · heads · padded) is exponents and deltas. `scale` is log2(e)/√d, `root` 1/√d.
+
+    `lower`, `upper` and `bounds` tell, of keys, the queries that see them: see kernels.attention.hopper.visible. They
+    are None unless CAUSAL is.
     """
+    band = lower, upper, bounds
     tiles = (keys + N - 1) // N
     tile, plane = place(tiles, LONGEST_FIRST)
     start = tile * N
@@ -608,20 +643,21 @@ def backward_kernel(
     gl.warp_specialize([
         (consume_first, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, read_numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
             M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
         (consume_second, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, rest_tiles, read_numbers,
-            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, scale, root,
+            kv_full, q_full, do_full, dq_empty, start, batch, key_head, group, queries, keys, band, scale, root,
             M, N, D, CAUSAL, REST, HALVES, NARROW,
         )),
         (produce, (
             q, k, v, do, numbers, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, number_tiles,
-            kv_full, q_full, do_full, start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
+            kv_full, q_full, do_full, start, batch, key_head, heads, group, queries, keys, band, padded,
+            M, N, CAUSAL,
         )),
         (add_up_narrow if NARROW else add_up, (
-            dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys,
+            dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
             M, N, CAUSAL,
         )),
     ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

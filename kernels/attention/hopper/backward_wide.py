@@ -25,13 +25,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.attention.hopper.backward import hide, query_tiles
 from kernels.attention.hopper.barriers import after_the_kernel_before, along_rows, known_late
-from kernels.attention.hopper.forward import key_tiles, visible
+from kernels.attention.hopper.forward import free_tiles, key_tiles, visible
+from kernels.attention.hopper.visible import span
 
 
 @gluon.jit
 def weigh(
     begin, end, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers,
-    q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty, start, keys, scale,
+    q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty, start, queries, keys, band, scale,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
     REST: gl.constexpr,
 ):  # fmt: skip
@@ -58,7 +59,7 @@ def weigh(
         mbarrier.arrive(q_empty.index(stage), count=1)
         p = gl.exp2(s * scale - exponent[None, :])
         if MASKED:
-            p = hide(p, start, index * M, keys, CAUSAL)
+            p = hide(p, start, index * M, queries, keys, band, CAUSAL)
         mbarrier.wait(p_empty.index(stage), phase ^ 1)
         p_tiles.index(stage).store(p.to(q_tiles.dtype))
         mbarrier.arrive(p_full.index(stage), count=1)
@@ -106,25 +107,32 @@ def differentiate(
 def consume_values(
     dv_out, k_tiles, q_tiles, do_tiles, p_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
-    start, batch, key_head, group, queries, keys, scale,
+    start, batch, key_head, group, queries, keys, band, scale,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     k = k_tiles.reshape([N, D])
     dv = gl.zeros([N, D], gl.float32, d_layout)
     weights = gl.zeros([N, M], q_tiles.dtype, gl.DotOperandLayout(0, d_layout, 2))
-    first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     count = 0
     mbarrier.wait(kv_full, 0)
     for _member in range(group):
         count, weights, dv = weigh(
             first, free, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty, do_full, do_empty,
-            numbers_full, p_full, p_empty, start, keys, scale, M, N, D, CAUSAL, True, REST,
+            numbers_full, p_full, p_empty, start, queries, keys, band, scale, M, N, D, CAUSAL, True, REST,
         )  # fmt: skip
         count, weights, dv = weigh(
-            gl.maximum(first, free), end, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty,
-            do_full, do_empty, numbers_full, p_full, p_empty, start, keys, scale, M, N, D, CAUSAL, False, REST,
+            gl.maximum(first, free), bound, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty,
+            do_full, do_empty, numbers_full, p_full, p_empty, start, queries, keys, band, scale,
+            M, N, D, CAUSAL, False, REST,
         )  # fmt: skip
+        if CAUSAL is None:
+            count, weights, dv = weigh(
+                bound, end, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty, do_full,
+                do_empty, numbers_full, p_full, p_empty, start, queries, keys, band, scale,
+                M, N, D, CAUSAL, True, REST,
+            )  # fmt: skip
     if count > 0:
         mbarrier.wait(do_full.index((count - 1) % 2), ((count - 1) // 2) & 1)
         dv = warpgroup_mma(weights, do_tiles.index((count - 1) % 2).reshape([M, D]), dv, is_async=True)
@@ -140,14 +148,14 @@ def consume_values(
 def consume_keys(
     dk_out, v_tiles, q_tiles, do_tiles, p_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
-    start, batch, key_head, group, queries, keys, root,
+    start, batch, key_head, group, queries, keys, band, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     v = v_tiles.reshape([N, D])
     dk = gl.zeros([N, D], gl.float32, d_layout)
     ds = gl.zeros([N, M], q_tiles.dtype, gl.DotOperandLayout(0, d_layout, 2))
-    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     count = 0
     mbarrier.wait(kv_full, 0)
     for _member in range(group):
@@ -169,14 +177,14 @@ def consume_keys(
 def produce(
     q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-    start, batch, key_head, heads, group, queries, keys, padded,
+    start, batch, key_head, heads, group, queries, keys, band, padded,
     M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
     tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
     tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
-    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     count = 0
     for member in range(group):
         head = key_head * group + member
@@ -216,13 +224,18 @@ def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_
 
 
 # One kernel for all lengths: compiling takes ten seconds.
-@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
+@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded", "lower", "upper"])
 def wide_keys_kernel(
     q, k, v, do, exponents, deltas, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
+    lower, upper, bounds,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys. `scale` is log2(e)/√d, `root` 1/√d."""
+    """dK and dV of one tile of keys. `scale` is log2(e)/√d, `root` 1/√d.
+
+    For `lower`, `upper` and `bounds` see kernels.attention.hopper.backward.
+    """
+    band = lower, upper, bounds
     tiles = (keys + N - 1) // N
     program = gl.program_id(0)
     start = program % tiles * N
@@ -250,17 +263,17 @@ def wide_keys_kernel(
         (consume_values, (
             dv_out, k_tiles, q_tiles, do_tiles, p_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
-            start, batch, key_head, group, queries, keys, scale, M, N, D, CAUSAL, REST,
+            start, batch, key_head, group, queries, keys, band, scale, M, N, D, CAUSAL, REST,
         )),
         (consume_keys, (
             dk_out, v_tiles, q_tiles, do_tiles, p_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
-            start, batch, key_head, group, queries, keys, root, M, N, D, CAUSAL, REST,
+            start, batch, key_head, group, queries, keys, band, root, M, N, D, CAUSAL, REST,
         )),
         (produce, (
             q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
+            start, batch, key_head, heads, group, queries, keys, band, padded, M, N, CAUSAL,
         )),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
 
@@ -268,7 +281,7 @@ def wide_keys_kernel(
 @gluon.jit
 def visit_keys(
     begin, end, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    rows, keys, scale,
+    low, high, scale,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, WHO: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
@@ -297,7 +310,7 @@ def visit_keys(
         s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[:, None])
         if MASKED:
-            p = gl.where(visible(rows, index * N, keys, p, CAUSAL), p, 0.0)
+            p = gl.where(visible(low, high, index * N, p, CAUSAL), p, 0.0)
         dp = warpgroup_mma_wait(0, deps=[dp])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         ds = gl.convert_layout((p * (dp - delta[:, None])).to(k_tiles.dtype), left_layout)
@@ -308,7 +321,7 @@ def visit_keys(
 @gluon.jit
 def consume_queries(
     dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-    start, batch, head, plane, queries, keys, padded, scale, root,
+    start, batch, head, plane, queries, keys, band, padded, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
@@ -317,21 +330,30 @@ def consume_queries(
     rows = start + WHO * M + gl.arange(0, M, gl.SliceLayout(1, s_layout))
     exponent = gl.load(exponents + plane * padded + rows)
     delta = gl.load(deltas + plane * padded + rows)
-    number = key_tiles(start, queries, keys, 2 * M, N, CAUSAL)
-    free = keys // N
-    if CAUSAL:
-        free = gl.minimum(start + WHO * M, keys) // N
+    begin, end = key_tiles(start, queries, keys, band, 2 * M, N, CAUSAL)
+    free, bound = free_tiles(start + WHO * M, begin, end, queries, keys, band, M, N, CAUSAL)
+    low = rows
+    high = keys
+    if CAUSAL is None:
+        low, high = span(rows, queries, keys, band)
     dq = gl.zeros([M, D], gl.float32, d_layout)
     ds = gl.zeros([M, N], q_tiles.dtype, gl.DotOperandLayout(0, d_layout, 2))
     count = 0
     mbarrier.wait(q_full, 0)
+    if CAUSAL is None:
+        count, ds, dq = visit_keys(
+            begin, free, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles,
+            k_full, k_empty, v_full, v_empty, low, high, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, True, WHO, REST,
+        )  # fmt: skip
+    else:
+        free = 0
     count, ds, dq = visit_keys(
-        0, free, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles,
-        k_full, k_empty, v_full, v_empty, rows, keys, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, False, WHO, REST,
+        free, bound, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles,
+        k_full, k_empty, v_full, v_empty, low, high, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, False, WHO, REST,
     )  # fmt: skip
     count, ds, dq = visit_keys(
-        free, number, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles,
-        k_full, k_empty, v_full, v_empty, rows, keys, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, True, WHO, REST,
+        bound, end, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles,
+        k_full, k_empty, v_full, v_empty, low, high, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, True, WHO, REST,
     )  # fmt: skip
     dq = warpgroup_mma(ds, k_tiles.index((count - 1) % K_STAGES).reshape([N, D]), dq, is_async=True)
     dq = warpgroup_mma_wait(0, deps=[dq])
@@ -345,61 +367,66 @@ def consume_queries(
 @gluon.jit
 def consume_first_queries(
     dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-    start, batch, head, plane, queries, keys, padded, scale, root,
+    start, batch, head, plane, queries, keys, band, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume_queries(
         dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-        start, batch, head, plane, queries, keys, padded, scale, root, 0, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+        start, batch, head, plane, queries, keys, band, padded, scale, root,
+        0, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_second_queries(
     dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-    start, batch, head, plane, queries, keys, padded, scale, root,
+    start, batch, head, plane, queries, keys, band, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume_queries(
         dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-        start, batch, head, plane, queries, keys, padded, scale, root, 1, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+        start, batch, head, plane, queries, keys, band, padded, scale, root,
+        1, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
     )  # fmt: skip
 
 
 @gluon.jit
 def produce_keys(
     q, k, v, do, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-    start, batch, head, key_head, queries, keys,
+    start, batch, head, key_head, queries, keys, band,
     M: gl.constexpr, N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     mbarrier.expect(q_full, 4 * q.block_type.nbytes)
     for who in gl.static_range(2):
         tma.async_copy_global_to_shared(q, [batch, head, start + who * M, 0], q_full, q_tiles.index(who))
         tma.async_copy_global_to_shared(do, [batch, head, start + who * M, 0], q_full, do_tiles.index(who))
-    for index in range(key_tiles(start, queries, keys, 2 * M, N, CAUSAL)):
-        k_stage = index % K_STAGES
-        v_stage = index % V_STAGES
-        mbarrier.wait(k_empty.index(k_stage), ((index // K_STAGES) & 1) ^ 1)
+    begin, end = key_tiles(start, queries, keys, band, 2 * M, N, CAUSAL)
+    for index in range(begin, end):
+        count = index - begin
+        k_stage = count % K_STAGES
+        v_stage = count % V_STAGES
+        mbarrier.wait(k_empty.index(k_stage), ((count // K_STAGES) & 1) ^ 1)
         mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
         tma.async_copy_global_to_shared(
             k, [batch, key_head, index * N, 0], k_full.index(k_stage), k_tiles.index(k_stage)
         )
-        mbarrier.wait(v_empty.index(v_stage), ((index // V_STAGES) & 1) ^ 1)
+        mbarrier.wait(v_empty.index(v_stage), ((count // V_STAGES) & 1) ^ 1)
         mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
         tma.async_copy_global_to_shared(
             v, [batch, key_head, index * N, 0], v_full.index(v_stage), v_tiles.index(v_stage)
         )
 
 
-@gluon.jit(do_not_specialize=["heads", "group", "queries", "keys", "padded"])
+@gluon.jit(do_not_specialize=["heads", "group", "queries", "keys", "padded", "lower", "upper"])
 def wide_queries_kernel(
-    q, k, v, do, exponents, deltas, dq_out, heads, group, queries, keys, padded, scale, root,
+    q, k, v, do, exponents, deltas, dq_out, heads, group, queries, keys, padded, scale, root, lower, upper, bounds,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """dQ of two tiles of queries."""
+    """dQ of two tiles of queries. For `lower`, `upper` and `bounds` see kernels.attention.hopper.forward."""
+    band = lower, upper, bounds
     tiles = (queries + 2 * M - 1) // (2 * M)
     program = gl.program_id(0)
     tile = program % tiles
@@ -431,14 +458,16 @@ def wide_queries_kernel(
     gl.warp_specialize([
         (consume_first_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-            start, batch, head, plane, queries, keys, padded, scale, root, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+            start, batch, head, plane, queries, keys, band, padded, scale, root,
+        M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
         (consume_second_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-            start, batch, head, plane, queries, keys, padded, scale, root, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+            start, batch, head, plane, queries, keys, band, padded, scale, root,
+        M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
         (produce_keys, (
             q, k, v, do, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-            start, batch, head, key_head, queries, keys, M, N, K_STAGES, V_STAGES, CAUSAL,
+            start, batch, head, key_head, queries, keys, band, M, N, K_STAGES, V_STAGES, CAUSAL,
         )),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip

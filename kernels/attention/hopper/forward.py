@@ -21,20 +21,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.attention.hopper.barriers import along_rows, arrive_at, packed, sums_by_thread, wait_at
+from kernels.attention.hopper.visible import between, span, span_of_tile
 
 LN_2 = gl.constexpr(0.6931471805599453)
+ONE_LOOP = gl.constexpr(True)  # with bounds: masked and other tiles in one loop; False (three loops) was not timed yet
 
 
 @gluon.jit
-def place(index, tiles, planes, span, CAUSAL: gl.constexpr):
-    """(tile, plane) of a unit of work: heads go in groups of `span`, and the longest rows of a group first."""
-    group = index // (tiles * span)
-    rest = index % (tiles * span)
-    members = gl.minimum(span, planes - group * span)
+def place(index, tiles, planes, size, CAUSAL: gl.constexpr):
+    """(tile, plane) of a unit of work: heads go in groups of `size`, and the longest rows of a group first."""
+    group = index // (tiles * size)
+    rest = index % (tiles * size)
+    members = gl.minimum(size, planes - group * size)
     tile = rest // members
     if CAUSAL:
         tile = tiles - 1 - tile
-    return tile, group * span + rest % members
+    return tile, group * size + rest % members
 
 
 @gluon.jit
@@ -45,26 +47,59 @@ def next_unit(turn, program, programs):
 
 
 @gluon.jit
-def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Number of tiles of keys that the queries from `start` on see."""
-    end = keys
-    if CAUSAL:
-        end = gl.minimum(start + ROWS, keys)
-    return (end + N - 1) // N
+def key_tiles(start, queries, keys, band, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
+    """(begin, end) of the tiles of keys that the queries from `start` on see: at least one, if need be unseen."""
+    begin = 0
+    if CAUSAL is None:
+        begin, _free, _bound, end = span_of_tile(start, queries, keys, band, ROWS, N)
+        end = gl.maximum(end, begin + 1)
+    else:
+        last = keys
+        if CAUSAL:
+            last = gl.minimum(start + ROWS, keys)
+        end = (last + N - 1) // N
+    return begin, end
 
 
 @gluon.jit
-def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
-    """Return which keys from `first` on the queries `rows` see; the mask broadcasts to the shape of `like`."""
+def free_tiles(start, begin, end, queries, keys, band, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
+    """(free, bound): of the tiles of keys behind the first, those that the queries from `start` on see all of.
+
+    Plain masks have no tiles before `free`.
+    """
+    free = 1
+    if CAUSAL is None:
+        _begin, free, bound, _end = span_of_tile(gl.minimum(start, queries - 1), queries, keys, band, ROWS, N)
+        free = gl.minimum(gl.maximum(free, begin + 1), end)
+        bound = gl.minimum(gl.maximum(bound, free), end)
+    elif CAUSAL:
+        bound = gl.minimum(start, keys) // N
+    else:
+        bound = keys // N
+    return free, bound
+
+
+@gluon.jit
+def visible(low, high, first, like, CAUSAL: gl.constexpr):
+    """Return which keys from `first` on queries see; the mask broadcasts to the shape of `like`.
+
+    `low` and `high` are the queries' `span` if CAUSAL is None, else the queries and the number of keys.
+    """
     columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))[None, :]
-    return columns <= gl.minimum(rows, keys - 1)[:, None] if CAUSAL else columns < keys
+    if CAUSAL is None:
+        seen = between(columns, low[:, None], high[:, None])
+    elif CAUSAL:
+        seen = columns <= gl.minimum(low, high - 1)[:, None]
+    else:
+        seen = columns < high
+    return seen
 
 
 @gluon.jit
-def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr):
+def softmax_step(s, maximum, total, low, high, first, scale, masked, CAUSAL: gl.constexpr):
     """(weights, maximum, total, shrink) after one more tile of scores."""
-    if MASKED:
-        s = gl.where(visible(rows, first, keys, s, CAUSAL), s, -float("inf"))
+    if masked:
+        s = gl.where(visible(low, high, first, s, CAUSAL), s, -float("inf"))
     raised = gl.maximum(maximum, gl.max(s, 1) * scale)
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
@@ -104,10 +139,10 @@ def await_products(acc, tail, NARROW: gl.constexpr):
 
 @gluon.jit
 def attend_to_first(
-    count, q, k_tiles, full, empty, rows, keys, scale, s_layout: gl.constexpr, acc_layout: gl.constexpr,
+    first, count, q, k_tiles, full, empty, low, high, scale, s_layout: gl.constexpr, acc_layout: gl.constexpr,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """(weights, maximum, total) of the first tile of keys, in slot `count`, which has no values."""
+    """(weights, maximum, total) of the first tile of keys, those from `first` on, in slot `count`, without values."""
     M: gl.constexpr = q.shape[0]
     N: gl.constexpr = k_tiles.shape[3]
     D: gl.constexpr = k_tiles.shape[4]
@@ -121,15 +156,15 @@ def attend_to_first(
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(empty.index(stage), count=1)
     # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL)
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, low, high, first, scale, True, CAUSAL)
     return operand(p, gl.DotOperandLayout(0, acc_layout, 2), k_tiles.dtype), maximum, total
 
 
 @gluon.jit
 def attend_to_tile(
-    index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
+    index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, low, high, scale, masked,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr,
+    CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
     D: gl.constexpr = k_tiles.shape[4]
@@ -145,8 +180,8 @@ def attend_to_tile(
     token = arrive_at(token, 9 + (WHO + 1) % CONSUMERS, 256)
     s = warpgroup_mma_wait(2 if NARROW else 1, deps=[s_future])
     p, raised, total, shrink = softmax_step(
-        s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(rows, numbers_layout), index * N, keys,
-        scale, MASKED, CAUSAL,
+        s, gl.convert_layout(maximum, numbers_layout), total, gl.convert_layout(low, numbers_layout), high, index * N,
+        scale, masked, CAUSAL,
     )  # fmt: skip
     acc, tail = await_products(acc_future, tail_future, NARROW)
     mbarrier.arrive(empty.index(stage), count=1)
@@ -160,15 +195,20 @@ def attend_to_tile(
 
 @gluon.jit
 def attend(
-    begin, end, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
+    begin, end, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty,
+    low, high, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     MASKED: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """The running softmax after the tiles of keys from `begin` to `end`; the last one's weights are not multiplied."""
+    """The running softmax after the tiles of keys from `begin` to `end`; the last one's weights are not multiplied.
+
+    If MASKED is None, those from `free` to `bound` get no mask.
+    """
     for index in range(begin, end):
+        masked = (index < free) | (index >= bound) if MASKED is None else MASKED
         token, weights, acc, tail, maximum, total = attend_to_tile(
-            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys,
-            scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST,
+            index, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, low, high,
+            scale, masked, WHO, CONSUMERS, N, N, STAGES, CAUSAL, REST,
         )  # fmt: skip
         count += 1
     return count, token, weights, acc, tail, maximum, total
@@ -190,13 +230,14 @@ def attend_to_last(weights, acc, tail, count, v_tiles, full, empty, N: gl.conste
 
 @gluon.jit
 def attend_to_unit(
-    count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys, scale,
+    count, token, q, k_tiles, v_tiles, full, empty, low, high, start, begin, free, bound, end, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """(count, token, output times total, its rest, maximum, total) of a consumer's queries after all tiles of keys.
 
-    The queries see all of the first `free` tiles, and some of up to `number`. `count` is the number of the next slot.
+    The queries see all of the tiles from `free` to `bound`, and some of the others from `begin` to `end`; for `low` and
+    `high` see `visible`. `count` is the number of the next slot.
     At width 128, if REST is not 0, the output has half of the columns, and its rest REST more: the others are zero.
     """
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -210,26 +251,38 @@ def attend_to_unit(
     else:
         tail = 0
     weights, maximum, total = attend_to_first(
-        count, q, k_tiles, full, empty, rows, keys, scale, s_layout, acc_layout, STAGES, CAUSAL, REST
+        begin * N, count, q, k_tiles, full, empty, low, high, scale, s_layout, acc_layout, STAGES, CAUSAL, REST
     )
     count += 1
-    count, token, weights, acc, tail, maximum, total = attend(
-        1, free, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows, keys, scale,
-        WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
-    )  # fmt: skip
-    halved = 0
-    if HALVES and WHO == 0:
-        seen = gl.minimum(start + M, keys) - (number - 1) * N  # keys of the last tile, by the first consumer
-        halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
-    count, token, weights, acc, tail, maximum, total = attend(
-        gl.maximum(free, 1), number - halved, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles,
-        full, empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
-    )  # fmt: skip
+    if CAUSAL is None and ONE_LOOP:
+        count, token, weights, acc, tail, maximum, total = attend(
+            begin + 1, end, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full,
+            empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, None, REST,
+        )  # fmt: skip
+        halved = 0
+    else:
+        if CAUSAL is None:
+            count, token, weights, acc, tail, maximum, total = attend(
+                begin + 1, free, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles,
+                full, empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
+            )  # fmt: skip
+        count, token, weights, acc, tail, maximum, total = attend(
+            free, bound, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full,
+            empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
+        )  # fmt: skip
+        halved = 0
+        if HALVES and WHO == 0:
+            seen = gl.minimum(start + M, keys) - (end - 1) * N  # keys of the last tile, by the first consumer
+            halved = ((end > 1) & (seen <= N // 2)).to(gl.int32)
+        count, token, weights, acc, tail, maximum, total = attend(
+            gl.maximum(bound, 1), end - halved, free, bound, count, token, weights, acc, tail, maximum, total, q,
+            k_tiles, v_tiles, full, empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
+        )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
             token, half_weights, acc, tail, maximum, total = attend_to_tile(
-                number - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, rows,
-                keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST,
+                end - 1, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full, empty, low, high,
+                scale, True, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, REST,
             )  # fmt: skip
             count += 1
             acc, tail = attend_to_last(half_weights, acc, tail, count, v_tiles, full, empty, N, STAGES)
@@ -245,9 +298,11 @@ def attend_to_unit(
 @gluon.jit
 def store(
     out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
-    WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr,
+    WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Write a unit's output, through shared memory and the copy engine, and its log-sum-exp."""
+    if CAUSAL is None:  # a query that sees no key has the output 0, and the log-sum-exp −∞
+        total = gl.where(maximum == -float("inf"), 1.0, total)
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None]
     room = out_tiles.index(WHO if OWN_ROOM else held)
     if OWN_ROOM:
@@ -269,7 +324,7 @@ def store(
 @gluon.jit
 def consume(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, span, queries, keys, scale,
+    tiles, heads, planes, size, queries, keys, band, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
     HALVES: gl.constexpr, REST: gl.constexpr,
@@ -286,25 +341,27 @@ def consume(
     for turn in range(rounds):
         unit = next_unit(turn, program, programs)
         if unit < tiles * planes:
-            tile, plane = place(unit, tiles, planes, span, CAUSAL)
+            tile, plane = place(unit, tiles, planes, size, CAUSAL)
             start = tile * (CONSUMERS * M)
             rows = start + WHO * M + gl.arange(0, M, row_layout)
-            number = key_tiles(start, queries, keys, CONSUMERS * M, N, CAUSAL)
-            free = keys // N
-            if CAUSAL:
-                free = gl.minimum(start + WHO * M, keys) // N
+            begin, end = key_tiles(start, queries, keys, band, CONSUMERS * M, N, CAUSAL)
+            free, bound = free_tiles(start + WHO * M, begin, end, queries, keys, band, M, N, CAUSAL)
+            low = rows
+            high = keys
+            if CAUSAL is None:
+                low, high = span(rows, queries, keys, band)
             held = done % Q_STAGES * CONSUMERS + WHO
             mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
             q = q_tiles.index(held).reshape([M, D])
             count, token, acc, tail, maximum, total = attend_to_unit(
-                count, token, q, k_tiles, v_tiles, full, empty, rows, start, free, number, keys,
+                count, token, q, k_tiles, v_tiles, full, empty, low, high, start, begin, free, bound, end, keys,
                 scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
             store(
                 out, logsumexp, out_tiles, q_empty, acc, tail, maximum, total, rows, held, plane, heads, start, queries,
-                WHO, M, D, OWN_ROOM,
+                WHO, M, D, OWN_ROOM, CAUSAL,
             )  # fmt: skip
             done += 1
     tma.store_wait(0)
@@ -315,52 +372,52 @@ def consume(
 @gluon.jit
 def consume_first(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, span, queries, keys, scale,
+    tiles, heads, planes, size, queries, keys, band, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
     HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-        tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        tiles, heads, planes, size, queries, keys, band, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+        OWN_ROOM, HALVES, REST,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_second(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, span, queries, keys, scale,
+    tiles, heads, planes, size, queries, keys, band, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
     HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-        tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        tiles, heads, planes, size, queries, keys, band, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+        OWN_ROOM, HALVES, REST,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_third(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, span, queries, keys, scale,
+    tiles, heads, planes, size, queries, keys, band, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
     HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-        tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        HALVES, REST,
+        tiles, heads, planes, size, queries, keys, band, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+        OWN_ROOM, HALVES, REST,
     )  # fmt: skip
 
 
 @gluon.jit
 def produce(
     q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
-    tiles, heads, planes, span, queries, keys, group,
+    tiles, heads, planes, size, queries, keys, band, group,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):  # fmt: skip
@@ -373,12 +430,12 @@ def produce(
     for turn in range(rounds):
         unit = next_unit(turn, program, programs)
         if unit < tiles * planes:
-            tile, plane = place(unit, tiles, planes, span, CAUSAL)
+            tile, plane = place(unit, tiles, planes, size, CAUSAL)
             start = tile * (CONSUMERS * M)
             batch = plane // heads
             head = plane % heads
             key_head = head // group
-            number = key_tiles(start, queries, keys, CONSUMERS * M, N, CAUSAL)
+            begin, end = key_tiles(start, queries, keys, band, CONSUMERS * M, N, CAUSAL)
             for who in gl.static_range(CONSUMERS):
                 held = done % Q_STAGES * CONSUMERS + who
                 mbarrier.wait(q_empty.index(held), ((done // Q_STAGES) & 1) ^ 1)
@@ -386,17 +443,21 @@ def produce(
                 tma.async_copy_global_to_shared(
                     q, [batch, head, start + who * M, 0], q_full.index(held), q_tiles.index(held)
                 )
-            for index in range(number + 1):
+            for index in range(begin, end + 1):
                 stage = count % STAGES
-                both = (index > 0) & (index < number)
+                both = (index > begin) & (index < end)
                 mbarrier.wait(empty.index(stage), ((count // STAGES) & 1) ^ 1)
                 mbarrier.expect(full.index(stage), k.block_type.nbytes + v.block_type.nbytes, pred=both)
                 mbarrier.expect(full.index(stage), k.block_type.nbytes, pred=both ^ True)
                 tma.async_copy_global_to_shared(
-                    v, [batch, key_head, (index - 1) * N, 0], full.index(stage), v_tiles.index(stage), pred=index > 0
+                    v,
+                    [batch, key_head, (index - 1) * N, 0],
+                    full.index(stage),
+                    v_tiles.index(stage),
+                    pred=index > begin,
                 )
                 tma.async_copy_global_to_shared(
-                    k, [batch, key_head, index * N, 0], full.index(stage), k_tiles.index(stage), pred=index < number
+                    k, [batch, key_head, index * N, 0], full.index(stage), k_tiles.index(stage), pred=index < end
                 )
                 count += 1
             done += 1
@@ -416,13 +477,18 @@ def set_up(q_full, q_empty, full, empty, CONSUMERS: gl.constexpr):
 
 
 # One kernel for all lengths: compiling takes ten seconds.
-@gluon.jit(do_not_specialize=["heads", "planes", "span", "queries", "keys", "group"])
+@gluon.jit(do_not_specialize=["heads", "planes", "size", "queries", "keys", "group", "lower", "upper"])
 def forward_kernel(
-    q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale, CONSUMERS: gl.constexpr,
+    q, k, v, out, logsumexp, heads, planes, size, queries, keys, group, scale, lower, upper, bounds,
+    CONSUMERS: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
+    """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads.
+
+    For `lower`, `upper` and `bounds` see kernels.attention.hopper.visible; they are None unless CAUSAL is.
+    """
+    band = lower, upper, bounds
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
     k_tiles = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, N, D], k.layout)
     v_tiles = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, N, D], v.layout)
@@ -440,38 +506,38 @@ def forward_kernel(
         gl.warp_specialize([
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
             (consume_third, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
                 OWN_ROOM, HALVES, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, full, empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
+                tiles, heads, planes, size, queries, keys, band, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

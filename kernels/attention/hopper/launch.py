@@ -28,7 +28,7 @@ from kernels.attention.triton.inputs import (
     strides_allow_descriptors,
 )
 from kernels.attention.triton.kernels import finish_kernel, rows_kernel
-from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_per_program
+from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, Scoring, rows_per_program, some
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import ALIGNMENT, Address, Launch, Window
 from kernels.versions import KNOWN_VERSIONS, attention_kernels, why_not_hopper
@@ -145,6 +145,34 @@ CHOICES = {
 """The build parameters by width, each compared with the oracle and timed on an H200 (docs/measurements.md)."""
 
 
+class Bounded(NamedTuple):
+    """A mask other than none and the causal one aligned top-left."""
+
+    lower: int
+    """Row i sees columns from i + lower to i + upper; a bound that hides nothing stands for none."""
+    upper: int
+    has_documents: bool
+
+    @classmethod
+    def of(cls, scoring: Scoring, queries: int, keys: int, has_documents: bool) -> Bounded | None:
+        """Return the mask of rows of queries; None if it is plain."""
+        if not has_documents and (scoring.is_causal or (scoring.lower, scoring.upper) == (None, None)):
+            return None
+        lower = -queries if scoring.lower is None else scoring.lower
+        return cls(lower, keys if scoring.upper is None else scoring.upper, has_documents)
+
+    def turned(self) -> Bounded:
+        """Return the same mask of rows of keys, whose columns are the queries that see them."""
+        return Bounded(-self.upper, -self.lower, self.has_documents)
+
+
+def _bounds_arguments(bounded: Bounded | None, place: int) -> tuple[Any, ...]:
+    """Return a kernel's arguments `lower`, `upper` and `bounds`, of which the last is tensor `place` of the launch."""
+    if bounded is None:
+        return None, None, None
+    return bounded.lower, bounded.upper, Address(place) if bounded.has_documents else None
+
+
 @functools.cache
 def runs_on(device: torch.device) -> bool:
     """Return True if the kernels run on this device. Warns once if it is a Hopper GPU with another Triton."""
@@ -218,14 +246,27 @@ def _forward_plan(
     return _forward_launch(device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out.stride(), is_causal)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool) -> bool:
-    """Fill `out` and `logsumexp`; return False if the kernels do not support these inputs, which have been checked."""
+def takes(q: Tensor, scoring: Scoring) -> bool:
+    """Return True if the kernels compute such scores: neither another scale than 1/√d, nor a soft cap."""
+    return scoring.softcap is None and scoring.scale == 1 / math.sqrt(q.shape[-1])
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, bounds: Tensor | None = None
+) -> bool:
+    """Fill `out` and `logsumexp`; return False if the kernels do not support these inputs, which have been checked.
+
+    `bounds` are the `document_bounds`, if there are documents.
+    """
+    if not takes(q, scoring):
+        return False
     launch = _forward_launch(
-        q.device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), is_causal
-    )
+        q.device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), scoring.is_causal,
+        Bounded.of(scoring, q.shape[2], k.shape[2], bounds is not None),
+    )  # fmt: skip
     if launch is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
         return False
-    launch((q, k, v, out, logsumexp))
+    launch((q, k, v, out, logsumexp, *some(bounds)))
     return True
 
 
@@ -294,18 +335,21 @@ def _backward_plan(
 
 def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool,
+    logsumexp: Tensor, logsumexp_gradient: Tensor | None, scoring: Scoring, bounds: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """Fill dq, dk and dv; return False if the kernels do not support these inputs.
 
     For head dimensions up to 128, the order of dq's float32 sum, and so its last bits, differ from run to run; if
     torch's deterministic algorithms are on, the function returns False for them.
     """
+    if not takes(q, scoring):
+        return False
     if 0 in out_gradient.stride():  # that of a sum is one number, expanded
         out_gradient = out_gradient.contiguous()
     launches = _backward_launches(
         q.device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), out_gradient.stride(),
-        dq.stride(), dk.stride(), dv.stride(), logsumexp_gradient is not None, is_causal,
+        dq.stride(), dk.stride(), dv.stride(), logsumexp_gradient is not None, scoring.is_causal,
+        Bounded.of(scoring, q.shape[2], k.shape[2], bounds is not None),
     )  # fmt: skip
     if (
         launches is None
@@ -315,18 +359,18 @@ def backward(
     ):
         return False
     numbers = logsumexp if logsumexp_gradient is None else logsumexp_gradient
-    _launch_backward(launches, out_gradient, q, k, v, out, dq, dk, dv, logsumexp, numbers)
+    _launch_backward(launches, out_gradient, q, k, v, out, dq, dk, dv, logsumexp, numbers, bounds)
     return True
 
 
 def _launch_backward(
     launches: BackwardLaunches, out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
-    dq: Tensor, dk: Tensor, dv: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor, bounds: Tensor | None = None,
 ) -> None:  # fmt: skip
     buffer = torch.empty(launches.size, dtype=torch.float32, device=q.device)
     launches.rows((out, out_gradient, logsumexp, logsumexp_gradient, buffer))
-    launches.keys((q, k, v, out_gradient, buffer, dk, dv))
-    launches.queries((q, k, v, out_gradient, buffer, dq))
+    launches.keys((q, k, v, out_gradient, buffer, dk, dv, *some(bounds)))
+    launches.queries((q, k, v, out_gradient, buffer, dq, *some(bounds)))
 
 
 class BackwardLaunches(NamedTuple):
@@ -347,6 +391,7 @@ class BackwardLaunches(NamedTuple):
 def _forward_launch(
     device: torch.device, dtype: torch.dtype, shape: Sizes, key_shape: Sizes,
     q_strides: Sizes, k_strides: Sizes, v_strides: Sizes, out_strides: Sizes, is_causal: bool,
+    bounded: Bounded | None = None,
 ) -> Launch | None:  # fmt: skip
     batches, heads, queries, head_dim = shape
     key_heads, keys = key_shape[1:3]
@@ -356,11 +401,13 @@ def _forward_launch(
         return None
     from kernels.attention.hopper.forward import forward_kernel
 
-    how = CHOICES[width].forward_long if queries >= LONG else CHOICES[width].forward
+    how = CHOICES[width].forward_long if queries >= LONG and bounded is None else CHOICES[width].forward
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     head_bytes = 2 * keys * head_dim * dtype.itemsize * key_heads / heads
     planes, lengths = batches * heads, key_tiles(how, queries, keys, is_causal)
-    programs, span = order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
+    programs, size = order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
+    if bounded is not None and bounded.has_documents:
+        programs = len(lengths) * planes  # rows differ in length as the documents do: the device balances programs
     q, k, v, out = (
         Window.of(place, *window, (1, 1, rows, width), _layout(dtype, rows, width))
         for place, (window, rows) in enumerate(
@@ -372,11 +419,12 @@ def _forward_launch(
         programs,
         (
             q, k, v, out, Address(4),
-            heads, planes, span, queries, keys, heads // key_heads, math.log2(math.e) / math.sqrt(head_dim),
+            heads, planes, size, queries, keys, heads // key_heads, math.log2(math.e) / math.sqrt(head_dim),
+            *_bounds_arguments(bounded, 5),
         ),
         {
             "CONSUMERS": how.consumers, "M": how.queries, "N": how.keys, "D": width, "STAGES": how.stages,
-            "Q_STAGES": how.query_stages, "CAUSAL": is_causal, "OWN_ROOM": how.own_room,
+            "Q_STAGES": how.query_stages, "CAUSAL": None if bounded else is_causal, "OWN_ROOM": how.own_room,
             "HALVES": how.halves and is_causal, "REGISTERS": how.registers, "REST": rest(head_dim),
             "num_warps": 4,
         },
@@ -467,6 +515,7 @@ def _backward_launches(
     device: torch.device, dtype: torch.dtype, shape: Sizes, key_shape: Sizes,
     q_strides: Sizes, k_strides: Sizes, v_strides: Sizes, out_strides: Sizes, gradient_strides: Sizes,
     dq_strides: Sizes, dk_strides: Sizes, dv_strides: Sizes, has_logsumexp_gradient: bool, is_causal: bool,
+    bounded: Bounded | None = None,
 ) -> BackwardLaunches | None:  # fmt: skip
     batches, heads, queries, head_dim = shape
     width = padded_width(head_dim)
@@ -478,7 +527,7 @@ def _backward_launches(
         return None
     how = CHOICES[width].backward_short if queries <= SHORT else CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
-    problem = BackwardProblem(dtype, shape, key_shape, windows, padded, is_causal)
+    problem = BackwardProblem(dtype, shape, key_shape, windows, padded, is_causal, bounded)
     numbers, rows, columns = problem.numbers, rows_per_program(width), sum_columns(head_dim)
     prepare = Launch(
         rows_kernel,
@@ -519,6 +568,7 @@ class BackwardProblem(NamedTuple):
     padded: int
     """Queries, rounded up to whole tiles."""
     is_causal: bool
+    bounded: Bounded | None = None
 
     @property
     def width(self) -> int:
@@ -545,6 +595,10 @@ class BackwardProblem(NamedTuple):
         block = rows, self.width
         return Window.of(place, *self.windows[which], (1, 1, *block), _layout(self.dtype, *block))
 
+    def bounds_of_keys(self, place: int) -> tuple[Any, ...]:
+        """Return a kernel's arguments that tell, of keys, the queries that see them."""
+        return _bounds_arguments(self.bounded and self.bounded.turned(), place)
+
     def tiles(self, queries: int, keys: int) -> tuple[Window, ...]:
         """Return q, k, v and the output's gradient in tiles of so many rows."""
         rows = queries, keys, keys, queries
@@ -552,7 +606,7 @@ class BackwardProblem(NamedTuple):
 
     def options(self, how: Backward | TwoPasses) -> dict[str, Any]:
         """Return the constants of all kernels."""
-        sizes = {"M": how.queries, "N": how.keys, "D": self.width, "CAUSAL": self.is_causal}
+        sizes = {"M": how.queries, "N": how.keys, "D": self.width, "CAUSAL": None if self.bounded else self.is_causal}
         sizes["REST"] = rest(self.shape[-1])
         return {**sizes, "REGISTERS": how.registers, "num_warps": 4, "launch_pdl": True}
 
@@ -580,6 +634,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
             *problem.tiles(how.queries, how.keys), numbers, dq_sum, dq_rest,
             problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
             heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
+            *problem.bounds_of_keys(7),
         ),
         {
             **problem.options(how), "LONGEST_FIRST": how.longest_first,
@@ -600,7 +655,7 @@ def _wide_keys(problem: BackwardProblem, how: TwoPasses) -> Launch:
             *problem.tiles(how.queries, how.keys), Address(4), Address(4, problem.numbers),
             problem.window(5, 4, how.keys), problem.window(6, 5, how.keys),
             heads, key_heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root,
-            problem.root,
+            problem.root, *problem.bounds_of_keys(7),
         ),
         problem.options(how),
     )  # fmt: skip
@@ -618,6 +673,7 @@ def _wide_queries(problem: BackwardProblem, how: TwoPasses) -> Launch:
             *problem.tiles(how.queries, how.keys), Address(4), Address(4, problem.numbers),
             problem.window(5, 6, how.queries),
             heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root, problem.root,
+            *_bounds_arguments(problem.bounded, 6),
         ),
         {**problem.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},
     )  # fmt: skip

@@ -80,10 +80,6 @@ class Scoring(NamedTuple):
         is_plain = (lower, upper) == (None, 0) and not documents
         return cls(is_plain, lower, None if is_plain else upper, scale, softcap)
 
-    def is_plain(self, q: Tensor, k: Tensor) -> bool:
-        """Return True if it is that of `is_causal` alone, for these inputs."""
-        return self == Scoring.of(q, k, self.is_causal)
-
     @property
     def factor(self) -> float:
         """What the kernels call `scale`."""
@@ -118,7 +114,7 @@ def forward(
     tiling = tiling or tilings.choose((q, k, v), padded_width(out.shape[-1]), precision).forward
     tma = _through_descriptors(q, k, v)
     launch = _forward_launch(kind(q), kind(k), kind(v), kind(out), scoring, bounds is not None, precision, tma, tiling)
-    launch((q, k, v, out, logsumexp, *_some(bounds)))
+    launch((q, k, v, out, logsumexp, *some(bounds)))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
@@ -269,7 +265,7 @@ def keys(
         scoring, bounds is not None, precision, tma, tiling,
     )  # fmt: skip
     dq_sum = exponents if dq_sum is None else dq_sum
-    launch((q, k, v, out_gradient, exponents, deltas, dq_sum, dk, dv, *_some(bounds)))
+    launch((q, k, v, out_gradient, exponents, deltas, dq_sum, dk, dv, *some(bounds)))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
@@ -314,7 +310,7 @@ def queries(
         kind(q), kind(k), kind(v), kind(out_gradient), kind(dq), exponents.shape[2],
         scoring, bounds is not None, precision, tma, tiling,
     )  # fmt: skip
-    launch((q, k, v, out_gradient, exponents, deltas, dq, *_some(bounds)))
+    launch((q, k, v, out_gradient, exponents, deltas, dq, *some(bounds)))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
@@ -348,7 +344,8 @@ def rows_per_program(width: int) -> int:
     return min(ROW_TILE, ROW_ELEMENTS // width)
 
 
-def _some(bounds: Tensor | None) -> tuple[Tensor, ...]:
+def some(bounds: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the last tensors of a launch: the documents' bounds, if there are documents."""
     return () if bounds is None else (bounds,)
 
 
