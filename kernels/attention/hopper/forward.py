@@ -24,7 +24,6 @@ from kernels.attention.hopper.barriers import along_rows, arrive_at, packed, sum
 from kernels.attention.hopper.visible import between, span, span_of_tile
 
 LN_2 = gl.constexpr(0.6931471805599453)
-ONE_LOOP = gl.constexpr(True)  # with bounds: masked and other tiles in one loop; False (three loops) was not timed yet
 
 
 @gluon.jit
@@ -254,23 +253,17 @@ def attend_to_unit(
         begin * N, count, q, k_tiles, full, empty, low, high, scale, s_layout, acc_layout, STAGES, CAUSAL, REST
     )
     count += 1
-    if CAUSAL is None and ONE_LOOP:
+    halved = 0
+    if CAUSAL is None:  # one loop with a branch is faster here than a loop for each of the three parts
         count, token, weights, acc, tail, maximum, total = attend(
             begin + 1, end, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full,
             empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, None, REST,
         )  # fmt: skip
-        halved = 0
     else:
-        if CAUSAL is None:
-            count, token, weights, acc, tail, maximum, total = attend(
-                begin + 1, free, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles,
-                full, empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
-            )  # fmt: skip
         count, token, weights, acc, tail, maximum, total = attend(
-            free, bound, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full,
+            1, bound, free, bound, count, token, weights, acc, tail, maximum, total, q, k_tiles, v_tiles, full,
             empty, low, high, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
         )  # fmt: skip
-        halved = 0
         if HALVES and WHO == 0:
             seen = gl.minimum(start + M, keys) - (end - 1) * N  # keys of the last tile, by the first consumer
             halved = ((end > 1) & (seen <= N // 2)).to(gl.int32)

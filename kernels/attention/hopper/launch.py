@@ -405,9 +405,7 @@ def _forward_launch(
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     head_bytes = 2 * keys * head_dim * dtype.itemsize * key_heads / heads
     planes, lengths = batches * heads, key_tiles(how, queries, keys, is_causal)
-    programs, size = order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
-    if bounded is not None and bounded.has_documents:
-        programs = len(lengths) * planes  # rows differ in length as the documents do: the device balances programs
+    programs, span = order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
     q, k, v, out = (
         Window.of(place, *window, (1, 1, rows, width), _layout(dtype, rows, width))
         for place, (window, rows) in enumerate(
@@ -419,7 +417,7 @@ def _forward_launch(
         programs,
         (
             q, k, v, out, Address(4),
-            heads, planes, size, queries, keys, heads // key_heads, math.log2(math.e) / math.sqrt(head_dim),
+            heads, planes, span, queries, keys, heads // key_heads, math.log2(math.e) / math.sqrt(head_dim),
             *_bounds_arguments(bounded, 5),
         ),
         {
