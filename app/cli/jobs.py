@@ -128,6 +128,8 @@ def submit(
         dry_run=dry_run,
     )
     if dry_run:
+        if not as_json:
+            _tell_without_effect(spec)
         print_dry_run(server, spec["kind"], job["jobs"], searches=False, as_json=as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
@@ -172,15 +174,11 @@ def _go_on(
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
     from app.cli.output import print_answer, print_job, print_json, progress_display
-    from app.cli.specs import without_effect
 
     wait = wait or at_most is not None
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
-        if idle := without_effect(job["spec"]):
-            words = ("changes", "it does") if len(idle) == 1 else ("change", "they do")
-            when = f"`flopwatch specs {job['kind']}` tells when {words[1]}"
-            echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
+        _tell_without_effect(job["spec"])
     if job["waiting"] is not None:
         if not wait:
             echo(f"job {job['id']} waits: {job['waiting']}", err=True)
@@ -600,6 +598,15 @@ def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
     for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
         many = f"{count} jobs wait" if count > 1 else "1 job waits"
         echo(f"{many}: {reason}", err=True)
+
+
+def _tell_without_effect(spec: dict[str, Any]) -> None:
+    from app.cli.specs import without_effect
+
+    if idle := without_effect(spec):
+        words = ("changes", "it does") if len(idle) == 1 else ("change", "they do")
+        when = f"`flopwatch specs {spec['kind']}` tells when {words[1]}"
+        echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
 
 
 def _options(

@@ -79,7 +79,7 @@ def paths_of(name: str, words: Iterable[str]) -> list[str]:
 
 
 def without_effect(spec: dict[str, Any]) -> list[str]:
-    """Return the fields of a stored spec that change nothing; none if it is of another version than this command."""
+    """Return the fields of a spec that change nothing; none if it is of another version than this command."""
     from pydantic import ValidationError
 
     from app.specs import spec_adapter

@@ -68,11 +68,13 @@ def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any) -> None
     used = flopwatch("submit", *TINY, "activation_checkpointing=true", "checkpoint_layers=1")
     idle = flopwatch("submit", *TINY, "checkpoint_layers=1")
     both = flopwatch("submit", *TINY, "checkpoint_layers=1", "compile_scope=model")
-    notes = [re.findall("^note: (.*)$", done.stderr, re.MULTILINE) for done in (used, idle, both)]
+    dry = flopwatch("submit", *TINY, "checkpoint_layers=1", "--dry-run")
+    notes = [re.findall("^note: (.*)$", done.stderr, re.MULTILINE) for done in (used, idle, both, dry)]
     assert notes == [
         [],
         ["checkpoint_layers changes nothing here; `flopwatch specs benchmark` tells when it does"],
         ["compile_scope, checkpoint_layers change nothing here; `flopwatch specs benchmark` tells when they do"],
+        ["checkpoint_layers changes nothing here; `flopwatch specs benchmark` tells when it does"],
     ]
     for done in (used, idle, both):
         site.http.post(f"/jobs/{ended(done).split()[1]}/cancel")
