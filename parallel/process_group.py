@@ -153,7 +153,7 @@ def launch(
     *arguments: Plain,
     world_size: int,
     backend: str,
-    folder: Path,
+    folder: Path | str,
     start_timeout_s: float = START_TIMEOUT_S,
     step_timeout_s: float = STEP_TIMEOUT_S,
     reported: Callable[[int, Any], None] | None = None,
@@ -167,7 +167,7 @@ def launch(
         arguments: Plain data.
         world_size: Number of ranks; with nccl, each has the GPU of its own number.
         backend: "gloo" for CPUs or "nccl" for GPUs.
-        folder: An existing folder for the logs.
+        folder: For the logs; made if it is missing.
         start_timeout_s: Seconds from the start to each rank's first `step_done` (or its return): for imports,
             compilation and warm-up.
         step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return, once all ranks
@@ -186,6 +186,8 @@ def launch(
     count = 1 if nodes is None else nodes.count
     _check(world_size, backend, start_timeout_s, step_timeout_s, count)
     text = _to_json(list(arguments), "arguments")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for index in range(world_size):
         log_file(folder, index).unlink(missing_ok=True)
     with _listening(world_size, nodes) as (listener, address, key):
