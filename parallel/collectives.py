@@ -69,15 +69,28 @@ def cuda_backend(group: dist.ProcessGroup, device: torch.device) -> str | None:
     return dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(",")).get("cuda")
 
 
-def default_group() -> dist.ProcessGroup:
-    """Return the default process group.
+def group_of(process_group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
+    """Return the process group, or for None the default one.
 
     Raises:
         RuntimeError: it is not initialised.
+        ValueError: this rank is not in the group.
     """
     if not dist.is_initialized():
         raise RuntimeError("no process group is initialised: call torch.distributed.init_process_group on every rank")
-    return dist.group.WORLD  # type: ignore[return-value]
+    if process_group == dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+        raise ValueError(f"rank {dist.get_rank()} is not in this process group: only its ranks may use it")
+    return process_group if process_group is not None else dist.group.WORLD  # type: ignore[return-value]
+
+
+def check_dtype(option: str, dtype: torch.dtype | None) -> None:
+    """Check an option's value.
+
+    Raises:
+        TypeError: it is neither None nor a floating-point dtype.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"{option} must be a floating-point dtype, such as torch.bfloat16, not {dtype!r}")
 
 
 def start_all_reduce(

@@ -41,7 +41,8 @@ from parallel.collectives import (
     aligned,
     averaging,
     broadcast_module,
-    default_group,
+    check_dtype,
+    group_of,
     owns_its_memory,
     start_all_reduce,
     start_all_reduces,
@@ -50,12 +51,56 @@ from parallel.collectives import (
 )
 
 
+class StepCheck:
+    """Refuses a forward pass after an optimizer has stepped with gradients that are not yet averaged.
+
+    Several backward passes may come before one synchronization, so the sign of a step is that parameters have changed
+    between two forward passes. torch counts changes in place, but neither those of `.data` nor those by fused
+    optimizers: these are not noticed.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._versions: list[int] | None = None
+        """The parameters' versions after the last forward pass; None: none since the last synchronization."""
+        self._arrivals = 0
+        """Gradients that had arrived before the first forward pass since then: those of parameters alone."""
+
+    def finished(self) -> None:
+        """Note that all gradients are averages."""
+        self._versions = None
+
+    def before_forward(self, arrivals: int) -> None:
+        """Check, given the number of gradients that have arrived outside `no_sync` since the last synchronization.
+
+        Raises:
+            RuntimeError: parameters have changed since gradients arrived.
+        """
+        if torch.compiler.is_compiling():
+            return
+        if self._versions is None:
+            self._arrivals = arrivals
+        elif arrivals > self._arrivals and self._versions != [parameter._version for parameter in self._parameters]:
+            raise RuntimeError(
+                "parameters have changed since a backward pass whose gradients are not yet averaged: call "
+                "finish_gradient_synchronization() after backward() and before the optimizer's step, also if you drop "
+                "the gradients"
+            )
+
+    def after_forward(self) -> None:
+        """Note the parameters' versions, which the pass itself may have changed."""
+        if not torch.compiler.is_compiling():
+            self._versions = [parameter._version for parameter in self._parameters]
+
+
 class DataParallel(nn.Module):
     """Base of the wrappers: broadcast at construction, `no_sync`, and the parameters to average.
 
     Parameters that are frozen at construction are broadcast but never averaged. Buffers are broadcast at construction
     only. Gradients must be dense. Outside `no_sync` all ranks must run equally many backward passes per step: the
-    wrappers that overlap would average gradients of different steps, without an error.
+    wrappers that overlap would average gradients of different steps, without an error. A forward pass after the
+    optimizer has stepped with gradients that are not yet averaged raises a RuntimeError; StepCheck says which steps are
+    not noticed.
 
     Args:
         module: The model, on its device, the same on every rank. All ranks get the first rank's values.
@@ -65,6 +110,8 @@ class DataParallel(nn.Module):
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
+        TypeError: `reduce_dtype` is no floating-point dtype.
+        ValueError: this rank is not in the process group.
     """
 
     def __init__(
@@ -75,21 +122,28 @@ class DataParallel(nn.Module):
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_dtype("reduce_dtype", reduce_dtype)
         self.reduce_dtype = reduce_dtype
-        self.group = process_group if process_group is not None else default_group()
+        self.group = group_of(process_group)
         self.module = module
         broadcast_module(module, self.group)
         # named_parameters() names a tied parameter once.
         self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.synchronizes = True
+        self._step_check = StepCheck(list(self.trainable.values()))
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        return self.module(*inputs, **named_inputs)
+        if self.synchronizes:
+            self._step_check.before_forward(self._arrivals())
+        outputs = self.module(*inputs, **named_inputs)
+        self._step_check.after_forward()
+        return outputs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank only: inside, backward passes and `finish_gradient_synchronization` send
-        nothing. The first backward pass outside averages what has accumulated.
+        nothing. The first backward pass outside, or else `finish_gradient_synchronization` there, averages what has
+        accumulated.
         """
         before, self.synchronizes = self.synchronizes, False
         try:
@@ -108,8 +162,13 @@ class DataParallel(nn.Module):
         if self.synchronizes and self.trainable:
             with torch.no_grad():
                 self._finish()
+            self._step_check.finished()
 
     def _finish(self) -> None:
+        raise NotImplementedError
+
+    def _arrivals(self) -> int:
+        """Return the number of gradients that have arrived outside `no_sync` since the last synchronization."""
         raise NotImplementedError
 
     @functools.cached_property
@@ -136,7 +195,38 @@ def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
     return gradient
 
 
-class NaiveDataParallel(DataParallel):
+class AfterBackward(DataParallel):
+    """Base of the wrappers that communicate nothing before `finish_gradient_synchronization`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(module, process_group, reduce_dtype=reduce_dtype)
+        self._arrived: list[Tensor] = []
+        for parameter in self.trainable.values():
+            hook = parameter.register_post_accumulate_grad_hook(self._arrived.append)  # type: ignore[no-untyped-call]
+            weakref.finalize(self, hook.remove)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before = len(self._arrived)
+        try:
+            with super().no_sync():
+                yield
+        finally:
+            del self._arrived[before:]
+
+    no_sync.__doc__ = DataParallel.no_sync.__doc__
+
+    def _arrivals(self) -> int:
+        return len(self._arrived)
+
+
+class NaiveDataParallel(AfterBackward):
     """Averages after the backward pass, parameter by parameter. Nothing overlaps, and each operation has its own
     latency.
 
@@ -144,6 +234,7 @@ class NaiveDataParallel(DataParallel):
     """
 
     def _finish(self) -> None:
+        self._arrived.clear()
         usage = self._usage()
         for index, (name, parameter) in enumerate(self.trainable.items()):
             gradient = dense_gradient(name, parameter)
@@ -159,13 +250,14 @@ class NaiveDataParallel(DataParallel):
         usage.wait()
 
 
-class FlatDataParallel(DataParallel):
+class FlatDataParallel(AfterBackward):
     """Averages all gradients of a dtype after the backward pass as one tensor, of which they become views.
 
     Nothing overlaps; while the gradients are copied each exists twice. See DataParallel for arguments and errors.
     """
 
     def _finish(self) -> None:
+        self._arrived.clear()
         usage = self._usage()
         kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, str, nn.Parameter]]] = {}
         for index, (name, parameter) in enumerate(self.trainable.items()):
@@ -390,6 +482,9 @@ class OverlappingDataParallel(DataParallel):
 
     no_sync.__doc__ = DataParallel.no_sync.__doc__
 
+    def _arrivals(self) -> int:
+        return sum(len(bucket.arrived) for bucket in self.buckets)
+
     def send_full_buckets(self) -> None:
         """Send the buckets that are full, in order, up to the first one that is not."""
         if not self.synchronizes:
@@ -502,7 +597,7 @@ class BucketedDataParallel(OverlappingDataParallel):
 
     Raises:
         ValueError: the size is not positive.
-        RuntimeError: as in DataParallel.
+        RuntimeError, TypeError, ValueError: as in DataParallel.
     """
 
     def __init__(

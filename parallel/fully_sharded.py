@@ -39,7 +39,8 @@ from parallel.collectives import (
     StartedTogether,
     averaging,
     broadcast_module,
-    default_group,
+    check_dtype,
+    group_of,
     owns_its_memory,
     start_all_gather,
     start_all_reduce,
@@ -48,7 +49,7 @@ from parallel.collectives import (
     start_together,
     strides_of,
 )
-from parallel.data_parallel import dense_gradient
+from parallel.data_parallel import StepCheck, dense_gradient
 from parallel.meta import children_first, materialise, reset_parameters
 from parallel.sharded_gradient import ShardedPart
 from parallel.sharded_state import (
@@ -206,8 +207,9 @@ class FullyShardedDataParallel(nn.Module):
     norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
     All ranks must run the same units in the same order, in equally many passes; within a unit they may use different
     parameters. Freeze parameters before they are wrapped: a forward pass after one was frozen or unfrozen raises an
-    error. torch.compile may be applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the
-    model.
+    error, and so does one after the optimizer has stepped with gradients that are not yet averaged; StepCheck says
+    which steps are not noticed. torch.compile may be applied to a unit's `forward`, inside its hooks, but neither to
+    the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
     step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
@@ -233,9 +235,10 @@ class FullyShardedDataParallel(nn.Module):
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
-        TypeError: a recurrent module of torch, which keeps its parameters in a second place; or a module on the meta
-            device that has no `reset_parameters`.
-        ValueError: the module is on the meta device, and `device` is missing.
+        TypeError: a recurrent module of torch, which keeps its parameters in a second place; a compiled module, or one
+            with a FullyShardedDataParallel in it; a module on the meta device that has no `reset_parameters`; or a
+            `compute_dtype` or `reduce_dtype` that is no floating-point dtype.
+        ValueError: the module is on the meta device, and `device` is missing; or this rank is not in the process group.
     """
 
     def __init__(
@@ -251,13 +254,13 @@ class FullyShardedDataParallel(nn.Module):
         initialise: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__()
-        self.group = process_group if process_group is not None else default_group()
-        self.replicas = replicas
+        self.group = group_of(process_group)
+        self.replicas = None if replicas is None else group_of(replicas)
         self._groups = [self.group] if replicas is None else [replicas, self.group]
         """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.reshard_after_forward = reshard_after_forward
-        _refuse_recurrent(module)
+        _refuse_unsuited(module, compute_dtype, reduce_dtype)
         is_meta = any(parameter.is_meta for parameter in module.parameters())
         if is_meta and device is None:
             raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
@@ -276,6 +279,7 @@ class FullyShardedDataParallel(nn.Module):
         """Parameters that every rank keeps whole and computes with directly."""
         self._trained = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
         """Whether each parameter needed a gradient when the model was wrapped."""
+        self._step_check = StepCheck([parameter for _, parameter, trained in self._trained if trained])
         self.inside: ShardedUnit | None = None
         """In a watched forward pass: the unit that runs, or that has failed."""
         self._watched: set[tuple[bool, bool]] = set()
@@ -299,6 +303,13 @@ class FullyShardedDataParallel(nn.Module):
         self._attach()
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        if self.synchronizes:
+            self._step_check.before_forward(sum(unit.reduced for unit in self.units))
+        outputs = self._watched_forward(*inputs, **named_inputs)
+        self._step_check.after_forward()
+        return outputs
+
+    def _watched_forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         kind = (self.training, torch.is_grad_enabled())
         # A rank alone has no parts to watch for, and no unit would pause the mode, which the compiler would see.
         if kind in self._watched or not any(unit.held for unit in self.units):
@@ -331,7 +342,8 @@ class FullyShardedDataParallel(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank only: inside, backward passes and `finish_gradient_synchronization` send no
-        gradients. The first backward pass outside averages what has accumulated.
+        gradients. The first backward pass outside, or else `finish_gradient_synchronization` there, averages what has
+        accumulated.
 
         Meanwhile each rank keeps full gradients; parameters are gathered and freed as ever.
         """
@@ -635,6 +647,7 @@ class FullyShardedDataParallel(nn.Module):
         """
         if self.synchronizes:
             self._complete_reduction()
+            self._step_check.finished()
         else:
             for unit in self.units:
                 self._hold(unit)
@@ -819,8 +832,20 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
     return None
 
 
-def _refuse_recurrent(module: nn.Module) -> None:
+def _refuse_unsuited(module: nn.Module, compute_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
+    check_dtype("compute_dtype", compute_dtype)
+    check_dtype("reduce_dtype", reduce_dtype)
+    if hasattr(module, "_orig_mod"):
+        raise TypeError(
+            "a compiled module cannot be sharded, since its units' hooks swap parameters: wrap the module itself, and "
+            "compile what its blocks call, block.forward = torch.compile(block.forward)"
+        )
     for name, child in module.named_modules():
+        if isinstance(child, FullyShardedDataParallel):
+            raise TypeError(
+                f"{name or 'the module'} is a FullyShardedDataParallel already: wrap the whole model once, whose "
+                "blocks in a ModuleList are units"
+            )
         if isinstance(child, nn.RNNBase):
             raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
 

@@ -21,7 +21,7 @@ from parallel.collectives import (
     Work,
     aligned,
     check_same_everywhere,
-    default_group,
+    group_of,
     owns_its_memory,
     start_all_gather,
     start_broadcast,
@@ -75,7 +75,7 @@ class ShardedOptimizer(Optimizer):
         kwargs: Hyper-parameters.
 
     Raises:
-        ValueError: no parameters, or hyper-parameters that the optimizer refuses.
+        ValueError: no parameters, hyper-parameters that the optimizer refuses, or a process group without this rank.
         RuntimeError: no process group is initialised, or the ranks' parameters differ.
     """
 
@@ -87,7 +87,7 @@ class ShardedOptimizer(Optimizer):
         process_group: dist.ProcessGroup | None = None,
         **kwargs: Any,
     ) -> None:
-        self.group = process_group if process_group is not None else default_group()
+        self.group = group_of(process_group)
         self._rank = self.group.rank()
         self._owner: dict[Tensor, int] = {}
         self._bytes = [0] * self.group.size()

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel.collectives import default_group, start_all_gather
+from parallel.collectives import group_of, start_all_gather
 
 Batch = TypeVar("Batch")
 
@@ -21,7 +21,7 @@ def in_step(batches: Iterable[Batch], process_group: dist.ProcessGroup | None = 
     Raises:
         RuntimeError: some ranks have no more batches and others have; raised on every rank.
     """
-    group = process_group if process_group is not None else default_group()
+    group = group_of(process_group)
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     iterator = iter(batches)
     number = 0

@@ -1,5 +1,5 @@
-"""Functions of the pool's ranks: what users do with the gradients, parameters and states of full sharding that is
-either right or refused."""
+"""Functions of the pool's ranks: what users do with the wrappers, and with the gradients, parameters and states of full
+sharding, that is either right or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallel
-from tests.parallel.training import batch, close, device, different_model, first_ranks_model, loss_of, part, same_state
+from tests.parallel.training import (
+    WRAPPERS,
+    batch,
+    close,
+    device,
+    different_model,
+    first_ranks_model,
+    loss_of,
+    part,
+    same_state,
+)
 
 
 def penalty(model: nn.Module) -> Tensor:
@@ -104,9 +114,78 @@ def results_of_parts() -> None:
 def error_of(call: Callable[[], Any]) -> str:
     try:
         call()
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         return str(error)
     return "nothing was raised"
+
+
+def unfinished(wrapper: str) -> list[str]:
+    """Train in unusual, but right ways, then without synchronization; return the errors of the latter, and of a pass
+    after a synchronization."""
+    # The embedding changes its weight in place in each forward pass.
+    module = nn.Sequential(nn.Embedding(8, 4, max_norm=0.5), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(device())
+    model = (WRAPPERS | {"fully sharded": parallel.FullyShardedDataParallel})[wrapper](module)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    tokens = torch.arange(8, device=device())
+
+    def backward() -> None:
+        model(tokens).square().sum().backward()
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model(tokens)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        backward()
+        evaluate()
+        backward()
+        model.finish_gradient_synchronization()
+        model(tokens)
+        step()
+        evaluate()
+        (model(tokens) + model(tokens)).square().sum().backward()
+        model.finish_gradient_synchronization()
+        step()
+        for _ in range(3):
+            with model.no_sync():
+                backward()
+            step()
+        with model.no_sync():
+            for _ in range(3):
+                backward()
+                step()
+        backward()
+        model.finish_gradient_synchronization()
+        if wrapper in ("naive", "flat", "fully sharded"):  # others would send a second time
+            penalty(model).backward()
+        step()
+    errors = []
+    for _ in range(4):
+        errors.append(error_of(backward))
+        step()
+    model.finish_gradient_synchronization()
+    return [*errors, error_of(backward)]
+
+
+def wrong_arguments() -> list[str]:
+    """The errors of wrong arguments, on the last rank."""
+    groups = dist.new_group([0])
+    fully_sharded = parallel.FullyShardedDataParallel
+    module = nn.Sequential(nn.Linear(2, 2))
+    compiled = torch.compile(module, backend="eager")
+    return [
+        error_of(lambda: parallel.NaiveDataParallel(module, reduce_dtype=torch.int32)),
+        error_of(lambda: parallel.BucketedDataParallel(module, reduce_dtype="bfloat16")),
+        error_of(lambda: fully_sharded(module, reduce_dtype=torch.int32)),
+        error_of(lambda: fully_sharded(module, "bfloat16")),
+        error_of(lambda: fully_sharded(compiled)),
+        error_of(lambda: fully_sharded(nn.Sequential(fully_sharded(module)))),
+        *(error_of(lambda one=one: one(module, process_group=groups)) for one in (fully_sharded, WRAPPERS["naive"])),
+    ]
 
 
 def refrozen(name: str, trains: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel import training
+from tests.parallel import guards, training
 from tests.parallel.pool import Pool
 
 WRAPPERS = [
@@ -100,6 +100,15 @@ def test_gradients_in_one_memory_are_averaged_once(ranks: Pool) -> None:
 
 def test_a_former_wrapper_is_gone(two_ranks: Pool) -> None:
     two_ranks(training.rewrapped)
+
+
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "fully sharded"])
+def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -> None:
+    """Where all gradients are sent during the backward pass, the first optimizer's step finds none."""
+    for first, second, *others, finished in two_ranks(guards.unfinished, wrapper):
+        assert first == finished == "nothing was raised"
+        assert all("call finish_gradient_synchronization() after backward()" in error for error in others)
+        assert second in (first, others[0])
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_units_may_stay_whole_between_their_passes(ranks: Pool, checkpoint: str)
 
 
 def test_bytes_of_a_step(ranks: Pool) -> None:
-    """Gathering once is ZeRO's stage 1 in bytes: a reduction to the owners, and a gather; a sharded optimizer reduces
+    """Gathering once is ZeRO's stage 2: a reduction to the owners, and a gather; a sharded optimizer reduces
     for all ranks, and aligns parameters."""
     for sent in ranks(sharding.bytes_of_a_step):
         assert sent["gathered once"] == pytest.approx(2 * sent["P"])
@@ -183,6 +183,20 @@ def test_freezing_and_unfreezing_after_wrapping_is_refused(two_ranks: Pool, name
         assert f"requires_grad of {name} was {not trains} when the model was wrapped and is {trains} now" in changed
         assert "before FullyShardedDataParallel" in changed
         assert undone == "nothing was raised"
+
+
+def test_wrong_arguments_are_refused(two_ranks: Pool) -> None:
+    errors = two_ranks(guards.wrong_arguments)[1]
+    dtype = "must be a floating-point dtype, such as torch.bfloat16, not"
+    assert errors[:4] == [
+        f"reduce_dtype {dtype} torch.int32",
+        f"reduce_dtype {dtype} 'bfloat16'",
+        f"reduce_dtype {dtype} torch.int32",
+        f"compute_dtype {dtype} 'bfloat16'",
+    ]
+    assert "block.forward = torch.compile(block.forward)" in errors[4]
+    assert "0 is a FullyShardedDataParallel already" in errors[5]
+    assert errors[6] == errors[7] == "rank 1 is not in this process group: only its ranks may use it"
 
 
 def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None:

@@ -873,7 +873,7 @@ def together() -> int:
         entered.append(1)
         return manager(*arguments, **named)
 
-    averages = averaging(collectives.default_group(), device())
+    averages = averaging(collectives.group_of(), device())
     dist._coalescing_manager, collectives.runs_together = counted, lambda group, device: True
     # gloo does not average by itself.
     parallel.fully_sharded.averaging = lambda group, device: averages

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.device_clock import DeviceClock, Lap, host_lap_ms
-from parallel.collectives import default_group, start_all_gather, start_all_reduce, start_reduce_scatter
+from parallel.collectives import group_of, start_all_gather, start_all_reduce, start_reduce_scatter
 from parallel.process_group import Rank
 from workers.measure.host_memory import MEMINFO, host_memory
 from workers.measure.memory import is_out_of_memory, short_message
@@ -330,7 +330,7 @@ class CellTimer:
 
     def __init__(self, rank: Rank, warmup: int | None, steps: int, seed: int) -> None:
         self._rank, self._warmup, self._steps, self._seed = rank, warmup, steps, seed
-        self._group = default_group()
+        self._group = group_of()
         self._token = torch.zeros(1, device=rank.device)
         self._clock = DeviceClock(rank.device) if rank.device.type == "cuda" else None
         self._heartbeat_at = float("-inf")
