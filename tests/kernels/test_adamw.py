@@ -144,9 +144,10 @@ def test_inputs_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.gpu
 def test_a_graph_replays_updates(rng: random.Random) -> None:
-    """Beside torch's fused AdamW: the step is counted, and the learning rate read, at each replay."""
+    """Beside torch's fused AdamW: the step is counted, and the learning rate read, at each replay. In bfloat16, a last
+    bit that differs once may differ by more after cancellation."""
     shapes = [(300, 700), (1600,), (5,), (64, 1600), (1, 33)]
-    mine = [draw(shape, rng, torch.bfloat16, "cuda") for shape in shapes]
+    mine = [draw(shape, rng, torch.float32, "cuda") for shape in shapes]
     leaves = [tensor.clone().requires_grad_() for tensor in mine]
     moments = [[torch.zeros_like(tensor) for tensor in mine] for _ in range(2)]
     gradients = [torch.zeros_like(tensor) for tensor in mine]
@@ -170,7 +171,7 @@ def test_a_graph_replays_updates(rng: random.Random) -> None:
         rate.fill_(0.1 * number)
         optimizer.param_groups[0]["lr"] = 0.1 * number
         for gradient, leaf in zip(gradients, leaves, strict=True):
-            gradient.copy_(draw(gradient.shape, rng, torch.bfloat16, "cuda"))
+            gradient.copy_(draw(gradient.shape, rng, torch.float32, "cuda"))
             leaf.grad = gradient.clone()
         graph.replay()
         optimizer.step()
@@ -182,7 +183,7 @@ def test_a_graph_replays_updates(rng: random.Random) -> None:
             (moments[0][index], state["exp_avg"]),
             (moments[1][index], state["exp_avg_sq"]),
         ):
-            torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=2**-10)
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def _flat(kept: tuple[list[Tensor], list[list[Tensor]], list[Tensor]]) -> list[Tensor]:
