@@ -639,6 +639,19 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
     return dq_tiles, rest_tiles
 
 
+@gluon.jit
+def set_up(kv_full, q_full, do_full, dq_empty):
+    """Initialise barriers, all of which are waited for: Triton gives the memory of one that is not to others, and such
+    kernels hung now and then when several processes shared a GPU.
+    """
+    mbarrier.init(kv_full, count=1)
+    for each in gl.static_range(2):
+        mbarrier.init(q_full.index(each), count=1)
+        mbarrier.init(do_full.index(each), count=1)
+        mbarrier.init(dq_empty.index(each), count=1)
+    fence_async_shared()
+
+
 # One kernel for all lengths: compiling takes ten seconds.
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded", "lower", "upper"])
 def backward_kernel(
@@ -676,14 +689,7 @@ def backward_kernel(
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    # Each of these is waited for: Triton gives the memory of one that is not to others, and such kernels hung now and
-    # then when several processes shared a GPU.
-    mbarrier.init(kv_full, count=1)
-    for each in gl.static_range(2):
-        mbarrier.init(q_full.index(each), count=1)
-        mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(dq_empty.index(each), count=1)
-    fence_async_shared()
+    set_up(kv_full, q_full, do_full, dq_empty)
     start = after_the_kernel_before(start)
     gl.warp_specialize([
         (consume_first, (
