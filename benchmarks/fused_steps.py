@@ -1,9 +1,10 @@
 """A compiled training step in a CUDA graph, with parts of the model as Triton kernels (`fused`): times on this GPU.
 
     python -m benchmarks.fused_steps --size xl --parameters fp32 --variants plain chunked rms_norm all
+    python -m benchmarks.fused_steps --size xl --optimizer triton_adamw --variants all
 
 Needs torch, Triton and this checkout only. Steps are those of `benchmark` jobs with `compile`, `cuda_graph`, precision
-bf16, attention `triton` and torch's fused AdamW. A variant is `plain`; `chunked`, the output layer's loss in chunks
+bf16 and attention `triton`. A variant is `plain`; `chunked`, the output layer's loss in chunks
 (`fused_linear_cross_entropy`); one of the names of `fused`; several with + between them; or `all`. One line per
 variant: the median time of a step, and the memory that its tensors take. On an H200 a variant of xl takes 20 to 30 s,
 most of it compilation.
@@ -24,7 +25,7 @@ from workers.model import TransformerLM
 from workers.model.batches import RandomBatches
 from workers.model.compiled import compile_blocks
 from workers.model.graphed import GraphedStep
-from workers.model.optimizer import make_optimizer
+from workers.model.optimizer import OPTIMIZERS, make_optimizer
 from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import MAX_LEARNING_RATE, TrainStep
 from workers.model.transformer import FUSED
@@ -33,7 +34,7 @@ VARIANTS = ("plain", "chunked", "linear_cross_entropy", "rms_norm", "rope", "all
 WARMUP = 5
 
 
-def make(size: str, parameters: str, batch: int, context: int, variant: str) -> GraphedStep:
+def make(size: str, parameters: str, batch: int, context: int, variant: str, optimizer_name: str) -> GraphedStep:
     """Make the step of a variant, not yet captured."""
     device = torch.device("cuda", torch.cuda.current_device())
     fused = FUSED if variant == "all" else tuple(name for name in variant.split("+") if name in FUSED)
@@ -46,7 +47,7 @@ def make(size: str, parameters: str, batch: int, context: int, variant: str) -> 
     set_parameter_dtype(model, parameters)
     compile_blocks(model)
     rate = torch.tensor(MAX_LEARNING_RATE, device=device)
-    optimizer = make_optimizer("torch_fused_adamw", model, rate, capturable=True)
+    optimizer = make_optimizer(optimizer_name, model, rate, capturable=True)
     batches = RandomBatches(vocabulary, batch, context, device, 0)
     has_loss = "linear_cross_entropy" in fused or "chunked" in variant.split("+")
     return GraphedStep(TrainStep(model, batches, PRECISIONS["bf16"], model, optimizer, 1000, model_has_loss=has_loss))
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="torch_fused_adamw")
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     given = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {given}\n")
@@ -83,7 +85,7 @@ def main() -> None:
     for variant in given.variants:
         torch._dynamo.reset()
         torch.cuda.reset_peak_memory_stats()
-        step = make(given.size, given.parameters, given.batch, given.context, variant)
+        step = make(given.size, given.parameters, given.batch, given.context, variant, given.optimizer)
         taken, ready = milliseconds(step, given.steps)
         memory = torch.cuda.max_memory_allocated() / 2**30
         print(f"| {variant} | {taken:.2f} | {memory:.2f} | {ready:.0f} |", flush=True)

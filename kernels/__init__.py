@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernels import attention, registry
+    from kernels.adamw_triton import adamw
     from kernels.attention.flash_triton import flash_attention
     from kernels.linear_cross_entropy_triton import linear_cross_entropy
     from kernels.rms_norm_triton import rms_norm
     from kernels.rope_triton import rope
     from kernels.weighted_sum_triton import weighted_sum
 
-_TRITON = ("linear_cross_entropy", "rms_norm", "rope", "weighted_sum")
+_TRITON = ("adamw", "linear_cross_entropy", "rms_norm", "rope", "weighted_sum")
 _HOMES = {"flash_attention": "kernels.attention.flash_triton", **{name: f"kernels.{name}_triton" for name in _TRITON}}
 
 __all__ = [
+    "adamw",
     "attention",
     "flash_attention",
     "linear_cross_entropy",

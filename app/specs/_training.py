@@ -220,8 +220,9 @@ class TrainingSpec(SpecBase):
     fused: list[Fused] = Field(default=[], max_length=3)
     """Parts of the model that Triton kernels compute instead of PyTorch's operations, on a GPU; `linear_cross_entropy`
     is `fused_linear_cross_entropy` with a kernel. The model must take `fused`."""
-    optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"
-    """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; the others are torch's."""
+    optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw", "triton_adamw"] = "adamw"
+    """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; `triton_adamw` updates each in one
+    Triton kernel, on a GPU; the others are torch's."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
     """`train_step` only: clip gradients to this global L2 norm, inside the optimizer's time; null: no clipping."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
@@ -318,6 +319,8 @@ class TrainingSpec(SpecBase):
     def _check_fused(self) -> None:
         if self.fused and self.device == "cpu":
             raise field_error("fused", "Triton has no kernels for a CPU: leave it out, or choose device cuda")
+        if self.updates_by_triton and self.device == "cpu":
+            raise field_error("optimizer", "Triton has no kernels for a CPU: choose adamw, or device cuda")
         if twice := next((name for name in self.fused if self.fused.count(name) > 1), None):
             raise field_error("fused", f"{twice!r} is there twice")
         if "linear_cross_entropy" not in self.fused:
@@ -338,12 +341,17 @@ class TrainingSpec(SpecBase):
         return self.context_length + (self.new_tokens if self.mode == "generate" else 0)
 
     @property
+    def updates_by_triton(self) -> bool:
+        """True if a Triton kernel updates the parameters."""
+        return self.mode == "train_step" and self.optimizer == "triton_adamw"
+
+    @property
     def model_has_loss(self) -> bool:
         """True if the model computes the loss itself."""
         return self.fused_linear_cross_entropy or "linear_cross_entropy" in self.fused
 
     def resources(self) -> Resources:
-        needs_gpu = self.step_code is None and (self.cuda_graph or self.fused)
+        needs_gpu = self.step_code is None and (self.cuda_graph or self.fused or self.updates_by_triton)
         return Resources(device_type="cuda" if needs_gpu else self.device, devices=1)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:

@@ -171,6 +171,8 @@ class DdpSpec(TrainingSpec):
             raise field_error("snapshot", "is of a GPU's memory: choose backend nccl, or leave it out")
         if self.backend == "gloo" and self.fused and self.step_code is None:
             raise field_error("fused", "Triton has no kernels for a CPU: choose backend nccl, or leave it out")
+        if self.backend == "gloo" and self.updates_by_triton and self.step_code is None:
+            raise field_error("optimizer", "Triton has no kernels for a CPU: choose adamw, or backend nccl")
         if self.backend == "gloo" and self.precision == "tf32":
             raise field_error("precision", "tf32 is a GPU format: choose fp32 or bf16, or backend nccl")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+import kernels
 
 
 class AdamW(Optimizer):
@@ -59,12 +61,15 @@ class AdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            self._update([parameter for parameter in group["params"] if parameter.grad is not None], group)
         return loss
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            self._update_one(parameter, parameter.grad, group)
+
+    def _update_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             # In float64: 1 - beta2 ** step is near 0 at first.
@@ -85,6 +90,54 @@ class AdamW(Optimizer):
             parameter.sub_(first.div(denominator).mul_(step_size))
         else:
             parameter.addcdiv_(first, denominator, value=-step_size)
+
+
+class TritonAdamW(AdamW):
+    """AdamW whose update is one pass of a Triton kernel over each parameter: `kernels.adamw`.
+
+    State as of torch's AdamW with `fused` or `capturable`: two moments of a parameter's shape, and the step's number, a
+    float32 tensor on the device; so a CUDA graph can always capture a step. Parameters may be DTensors.
+
+    Raises:
+        ValueError: as AdamW; at a step, parameters are not in float32, bfloat16 or float16 on a CUDA device.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this class, or of another AdamW without `amsgrad`, which may count elsewhere."""
+        super().load_state_dict(state_dict)
+        for parameter, state in self.state.items():
+            state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
+
+    def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+        if not parameters:
+            return
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        states = [self.state[parameter] for parameter in parameters]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        lr, device = group["lr"], parameters[0].device
+        kernels.adamw(
+            [_local(parameter) for parameter in parameters],
+            [_local(parameter.grad) for parameter in parameters],
+            [_local(state["exp_avg"]) for state in states],
+            [_local(state["exp_avg_sq"]) for state in states],
+            steps,
+            lr.to(device) if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float32, device=device),
+            betas=tuple(group["betas"]),
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+        )
+
+
+def _local(tensor: Any) -> Any:
+    """Return this rank's part of a DTensor; another tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 @torch.no_grad()
@@ -108,6 +161,7 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "adamw": (AdamW, {}),
     "torch_adamw": (torch.optim.AdamW, {}),
     "torch_fused_adamw": (torch.optim.AdamW, {"fused": True}),
+    "triton_adamw": (TritonAdamW, {}),
 }
 """The optimizers by their names in specs: class and arguments."""
 
@@ -116,7 +170,8 @@ def make_optimizer(name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, ca
     """Make the benchmark spec's `optimizer` over the model's trainable parameters.
 
     `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
-    single-kernel one. A `capturable` one may be captured in a CUDA graph, with its learning rate in a tensor.
+    single-kernel one, `triton_adamw` our kernel, which needs a GPU. A `capturable` one may be captured in a CUDA graph,
+    with its learning rate in a tensor.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if name not in OPTIMIZERS:

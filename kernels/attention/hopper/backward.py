@@ -3,7 +3,8 @@
 A program keeps a tile of keys and values, and walks over the queries that see them. Two consumers of four warps take
 half of the keys each. Scores stand upright (keys × queries), so that weights P and their gradients dS feed the products
 for dV and dK from registers. dS also goes to shared memory, where both consumers read the whole of it: each multiplies
-a half of dQ. One warp fetches tiles, another adds dQ to a float32 sum in memory, both by the copy engine.
+a half of dQ, one tile of queries later, so that neither waits for the other's dS. One warp fetches tiles, another adds
+dQ to a float32 sum in memory, both by the copy engine.
 
 Three functions walk over the queries: `visit`, `visit_halves` (HALVES), and `consume_narrow` (NARROW).
 
@@ -110,32 +111,55 @@ def first_scores(k_tiles, q_tiles, q_full, total, WHO: gl.constexpr, QUERIES: gl
 
 
 @gluon.jit
-def part_of_dq(ds, k, WHO: gl.constexpr):
-    """A consumer's part of dQ, not waited for: half of the rows of a tile of 128 queries, else half of the columns.
+def part_of_dq(ds, k, WHO: gl.constexpr, TAIL: gl.constexpr):
+    """A consumer's part of dQ, not waited for: half of the rows of a tile of 128 queries, else the first half of the
+    columns, or the TAIL columns behind it.
 
     `ds` (keys × queries) and `k` (keys × D) are in shared memory.
     """
     BY_ROWS: gl.constexpr = ds.shape[1] == 128
     ROWS: gl.constexpr = ds.shape[1] // 2 if BY_ROWS else ds.shape[1]
-    WIDTH: gl.constexpr = k.shape[1] if BY_ROWS else k.shape[1] // 2
+    HALF: gl.constexpr = k.shape[1] // 2
+    WIDTH: gl.constexpr = k.shape[1] if BY_ROWS else (TAIL if WHO == 1 else HALF)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     zeros = gl.zeros([ROWS, WIDTH], gl.float32, layout)
     if BY_ROWS:
         dq = warpgroup_mma(ds.slice(WHO * ROWS, ROWS, 1).permute((1, 0)), k, zeros, use_acc=False, is_async=True)
     else:
-        dq = warpgroup_mma(ds.permute((1, 0)), k.slice(WHO * WIDTH, WIDTH, 1), zeros, use_acc=False, is_async=True)
+        dq = warpgroup_mma(ds.permute((1, 0)), k.slice(WHO * HALF, WIDTH, 1), zeros, use_acc=False, is_async=True)
     return dq
+
+
+@gluon.jit
+def values_in_registers(v_tiles, FROM: gl.constexpr, WIDTH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr):
+    """Columns of a consumer's values, as the left factor of a product of this layout: dP then reads half as much of
+    shared memory, which is busier than the tensor cores."""
+    N: gl.constexpr = v_tiles.shape[3]
+    v = v_tiles.index(0).reshape([N, v_tiles.shape[4]]).slice(WHO * (N // 2), N // 2, 0)
+    return v.slice(FROM, WIDTH, 1).load(gl.DotOperandLayout(0, layout, 2))
+
+
+@gluon.jit
+def tell_other(token, count, WHO: gl.constexpr):
+    """Tell the other consumer that this one's dS of tile `count` is stored, and dQ of the tile before multiplied."""
+    return arrive_at(token, 5 + 2 * (1 - WHO) + count % 2, 256)
+
+
+@gluon.jit
+def hear_other(token, count, WHO: gl.constexpr):
+    """Wait until the other consumer has told so of tile `count`."""
+    return wait_at(token, 5 + 2 * WHO + count % 2, 256)
 
 
 @gluon.jit
 def free_queries(token, stage):
     """Tell the producer that this consumer has read tile `stage` of queries."""
-    return arrive_at(token, 10 + stage, 288)
+    return arrive_at(token, 11 + stage, 288)
 
 
 @gluon.jit
 def await_free_queries(token, stage):
-    return wait_at(token, 10 + stage, 288)
+    return wait_at(token, 11 + stage, 288)
 
 
 @gluon.jit
@@ -166,7 +190,19 @@ def hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO: gl.constexpr):
     mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
     dq_tiles.index(ROOM).reshape([dq.shape[1] // 4, 256]).store(by_thread(dq))
     fence_async_shared()
-    return arrive_at(token, 8 + WHO, 160)
+    return arrive_at(token, 9 + WHO, 160)
+
+
+@gluon.jit
+def hand_on_last_dq(
+    k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, total, token, WHO: gl.constexpr, TAIL: gl.constexpr
+):  # fmt: skip
+    """Multiply and hand on dQ of the last of `total` tiles, and wait until the other consumer has read all tiles."""
+    token = hear_other(token, total + 1, WHO)
+    k_tile, _k, _v = own_keys(k_tiles, v_tiles, WHO)
+    dq = warpgroup_mma_wait(0, deps=[part_of_dq(ds_tiles.index((total + 1) % 2), k_tile, WHO, TAIL)])
+    token = hand_on_dq(dq, dq_tiles, dq_empty, total, token, WHO)
+    return hear_other(tell_other(token, total, WHO), total, WHO)
 
 
 @gluon.jit
@@ -208,13 +244,13 @@ def visit(
         dp = warpgroup_mma_wait(0, deps=[dp])
         ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
         dv = warpgroup_mma(weights, do, dv, is_async=True)
-        shared_ds = ds_tiles.index(stage)
-        shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
+        token = hear_other(token, count + 1, WHO)
+        ds_tiles.index(stage).slice(WHO * HALF, HALF, 0).store(ds)
         fence_async_shared()
-        token = wait_at(token, 12, 256)
-        dq = part_of_dq(shared_ds, k_tile, WHO)
+        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
         dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
+        token = tell_other(token, count, WHO)
         token = free_gradients(token, stage)
         token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
         dk = warpgroup_mma_wait(0, deps=[dk])
@@ -225,10 +261,10 @@ def visit(
 
 @gluon.jit
 def visit_half(
-    s, dp, dv, do, exponents, deltas, ds_room, start, index, free, bound, queries, keys, band, scale,
+    s, dp, dv, do, exponents, deltas, ds_room, count, token, start, index, free, bound, queries, keys, band, scale,
     FROM: gl.constexpr, WHO: gl.constexpr, CAUSAL: gl.constexpr, left_layout: gl.constexpr,
 ):  # fmt: skip
-    """(dV, dS) after the half from query FROM on of tile `index`. One product is issued between dP and this dV.
+    """(token, dV, dS) after the half from query FROM on of tile `index`. One product is issued between dP and this dV.
 
     dV is issued before dP is awaited: otherwise ptxas moves 43 of 64 exponentials behind that wait.
     """
@@ -242,8 +278,10 @@ def visit_half(
     dv = warpgroup_mma(weights, do.slice(FROM, PART, 0), dv, is_async=True)
     dp = warpgroup_mma_wait(2, deps=[dp])
     ds = (p * (dp - deltas.slice(FROM, PART, 0).load(column_layout)[None, :])).to(do.dtype)
+    if FROM == 0:
+        token = hear_other(token, count + 1, WHO)
     ds_room.slice(FROM, PART, 1).store(ds)
-    return dv, ds
+    return token, dv, ds
 
 
 @gluon.jit
@@ -264,39 +302,39 @@ def visit_halves(
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     total = group * (end - first)
     s = first_scores(k_tiles, q_tiles, q_full, total, WHO, PART, 0)
+    v = values_in_registers(v_tiles, 0, D, WHO, s_layout)
     index = first
     for count in range(total):
         stage = count % 2
         phase = (count // 2) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        k_tile, k, v = own_keys(k_tiles, v_tiles, WHO)
-        shared_ds = ds_tiles.index(stage)
-        mine = shared_ds.slice(WHO * HALF, HALF, 0)
+        k_tile, k, _v = own_keys(k_tiles, v_tiles, WHO)
+        mine = ds_tiles.index(stage).slice(WHO * HALF, HALF, 0)
         exponents = numbers.index(stage * 2)
         deltas = numbers.index(stage * 2 + 1)
         zeros = gl.zeros([HALF, PART], gl.float32, s_layout)
         mbarrier.wait(do_full.index(stage), phase)
         dp = along_rows(v, do.slice(0, PART, 0), zeros, 0)
         s_next = along_rows(k, q.slice(PART, PART, 0), zeros, 0)
-        dv, ds = visit_half(
-            s, dp, dv, do, exponents, deltas, mine, start, index, free, bound, queries, keys, band, scale,
-            0, WHO, CAUSAL, left_layout,
+        token, dv, ds = visit_half(
+            s, dp, dv, do, exponents, deltas, mine, count, token, start, index, free, bound, queries, keys, band,
+            scale, 0, WHO, CAUSAL, left_layout,
         )  # fmt: skip
         dp = along_rows(v, do.slice(PART, PART, 0), zeros, 0)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(0, PART, 0), dk, is_async=True)
         s_next = warpgroup_mma_wait(3, deps=[s_next])
-        dv, ds = visit_half(
-            s_next, dp, dv, do, exponents, deltas, mine, start, index, free, bound, queries, keys, band, scale,
-            PART, WHO, CAUSAL, left_layout,
+        token, dv, ds = visit_half(
+            s_next, dp, dv, do, exponents, deltas, mine, count, token, start, index, free, bound, queries, keys, band,
+            scale, PART, WHO, CAUSAL, left_layout,
         )  # fmt: skip
         q_next = await_queries(q_tiles, q_full, count + 1, total)
         s = along_rows(k, q_next.slice(0, PART, 0), zeros, 0)
         fence_async_shared()
-        token = wait_at(token, 12, 256)
-        dq = part_of_dq(shared_ds, k_tile, WHO)
+        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, D // 2)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q.slice(PART, PART, 0), dk, is_async=True)
         s, dq, dv = warpgroup_mma_wait(1, deps=[s, dq, dv])
+        token = tell_other(token, count, WHO)
         token = free_gradients(token, stage)
         token = hand_on_dq(dq, dq_tiles, dq_empty, count, token, WHO)
         dk = warpgroup_mma_wait(0, deps=[dk])
@@ -320,7 +358,7 @@ def consume(
     dv = gl.zeros([HALF, D], gl.float32, d_layout)
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     count = 0
-    token = start
+    token = tell_other(start, 1, WHO)  # dQ of "tile −1", which follows, is not added up
     mbarrier.wait(kv_full, 0)
     if HALVES:
         token, dk, dv = visit_halves(
@@ -328,6 +366,7 @@ def consume(
             ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
             WHO, M, N, D, CAUSAL,
         )  # fmt: skip
+        count = group * (end - first)
     else:
         # Loops for tiles with and without a mask; one loop for all takes less code where tiles with a mask come twice.
         for _member in range(group):
@@ -343,7 +382,7 @@ def consume(
                     do_tiles, ds_tiles, dq_tiles, numbers, q_full, do_full, dq_empty, start, queries, keys, band, scale,
                     WHO, M, N, D, CAUSAL, False, REST,
                 )  # fmt: skip
-    wait_at(token, 12, 256)  # the other consumer has read the tiles of queries for the last time
+    hand_on_last_dq(k_tiles, v_tiles, ds_tiles, dq_tiles, dq_empty, count, token, WHO, D // 2)
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
     dk_room.reshape([HALF, D]).store((dk * root).to(q_tiles.dtype))
@@ -373,18 +412,17 @@ def consume_narrow(
     left_operand: gl.constexpr = gl.DotOperandLayout(0, left_layout, 2)
     rest_operand: gl.constexpr = gl.DotOperandLayout(0, rest_layout, 2)
     column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    DQ_FROM: gl.constexpr = 0 if WHO == 0 else LEFT
-    DQ_WIDTH: gl.constexpr = LEFT if WHO == 0 else REST
-    dq_layout: gl.constexpr = left_layout if WHO == 0 else rest_layout
     dk = gl.zeros([HALF, LEFT], gl.float32, left_layout)
     dv = gl.zeros([HALF, LEFT], gl.float32, left_layout)
     dk_rest = gl.zeros([HALF, REST], gl.float32, rest_layout)
     dv_rest = gl.zeros([HALF, REST], gl.float32, rest_layout)
     first, free, bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
     free = gl.maximum(first, free)
-    token = start
+    token = tell_other(start, 1, WHO)
     total = group * (end - first)
     mbarrier.wait(kv_full, 0)
+    v = values_in_registers(v_tiles, 0, LEFT, WHO, s_layout)
+    v_rest = values_in_registers(v_tiles, LEFT, REST, WHO, s_layout)
     s = first_scores(k_tiles, q_tiles, q_full, total, WHO, M, REST)
     index = first
     for count in range(total):
@@ -392,10 +430,13 @@ def consume_narrow(
         phase = (count // 2) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        k_tile, k, v = own_keys(k_tiles, v_tiles, WHO)
+        k_tile, k, _v = own_keys(k_tiles, v_tiles, WHO)
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(do_full.index(stage), phase)
-        dp = along_rows(v, do, zeros, REST)
+        dp = warpgroup_mma(v, do.slice(0, LEFT, 1).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        dp = warpgroup_mma(v_rest, do.slice(LEFT, REST, 1).permute((1, 0)), dp, is_async=True)
+        token = hear_other(token, count + 1, WHO)
+        dq = part_of_dq(ds_tiles.index(1 - stage), k_tile, WHO, REST)
         exponent = numbers.index(stage * 2).load(column_layout)
         p = gl.exp2(s * scale - exponent[None, :])
         if needs_mask(index, free, bound, CAUSAL):
@@ -406,28 +447,24 @@ def consume_narrow(
         dv_rest = warpgroup_mma(
             gl.convert_layout(weights, rest_operand), do.slice(LEFT, REST, 1), dv_rest, is_async=True
         )
-        dp = warpgroup_mma_wait(2, deps=[dp])
+        dp = warpgroup_mma_wait(3, deps=[dp])
         ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
-        shared_ds = ds_tiles.index(stage)
-        shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
+        ds_tiles.index(stage).slice(WHO * HALF, HALF, 0).store(ds)
         s = along_rows(k, await_queries(q_tiles, q_full, count + 1, total), zeros, REST)
         fence_async_shared()
-        token = wait_at(token, 12, 256)
-        dq = warpgroup_mma(
-            shared_ds.permute((1, 0)), k_tile.slice(DQ_FROM, DQ_WIDTH, 1),
-            gl.zeros([M, DQ_WIDTH], gl.float32, dq_layout), use_acc=False, is_async=True,
-        )  # fmt: skip
+        dq = warpgroup_mma_wait(4, deps=[dq])
+        token = tell_other(token, count, WHO)
+        token = hand_on_dq(dq, dq_tile, dq_empty, count, token, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_operand), q.slice(0, LEFT, 1), dk, is_async=True)
         dk_rest = warpgroup_mma(gl.convert_layout(ds, rest_operand), q.slice(LEFT, REST, 1), dk_rest, is_async=True)
-        s, dq, dv, dv_rest = warpgroup_mma_wait(2, deps=[s, dq, dv, dv_rest])
+        s, dv, dv_rest = warpgroup_mma_wait(2, deps=[s, dv, dv_rest])
         token = free_gradients(token, stage)
-        token = hand_on_dq(dq, dq_tile, dq_empty, count, token, WHO)
         dk, dk_rest = warpgroup_mma_wait(0, deps=[dk, dk_rest])
         token = free_queries(token, stage)
         index += 1
         if index == end:
             index = first
-    wait_at(token, 12, 256)  # the other consumer has read the tiles of queries for the last time
+    hand_on_last_dq(k_tiles, v_tiles, ds_tiles, dq_tile, dq_empty, total, token, WHO, REST)
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
     dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
     dk_room.reshape([HALF, D]).slice(0, LEFT, 1).store((dk * root).to(q_tiles.dtype))
@@ -526,18 +563,25 @@ def add_up(
     dq_sum, dq_rest, dq_tiles, rest_tiles, dq_empty, start, batch, key_head, group, queries, keys, band,
     M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
+    """Add the consumers' parts of dQ to its sum. The first parts that they hand on are of no tile."""
     LINES: gl.constexpr = dq_sum.block_shape[2]
     token = start
     first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
-    for member in range(group):
-        for index in range(first, end):
-            for who in gl.static_range(2):
-                token = wait_at(token, 8 + who, 160)
+    index = first - 1
+    head = key_head * group
+    for count in range(group * (end - first) + 1):
+        for who in gl.static_range(2):
+            token = wait_at(token, 9 + who, 160)
+            if count > 0:
                 line = (index * 2 + who) * LINES
-                add_through_copy_engine(dq_sum, [batch, key_head * group + member, line, 0], dq_tiles.index(who))
-            tma.store_wait(0)
-            mbarrier.arrive(dq_empty.index(0), count=1)
-            mbarrier.arrive(dq_empty.index(1), count=1)
+                add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(who))
+        tma.store_wait(0)
+        mbarrier.arrive(dq_empty.index(0), count=1)
+        mbarrier.arrive(dq_empty.index(1), count=1)
+        index += 1
+        if index == end:
+            index = first
+            head += 1
 
 
 @gluon.jit
@@ -549,15 +593,16 @@ def add_up_narrow(
     LINES: gl.constexpr = dq_sum.block_shape[2]
     token = start
     first, _free, _bound, end = query_tiles(start, queries, keys, band, M, N, CAUSAL)
-    total = group * (end - first)
-    index = first
+    index = first - 1
     head = key_head * group
-    for _count in range(total):
+    for count in range(group * (end - first) + 1):
         line = index * (LINES + dq_rest.block_shape[2])
+        token = wait_at(token, 10, 160)
+        if count > 0:
+            add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
         token = wait_at(token, 9, 160)
-        add_through_copy_engine(dq_rest, [batch, head, line + LINES, 0], rest_tiles.index(0))
-        token = wait_at(token, 8, 160)
-        add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
+        if count > 0:
+            add_through_copy_engine(dq_sum, [batch, head, line, 0], dq_tiles.index(0))
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(0), count=1)
         mbarrier.arrive(dq_empty.index(1), count=1)
@@ -592,6 +637,19 @@ def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
             gl.float32, [1, 1, 1, dq_rest.block_shape[2], dq_rest.block_shape[3]], dq_rest.layout
         )
     return dq_tiles, rest_tiles
+
+
+@gluon.jit
+def set_up(kv_full, q_full, do_full, dq_empty):
+    """Initialise barriers, all of which are waited for: Triton gives the memory of one that is not to others, and such
+    kernels hung now and then when several processes shared a GPU.
+    """
+    mbarrier.init(kv_full, count=1)
+    for each in gl.static_range(2):
+        mbarrier.init(q_full.index(each), count=1)
+        mbarrier.init(do_full.index(each), count=1)
+        mbarrier.init(dq_empty.index(each), count=1)
+    fence_async_shared()
 
 
 # One kernel for all lengths: compiling takes ten seconds.
@@ -631,14 +689,7 @@ def backward_kernel(
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    # Each of these is waited for: Triton gives the memory of one that is not to others, and such kernels hung now and
-    # then when several processes shared a GPU.
-    mbarrier.init(kv_full, count=1)
-    for each in gl.static_range(2):
-        mbarrier.init(q_full.index(each), count=1)
-        mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(dq_empty.index(each), count=1)
-    fence_async_shared()
+    set_up(kv_full, q_full, do_full, dq_empty)
     start = after_the_kernel_before(start)
     gl.warp_specialize([
         (consume_first, (

@@ -1,8 +1,8 @@
 """Named barriers of the hardware, and what else Gluon lacks.
 
-Triton gives the barriers below 8 to its own partitions. Forward: 9 to 11 are turns of the consumers (128 threads wait,
-128 arrive). Backward: 8 and 9 hand dQ on (a consumer's 128 threads and the adder's 32), 12 lets both consumers meet
-(256), and 10, 11, 13 and 14 free tiles (256 and the producer's 32).
+Triton has barriers 0 and 1, and those up to 4 for three partitions. Forward: 9 to 11 are turns of the consumers (128
+threads wait, 128 arrive). Backward: 5 to 8 are what a consumer tells the other (128 wait, 128 arrive), 9 and 10 hand dQ
+on (a consumer's 128 threads and the adder's 32), and 11 to 14 free tiles (256 and the producer's 32).
 """
 
 from __future__ import annotations

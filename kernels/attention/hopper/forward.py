@@ -457,16 +457,20 @@ def produce(
 
 
 @gluon.jit
-def set_up(q_full, q_empty, full, empty, CONSUMERS: gl.constexpr):
-    """Initialise the barriers. All consumers free a slot, one its own tile of queries."""
-    TILES_OF_QUERIES: gl.constexpr = q_full.shape[0]
-    STAGES: gl.constexpr = full.shape[0]
+def set_up(TILES_OF_QUERIES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """The barriers q_full, q_empty, full and empty. All consumers free a slot, one its own tile of queries."""
+    q_full = gl.allocate_shared_memory(gl.int64, [TILES_OF_QUERIES, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [TILES_OF_QUERIES, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for held in gl.static_range(TILES_OF_QUERIES):
         mbarrier.init(q_full.index(held), count=1)
         mbarrier.init(q_empty.index(held), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=CONSUMERS)
+    fence_async_shared()
+    return q_full, q_empty, full, empty
 
 
 # One kernel for all lengths: compiling takes ten seconds.
@@ -488,12 +492,7 @@ def forward_kernel(
     out_tiles = q_tiles
     if OWN_ROOM:
         out_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, M, D], out.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    set_up(q_full, q_empty, full, empty, CONSUMERS)
-    fence_async_shared()
+    q_full, q_empty, full, empty = set_up(Q_STAGES * CONSUMERS, STAGES, CONSUMERS)
     tiles = (queries + CONSUMERS * M - 1) // (CONSUMERS * M)
     if CONSUMERS == 2:
         gl.warp_specialize([

@@ -24,6 +24,8 @@ FP16 = {"cuda_graph": True, "precision": "fp16"}
         ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
         ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
         ({"fused": ["rope"], "device": "cpu"}, "fused", "leave it out, or choose device cuda"),
+        ({"optimizer": "triton_adamw", "device": "cpu"}, "optimizer", "choose adamw, or device cuda"),
+        ({**FP16, "optimizer": "triton_adamw"}, "optimizer", "only torch_fused_adamw can decide that on the GPU"),
         ({"fused": ["rope", "rms_norm", "rope"]}, "fused", "'rope' is there twice"),
         ({"fused": ["linear_cross_entropy"], "mode": "generate"}, "fused", "has no loss: leave linear_cross_entropy"),
         (
@@ -64,7 +66,7 @@ def test_titles_tell_what_is_done_to_the_model(fields: dict[str, Any], title: st
     assert BenchmarkSpec(**fields).title("context 256") == title
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "torch_adamw", "torch_fused_adamw"])
+@pytest.mark.parametrize("optimizer", ["adamw", "torch_adamw", "torch_fused_adamw", "triton_adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_every_optimizer_can_be_captured(optimizer: str, precision: str) -> None:
     spec = BenchmarkSpec(cuda_graph=True, precision=precision, optimizer=optimizer, compile=True)  # type: ignore[arg-type]
@@ -93,3 +95,15 @@ def test_fused_parts_need_a_gpu() -> None:
         DdpSpec(fused=["rope"])
     assert caught.value.errors()[0]["ctx"]["field"] == "fused"
     assert DdpSpec(fused=["rope"], backend="nccl").resources().device_type == "cuda"
+
+
+def test_the_optimizer_in_triton_needs_a_gpu() -> None:
+    chosen = {"optimizer": "triton_adamw"}
+    assert BenchmarkSpec(**chosen).resources().device_type == "cuda"
+    forward = BenchmarkSpec(**chosen, mode="forward", device="cpu")
+    assert forward.resources().device_type == "cpu", "it has no optimizer"
+    assert BenchmarkSpec(**chosen).case().key != BenchmarkSpec(optimizer="adamw").case().key
+    with pytest.raises(ValidationError, match="choose adamw, or backend nccl") as caught:
+        DdpSpec(**chosen, backend="gloo")
+    assert caught.value.errors()[0]["ctx"]["field"] == "optimizer"
+    assert DdpSpec(**chosen, backend="nccl").resources().device_type == "cuda"

@@ -67,7 +67,7 @@ def losses_one_by_one(step: ForwardStep, warmup_steps: int = 0) -> list[float]:
 
 @pytest.mark.parametrize("clip", [None, 0.01])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "torch_adamw", "torch_fused_adamw"])
+@pytest.mark.parametrize("optimizer", ["adamw", "torch_adamw", "torch_fused_adamw", "triton_adamw"])
 def test_training_as_a_graph_is_training(optimizer: str, precision: str, clip: float | None) -> None:
     graphed = losses_as_a_graph(train_step(model(), optimizer, precision, clip))
     eager = losses_one_by_one(train_step(model(), optimizer, precision, clip, capturable=False), WARMUP_STEPS)

@@ -1,13 +1,27 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
 
-from workers.model.optimizer import AdamW, clip_gradients, make_optimizer
+if not torch.cuda.is_available():  # before anything imports a kernel
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import parallel
+from workers.model.optimizer import AdamW, TritonAdamW, clip_gradients, make_optimizer
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
 
 HYPER_PARAMETERS: list[dict[str, Any]] = [
     {},
@@ -143,7 +157,7 @@ def test_clipping_without_gradients_is_nothing() -> None:
     assert clip_gradients([nn.Parameter(torch.zeros(2))], 1.0).item() == 0
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_optimizers_to_choose_from_do_the_same(device: str) -> None:
     models: list[Tensor] = []
     for name in ("adamw", "torch_adamw", "torch_fused_adamw"):
@@ -162,3 +176,119 @@ def test_frozen_parameters_are_left_out() -> None:
     assert len(make_optimizer("adamw", model).param_groups[0]["params"]) == 2
     with pytest.raises(ValueError, match="unknown optimizer 'sgd'; known are adamw"):
         make_optimizer("sgd", model)
+
+
+TRITON_DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+def trained(
+    make: Callable[..., Optimizer], device: str, dtype: torch.dtype, state: dict[str, Any] | None = None
+) -> tuple[nn.Module, Optimizer]:
+    """A model after three steps, with two groups and one parameter without gradients; the first steps' rates differ."""
+    model = model_with_gradients(1).to(device, dtype)
+    first, second = model[0], model[2]
+    groups = [{"params": first.parameters(), "lr": 0.5}, {"params": second.parameters(), "weight_decay": 0.9}]
+    optimizer = make(groups, lr=0.01)
+    if state is not None:
+        optimizer.load_state_dict(copy.deepcopy(state))
+    for step in range(3):
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(device, dtype)
+        second.bias.grad = None
+        assert optimizer.step() is None
+    return model, optimizer
+
+
+def fused(*args: Any, **options: Any) -> Optimizer:
+    return torch.optim.AdamW(*args, **options, fused=True)
+
+
+def assert_trained_alike(mine: tuple[nn.Module, Optimizer], theirs: tuple[nn.Module, Optimizer]) -> None:
+    for one, other in zip(mine[0].parameters(), theirs[0].parameters(), strict=True):
+        precision = {"rtol": 1e-5, "atol": 1e-6} if one.dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-9}
+        torch.testing.assert_close(one, other, **precision)
+        ours, torchs = mine[1].state.get(one, {}), theirs[1].state.get(other, {})
+        assert ours.keys() == torchs.keys()
+        for name, value in ours.items():
+            torch.testing.assert_close(value, torchs[name], **precision)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", TRITON_DEVICES)
+def test_triton_adamw_equals_torchs(device: str, dtype: torch.dtype) -> None:
+    mine, theirs = trained(TritonAdamW, device, dtype), trained(fused, device, dtype)
+    assert_trained_alike(mine, theirs)
+    assert "exp_avg" in mine[1].state[mine[0][0].weight]
+    # Each goes on from the other's state.
+    states = [optimizer.state_dict() for _, optimizer in (mine, theirs)]
+    ours, torchs = trained(TritonAdamW, device, dtype, states[1]), trained(fused, device, dtype, states[0])
+    assert_trained_alike(ours, torchs)
+    assert ours[1].state[ours[0][0].weight]["step"].item() == 6
+
+
+@needs_triton
+@pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize("make", [AdamW, torch.optim.AdamW])
+def test_triton_adamw_goes_on_from_a_count_on_the_host(make: type[Optimizer], device: str) -> None:
+    state = trained(make, device, torch.float32)[1].state_dict()
+    model, optimizer = trained(TritonAdamW, device, torch.float32, state)
+    step = optimizer.state[model[0].weight]["step"]
+    assert (step.item(), step.dtype, step.device.type) == (6, torch.float32, device)
+
+
+@needs_triton
+@pytest.mark.parametrize("device", TRITON_DEVICES)
+def test_triton_adamw_takes_a_rate_in_a_tensor_and_a_closure(device: str) -> None:
+    parameter = nn.Parameter(torch.tensor([3.0], device=device))
+    optimizer = make_optimizer("triton_adamw", nn.ParameterList([parameter]), torch.tensor(0.1), capturable=True)
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 9.0
+    torch.testing.assert_close(parameter.detach(), torch.tensor([2.9], device=device))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+@pytest.mark.parametrize("way", ["sharded optimizer", "fully sharded", "torch's"])
+def test_triton_adamw_divided(alone: None, way: str) -> None:
+    """Parameters that are moved into shared memory, are views of it, or are DTensors."""
+    plain, divided = model_with_gradients(0).float(), model_with_gradients(0).float()
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    if way == "fully sharded":
+        divided = parallel.FullyShardedDataParallel(divided)
+        mine: Optimizer = TritonAdamW(divided.parameters(), lr=0.1)
+    elif way == "torch's":
+        fully_shard(divided, mesh=init_device_mesh("cpu", (1,)))
+        mine = TritonAdamW(divided.parameters(), lr=0.1)
+    else:
+        mine = parallel.ShardedOptimizer(divided.parameters(), TritonAdamW, lr=0.1)
+    for step in range(3):
+        inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+        for model, optimizer in ((plain, theirs), (divided, mine)):
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            if isinstance(model, parallel.FullyShardedDataParallel):
+                model.finish_gradient_synchronization()
+            optimizer.step()
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(9))
+    torch.testing.assert_close(divided(inputs), plain(inputs), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,156 @@
+"""AdamW's update (Loshchilov & Hutter, 2019, algorithm 2) in Triton, with one launch for each parameter.
+
+An update reads the parameter, its gradient and both moments once, and writes all but the gradient once. It computes in
+float32. Launches of different parameters are independent, so where the device can, a launch's first programs already
+run while the last ones of the launch before it end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.attention.triton.inputs import capability
+from kernels.interpreted import patch_interpreter
+from kernels.launching import Address, Launch
+from kernels.rows import check_device
+
+patch_interpreter()
+
+TILE = 1024
+"""Elements of a program."""
+WARPS = 4
+"""Warps of a program: a thread has 16 bytes of each tensor in half precision, and 32 in float32."""
+LAUNCHES = 256
+"""Launches that are kept, for parameters of different sizes, dtypes or hyper-parameters."""
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+@torch.no_grad()
+def adamw(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """Update parameters and their moments in place, as torch.optim.AdamW does.
+
+    The host does not wait for the device, and a CUDA graph can capture the call. Tensors that are not contiguous are
+    copied, which costs time; those that are not a multiple of 16 elements long take more time, too.
+
+    Args:
+        parameters: Any shapes, in float32, bfloat16 or float16, on one CUDA device.
+        gradients: One for each parameter, of its shape and of one of these dtypes.
+        exp_avgs: The first moments, like the gradients.
+        exp_avg_sqs: The second moments, like the gradients.
+        steps: The number of this step, from 1 on, for each parameter: tensors without axes on the device.
+        lr: Learning rate, a tensor without axes on the device.
+        betas: Decay rates of the two moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Decay per unit of learning rate.
+
+    Raises:
+        ValueError: dtypes, devices or shapes are others.
+    """
+    if not parameters:
+        return
+    everything = list(zip(parameters, exp_avgs, exp_avg_sqs, gradients, steps, strict=True))
+    _check(everything, lr)
+    overlap = False
+    with torch.cuda.device_of(lr):  # type: ignore[no-untyped-call]
+        for *tensors, step in everything:
+            if not tensors[0].numel():
+                continue
+            arguments = [*(tensor.contiguous() for tensor in tensors), step, lr]
+            copied = [pair for pair in zip(tensors, arguments, strict=False) if pair[0] is not pair[1]]
+            launch = _launch(
+                tensors[0].numel(), tuple([argument.dtype for argument in arguments]), lr.device,
+                betas, eps, weight_decay, overlap and not copied,
+            )  # fmt: skip
+            launch(arguments)
+            overlap = True
+            for tensor, copy in copied:
+                if tensor is not tensors[3]:
+                    tensor.copy_(copy)
+    torch.autograd.graph.increment_version([*parameters, *exp_avgs, *exp_avg_sqs])
+
+
+def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor) -> None:
+    """Check devices and shapes: a kernel would write outside of other tensors."""
+    check_device(lr)
+    if len(devices := {lr.device, *(tensor.device for tensors in everything for tensor in tensors)}) > 1:
+        raise ValueError(f"expected tensors on one device, not on {', '.join(sorted(map(str, devices)))}")
+    for *tensors, step in everything:
+        shape = tensors[0].shape
+        if any(tensor.shape != shape for tensor in tensors) or step.numel() != 1:
+            raise ValueError(f"expected four tensors of one shape and a step, not {[tuple(t.shape) for t in tensors]}")
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _launch(
+    numel: int, dtypes: tuple[torch.dtype, ...], device: torch.device, betas: tuple[float, float], eps: float,
+    weight_decay: float, overlap: bool,
+) -> Launch:  # fmt: skip
+    """Return the launch for one parameter, with the dtypes of the kernel's first six arguments. It keeps the kernel
+    that was compiled for them and loaded on the device."""
+    if not DTYPES.issuperset(dtypes[:4]):
+        raise ValueError(f"expected float32, bfloat16 or float16, not {', '.join(map(str, dtypes[:4]))}")
+    # Differences from 1 and logarithms of float32 numbers would have errors of 10⁻⁵.
+    decays = [(beta, 1 - beta, math.log(beta) if beta else -math.inf) for beta in betas]
+    ahead = capability(device) >= (9, 0)
+    overlap = overlap and ahead
+    return Launch(
+        fused_adamw_kernel,
+        triton.cdiv(numel, TILE),
+        (*map(Address, range(6)), numel, *decays[0], *decays[1], eps, weight_decay),
+        {"TILE": TILE, "AHEAD": ahead, "OVERLAP": overlap, "num_warps": WARPS, "launch_pdl": overlap},
+    )
+
+
+@triton.jit
+def fused_adamw_kernel(
+    parameter, exp_avg, exp_avg_sq, gradient, step, lr, numel,
+    beta1, beta1_rest, beta1_log, beta2, beta2_rest, beta2_log, eps, weight_decay,
+    TILE: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Update one tile.
+
+    If AHEAD, the next launch may start when all programs of this one have started. If OVERLAP, this is a launch that
+    started so; the one before it updates another parameter.
+    """
+    if AHEAD:
+        gdc_launch_dependents()
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = place < numel
+    g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+    p = tl.load(parameter + place, mask=inside, other=0.0).to(tl.float32)
+    m = tl.load(exp_avg + place, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(exp_avg_sq + place, mask=inside, other=0.0).to(tl.float32)
+    rate = tl.load(lr).to(tl.float32)
+    count = tl.load(step).to(tl.float32)
+    # 1 - beta ** step, in float64: it is near 0 at first.
+    correction1 = (1 - tl.exp((count * beta1_log).to(tl.float64))).to(tl.float32)
+    correction2 = (1 - tl.exp((count * beta2_log).to(tl.float64))).to(tl.float32)
+    unbiased = 1 / tl.sqrt(correction2)
+    p -= rate * weight_decay * p
+    m = beta1 * m + beta1_rest * g
+    v = beta2 * v + beta2_rest * g * g
+    p -= rate / correction1 * m / (tl.sqrt(v) * unbiased + eps)
+    tl.store(parameter + place, p.to(parameter.dtype.element_ty), mask=inside)
+    tl.store(exp_avg + place, m.to(exp_avg.dtype.element_ty), mask=inside)
+    tl.store(exp_avg_sq + place, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
+    if OVERLAP:
+        gdc_wait()  # This launch ends after the one before it, so what waits for this one waits for both.
