@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -49,48 +49,7 @@ from parallel.collectives import (
     strides_of,
     view_like,
 )
-
-
-class StepCheck:
-    """Refuses a forward pass after an optimizer has stepped with gradients that are not yet averaged.
-
-    Several backward passes may come before one synchronization, so the sign of a step is that parameters have changed
-    between two forward passes. torch counts changes in place, but neither those of `.data` nor those by fused
-    optimizers: these are not noticed.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._versions: list[int] | None = None
-        """The parameters' versions after the last forward pass; None: none since the last synchronization."""
-        self._arrivals = 0
-        """Gradients that had arrived before the first forward pass since then: those of parameters alone."""
-
-    def finished(self) -> None:
-        """Note that all gradients are averages."""
-        self._versions = None
-
-    def before_forward(self, arrivals: int) -> None:
-        """Check, given the number of gradients that have arrived outside `no_sync` since the last synchronization.
-
-        Raises:
-            RuntimeError: parameters have changed since gradients arrived.
-        """
-        if torch.compiler.is_compiling():
-            return
-        if self._versions is None:
-            self._arrivals = arrivals
-        elif arrivals > self._arrivals and self._versions != [parameter._version for parameter in self._parameters]:
-            raise RuntimeError(
-                "parameters have changed since a backward pass whose gradients are not yet averaged: call "
-                "finish_gradient_synchronization() after backward() and before the optimizer's step, also if you drop "
-                "the gradients"
-            )
-
-    def after_forward(self) -> None:
-        """Note the parameters' versions, which the pass itself may have changed."""
-        if not torch.compiler.is_compiling():
-            self._versions = [parameter._version for parameter in self._parameters]
+from parallel.step_check import check_steps_of
 
 
 class DataParallel(nn.Module):
@@ -98,9 +57,8 @@ class DataParallel(nn.Module):
 
     Parameters that are frozen at construction are broadcast but never averaged. Buffers are broadcast at construction
     only. Gradients must be dense. Outside `no_sync` all ranks must run equally many backward passes per step: the
-    wrappers that overlap would average gradients of different steps, without an error. A forward pass after the
-    optimizer has stepped with gradients that are not yet averaged raises a RuntimeError; StepCheck says which steps are
-    not noticed.
+    wrappers that overlap would average gradients of different steps, without an error. A step of a torch optimizer with
+    gradients that are not averaged yet raises a RuntimeError.
 
     Args:
         module: The model, on its device, the same on every rank. All ranks get the first rank's values.
@@ -130,14 +88,14 @@ class DataParallel(nn.Module):
         # named_parameters() names a tied parameter once.
         self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.synchronizes = True
-        self._step_check = StepCheck(list(self.trainable.values()))
+        self._ran = False
+        """Whether a forward pass has run since the last synchronization. Without one, gradients can only be of a penalty
+        of the parameters, which is the same on all ranks."""
+        check_steps_of(self)
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        if self.synchronizes:
-            self._step_check.before_forward(self._arrivals())
-        outputs = self.module(*inputs, **named_inputs)
-        self._step_check.after_forward()
-        return outputs
+        self._ran = True
+        return self.module(*inputs, **named_inputs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -162,13 +120,20 @@ class DataParallel(nn.Module):
         if self.synchronizes and self.trainable:
             with torch.no_grad():
                 self._finish()
-            self._step_check.finished()
+            self._ran = False
 
     def _finish(self) -> None:
         raise NotImplementedError
 
-    def _arrivals(self) -> int:
-        """Return the number of gradients that have arrived outside `no_sync` since the last synchronization."""
+    def has_unfinished_gradients(self) -> bool:
+        """Return True if gradients have come outside `no_sync` since the last synchronization."""
+        return self.synchronizes and self._ran and self._any_arrived()
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """Return the parameters that are averaged."""
+        return self.trainable.values()
+
+    def _any_arrived(self) -> bool:
         raise NotImplementedError
 
     @functools.cached_property
@@ -222,8 +187,8 @@ class AfterBackward(DataParallel):
 
     no_sync.__doc__ = DataParallel.no_sync.__doc__
 
-    def _arrivals(self) -> int:
-        return len(self._arrived)
+    def _any_arrived(self) -> bool:
+        return bool(self._arrived)
 
 
 class NaiveDataParallel(AfterBackward):
@@ -482,8 +447,8 @@ class OverlappingDataParallel(DataParallel):
 
     no_sync.__doc__ = DataParallel.no_sync.__doc__
 
-    def _arrivals(self) -> int:
-        return sum(len(bucket.arrived) for bucket in self.buckets)
+    def _any_arrived(self) -> bool:
+        return any(bucket.arrived for bucket in self.buckets)
 
     def send_full_buckets(self) -> None:
         """Send the buckets that are full, in order, up to the first one that is not."""

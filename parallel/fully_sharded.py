@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ from parallel.collectives import (
     start_together,
     strides_of,
 )
-from parallel.data_parallel import StepCheck, dense_gradient
+from parallel.data_parallel import dense_gradient
 from parallel.meta import children_first, materialise, reset_parameters
 from parallel.sharded_gradient import ShardedPart
 from parallel.sharded_state import (
@@ -59,6 +59,7 @@ from parallel.sharded_state import (
     is_first,
     load_full_optimizer_state,
 )
+from parallel.step_check import check_steps_of
 
 Owner = tuple[nn.Module, str]
 """A module that uses a parameter, and the parameter's name in the module."""
@@ -207,9 +208,8 @@ class FullyShardedDataParallel(nn.Module):
     norms over all of it, does not work on parts. Gradients are ShardedGradient, whose norms are those of all parts.
     All ranks must run the same units in the same order, in equally many passes; within a unit they may use different
     parameters. Freeze parameters before they are wrapped: a forward pass after one was frozen or unfrozen raises an
-    error, and so does one after the optimizer has stepped with gradients that are not yet averaged; StepCheck says
-    which steps are not noticed. torch.compile may be applied to a unit's `forward`, inside its hooks, but neither to
-    the unit nor to the model.
+    error, and so does a step of a torch optimizer with gradients that are not averaged yet. torch.compile may be
+    applied to a unit's `forward`, inside its hooks, but neither to the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
     step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
@@ -279,7 +279,6 @@ class FullyShardedDataParallel(nn.Module):
         """Parameters that every rank keeps whole and computes with directly."""
         self._trained = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
         """Whether each parameter needed a gradient when the model was wrapped."""
-        self._step_check = StepCheck([parameter for _, parameter, trained in self._trained if trained])
         self.inside: ShardedUnit | None = None
         """In a watched forward pass: the unit that runs, or that has failed."""
         self._watched: set[tuple[bool, bool]] = set()
@@ -301,15 +300,17 @@ class FullyShardedDataParallel(nn.Module):
         nodes reference each other, so that they and the unit would never be freed."""
         weakref.finalize(self, _remove_all, self._watches)
         self._attach()
+        check_steps_of(self)
+
+    def has_unfinished_gradients(self) -> bool:
+        """Return True if gradients have come outside `no_sync` since the last synchronization."""
+        return self.synchronizes and any(unit.reduced for unit in self.units)
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """Return the parameters that need a gradient."""
+        return (parameter for _, parameter, trained in self._trained if trained)
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        if self.synchronizes:
-            self._step_check.before_forward(sum(unit.reduced for unit in self.units))
-        outputs = self._watched_forward(*inputs, **named_inputs)
-        self._step_check.after_forward()
-        return outputs
-
-    def _watched_forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         kind = (self.training, torch.is_grad_enabled())
         # A rank alone has no parts to watch for, and no unit would pause the mode, which the compiler would see.
         if kind in self._watched or not any(unit.held for unit in self.units):
@@ -647,7 +648,6 @@ class FullyShardedDataParallel(nn.Module):
         """
         if self.synchronizes:
             self._complete_reduction()
-            self._step_check.finished()
         else:
             for unit in self.units:
                 self._hold(unit)
