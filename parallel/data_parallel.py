@@ -89,8 +89,8 @@ class DataParallel(nn.Module):
         self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.synchronizes = True
         self._ran = False
-        """Whether a forward pass has run since the last synchronization. Without one, gradients can only be of a penalty
-        of the parameters, which is the same on all ranks."""
+        """Whether a forward pass has run since the last synchronization. Without one, gradients can only be of a
+        penalty of the parameters, which is the same on all ranks."""
         check_steps_of(self)
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
