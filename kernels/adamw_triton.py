@@ -52,11 +52,13 @@ def adamw(
     copied, which costs time; those that are not a multiple of 16 elements long take more time, too.
 
     Args:
-        parameters: Any shapes, in float32, bfloat16 or float16, on one CUDA device.
+        parameters: Any shapes, in float32, bfloat16 or float16, on one CUDA device. Updates of different parameters
+            overlap, so they share no elements.
         gradients: One for each parameter, of its shape and of one of these dtypes.
         exp_avgs: The first moments, like the gradients.
         exp_avg_sqs: The second moments, like the gradients.
-        steps: The number of this step, from 1 on, for each parameter: tensors without axes on the device.
+        steps: The number of steps before this one, for each parameter: tensors without axes on the device. They are
+            not changed.
         lr: Learning rate, a tensor without axes on the device.
         betas: Decay rates of the two moments.
         eps: Added to the square root of the second moment.
@@ -140,7 +142,7 @@ def fused_adamw_kernel(
     m = tl.load(exp_avg + place, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(exp_avg_sq + place, mask=inside, other=0.0).to(tl.float32)
     rate = tl.load(lr).to(tl.float32)
-    count = tl.load(step).to(tl.float32)
+    count = tl.load(step).to(tl.float32) + 1
     # 1 - beta ** step, in float64: it is near 0 at first.
     correction1 = (1 - tl.exp((count * beta1_log).to(tl.float64))).to(tl.float32)
     correction2 = (1 - tl.exp((count * beta2_log).to(tl.float64))).to(tl.float32)

@@ -95,6 +95,7 @@ def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tenso
     tile_rows, columns, warps = _tile(rows, "backward")
     programs = _programs(triton.cdiv(len(rows), tile_rows), warps, x.device)
     partial = x.new_empty((programs, len(weight)), dtype=wide_dtype(x, weight))
+    dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     staged = tile_rows * columns * (x.itemsize + gradient.itemsize) <= MAX_STAGED_BYTES
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _rms_norm_backward_kernel[(programs,)](
@@ -102,18 +103,11 @@ def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tenso
             WIDE=wide(x, weight), ROWS=tile_rows, COLUMNS=columns,
             STAGES=STAGES if staged else 1, num_warps=warps,
         )  # fmt: skip
-    return dx, _add_up(partial, weight.dtype)
-
-
-def _add_up(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of the rows, in 4 µs less than torch's sum and cast take."""
-    rows, columns = partial.shape
-    out = partial.new_empty(columns, dtype=dtype)
-    with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
-        _add_up_kernel[(triton.cdiv(columns, SUM_COLUMNS),)](
-            partial, out, rows, columns, ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS, num_warps=4
+        # In 4 µs less than torch's sum and cast take.
+        _add_up_kernel[(triton.cdiv(len(weight), SUM_COLUMNS),)](
+            partial, dweight, *partial.shape, ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS, num_warps=4
         )
-    return out
+    return dx, dweight
 
 
 @_rms_norm_backward.register_fake

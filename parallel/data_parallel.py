@@ -89,12 +89,12 @@ class DataParallel(nn.Module):
         self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.synchronizes = True
         self._ran = False
-        """Whether a forward pass has run since the last synchronization. Without one, gradients can only be of a
-        penalty of the parameters, which is the same on all ranks."""
+        """Whether a forward pass that builds a graph has run since the last synchronization. Without one, gradients can
+        only be of a penalty of the parameters, which is the same on all ranks."""
         check_steps_of(self)
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        self._ran = True
+        self._ran = self._ran or torch.is_grad_enabled()
         return self.module(*inputs, **named_inputs)
 
     @contextmanager
@@ -171,24 +171,20 @@ class AfterBackward(DataParallel):
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(module, process_group, reduce_dtype=reduce_dtype)
-        self._arrived: list[Tensor] = []
+        self._arrived = False
+        wrapper = weakref.ref(self)
+
+        def note(_: Tensor) -> None:
+            this = wrapper()
+            if this is not None and this.synchronizes:
+                this._arrived = True
+
         for parameter in self.trainable.values():
-            hook = parameter.register_post_accumulate_grad_hook(self._arrived.append)  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
             weakref.finalize(self, hook.remove)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        before = len(self._arrived)
-        try:
-            with super().no_sync():
-                yield
-        finally:
-            del self._arrived[before:]
-
-    no_sync.__doc__ = DataParallel.no_sync.__doc__
-
     def _any_arrived(self) -> bool:
-        return bool(self._arrived)
+        return self._arrived
 
 
 class NaiveDataParallel(AfterBackward):
@@ -199,7 +195,7 @@ class NaiveDataParallel(AfterBackward):
     """
 
     def _finish(self) -> None:
-        self._arrived.clear()
+        self._arrived = False
         usage = self._usage()
         for index, (name, parameter) in enumerate(self.trainable.items()):
             gradient = dense_gradient(name, parameter)
@@ -222,7 +218,7 @@ class FlatDataParallel(AfterBackward):
     """
 
     def _finish(self) -> None:
-        self._arrived.clear()
+        self._arrived = False
         usage = self._usage()
         kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, str, nn.Parameter]]] = {}
         for index, (name, parameter) in enumerate(self.trainable.items()):

@@ -287,7 +287,7 @@ class FullyShardedDataParallel(nn.Module):
         """The units in the order in which they ran in the last forward pass."""
         self._previous_order: list[ShardedUnit] = []
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
-        self.synchronizes = True
+        self.synchronizes, self._unfinished = True, False
         self.reads_parts = False
         """Whether `state_dict` of the module gives parts, as it does to this wrapper only."""
         self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
@@ -304,7 +304,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def has_unfinished_gradients(self) -> bool:
         """Return True if gradients have come outside `no_sync` since the last synchronization."""
-        return self.synchronizes and any(unit.reduced for unit in self.units)
+        return self.synchronizes and self._unfinished
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters that need a gradient."""
@@ -577,6 +577,7 @@ class FullyShardedDataParallel(nn.Module):
     def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
         unit.reduced = True
+        self._unfinished = True
         starts: list[Callable[[], Any]] = []
         results, keep = [], []
         for parameter in unit.sharded:
@@ -648,6 +649,7 @@ class FullyShardedDataParallel(nn.Module):
         """
         if self.synchronizes:
             self._complete_reduction()
+            self._unfinished = False
         else:
             for unit in self.units:
                 self._hold(unit)
@@ -835,12 +837,12 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
 def _refuse_unsuited(module: nn.Module, compute_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
     check_dtype("compute_dtype", compute_dtype)
     check_dtype("reduce_dtype", reduce_dtype)
-    if hasattr(module, "_orig_mod"):
-        raise TypeError(
-            "a compiled module cannot be sharded, since its units' hooks swap parameters: wrap the module itself, and "
-            "compile what its blocks call, block.forward = torch.compile(block.forward)"
-        )
     for name, child in module.named_modules():
+        if hasattr(child, "_orig_mod"):
+            raise TypeError(
+                f"{name or 'the module'} is compiled, and units' hooks swap parameters: wrap the module itself, and "
+                "compile what its blocks call, block.forward = torch.compile(block.forward)"
+            )
         if isinstance(child, FullyShardedDataParallel):
             raise TypeError(
                 f"{name or 'the module'} is a FullyShardedDataParallel already: wrap the whole model once, whose "

@@ -40,7 +40,7 @@ def _register() -> None:
 def _check(optimizer: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    for wrapper in _wrappers:
+    for wrapper in list(_wrappers):
         if wrapper.has_unfinished_gradients():
             stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if not stepped.isdisjoint(map(id, wrapper.trained_parameters())):

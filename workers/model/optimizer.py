@@ -66,41 +66,44 @@ class AdamW(Optimizer):
 
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
-            assert parameter.grad is not None
-            self._update_one(parameter, parameter.grad, group)
-
-    def _update_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if not state:
-            # In float64: 1 - beta2 ** step is near 0 at first.
-            counter = torch.zeros((), dtype=torch.float64, device=parameter.device) if group["capturable"] else 0
-            state["step"] = counter
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += 1
-        beta1, beta2 = group["betas"]
-        first, second = state["exp_avg"], state["exp_avg_sq"]
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        first.mul_(beta1).add_(gradient, alpha=1 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        # Bias corrections: both moments start at zero and are too small at first.
-        step_size = group["lr"] / (1 - beta1 ** state["step"])
-        denominator = second.sqrt().div_((1 - beta2 ** state["step"]) ** 0.5).add_(group["eps"])
-        if group["capturable"]:
-            parameter.sub_(first.div(denominator).mul_(step_size))
-        else:
-            parameter.addcdiv_(first, denominator, value=-step_size)
+            gradient = parameter.grad
+            assert gradient is not None
+            state = self.state[parameter]
+            if not state:
+                # In float64: 1 - beta2 ** step is near 0 at first.
+                counter = torch.zeros((), dtype=torch.float64, device=parameter.device) if group["capturable"] else 0
+                state["step"] = counter
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["step"] += 1
+            beta1, beta2 = group["betas"]
+            first, second = state["exp_avg"], state["exp_avg_sq"]
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            # Bias corrections: both moments start at zero and are too small at first.
+            step_size = group["lr"] / (1 - beta1 ** state["step"])
+            denominator = second.sqrt().div_((1 - beta2 ** state["step"]) ** 0.5).add_(group["eps"])
+            if group["capturable"]:
+                parameter.sub_(first.div(denominator).mul_(step_size))
+            else:
+                parameter.addcdiv_(first, denominator, value=-step_size)
 
 
 class TritonAdamW(AdamW):
     """AdamW whose update is one pass of a Triton kernel over each parameter: `kernels.adamw`.
 
-    State as of torch's AdamW with `fused` or `capturable`: two moments of a parameter's shape, and the step's number, a
-    float32 tensor on the device; so a CUDA graph can always capture a step. Parameters may be DTensors.
+    State as of torch's AdamW with `fused`: two moments of a parameter's shape, and the step's number, a float32 tensor
+    on the device. A CUDA graph can capture a step, with the learning rate in a tensor. Parameters may be DTensors.
 
     Raises:
         ValueError: as AdamW; at a step, parameters are not in float32, bfloat16 or float16 on a CUDA device.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for group in (self.defaults, *self.param_groups):
+            group["fused"] = True  # for torch's AdamW that loads this state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class, or of another AdamW without `amsgrad`, which may count elsewhere."""
@@ -120,7 +123,6 @@ class TritonAdamW(AdamW):
                 }
         states = [self.state[parameter] for parameter in parameters]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
         lr, device = group["lr"], parameters[0].device
         kernels.adamw(
             [_local(parameter) for parameter in parameters],
@@ -133,6 +135,7 @@ class TritonAdamW(AdamW):
             eps=group["eps"],
             weight_decay=group["weight_decay"],
         )
+        torch._foreach_add_(steps, 1)
 
 
 def _local(tensor: Any) -> Any:

@@ -67,14 +67,15 @@ def needs_mask(index, free, bound, CAUSAL: gl.constexpr):
 def hide(p, first_key, first_query, queries, keys, band, CAUSAL: gl.constexpr):
     """Weights (keys × queries), 0 where a query does not see a key."""
     rows = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
-    visible = (rows < keys)[:, None]
     columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
     if CAUSAL is None:
         low, high = span(rows, keys, queries, band)
         high = gl.where(rows < keys, high, 0)
         visible = between(columns[None, :], low[:, None], high[:, None])
-    elif CAUSAL:
-        visible = visible & (rows[:, None] <= columns[None, :])
+    else:
+        visible = (rows < keys)[:, None]
+        if CAUSAL:
+            visible = visible & (rows[:, None] <= columns[None, :])
     return gl.where(visible, p, 0.0)
 
 

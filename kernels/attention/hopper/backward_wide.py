@@ -459,12 +459,12 @@ def wide_queries_kernel(
         (consume_first_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
             start, batch, head, plane, queries, keys, band, padded, scale, root,
-        M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+            M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
         (consume_second_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
             start, batch, head, plane, queries, keys, band, padded, scale, root,
-        M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
+            M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
         (produce_keys, (
             q, k, v, do, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,

@@ -63,7 +63,7 @@ head dimensions 64 to 256: the chosen order takes 1 % longer than the fastest on
 with the kernels of commit c165c5a7, as were `LONG` and `SHORT`.
 """
 LONG = 8192
-"""Queries from which on three consumers are faster than two at width 64."""
+"""Queries from which on three consumers are faster than two at width 64, with a plain mask."""
 SHORT = 1024
 """Queries up to which smaller tiles are faster in the backward pass at width 64."""
 
@@ -125,7 +125,7 @@ class KernelChoice:
 
     forward: Forward
     forward_long: Forward
-    """From `LONG` queries on."""
+    """From `LONG` queries on, with a plain mask."""
     backward: Backward | TwoPasses
     backward_short: Backward | TwoPasses
     """Up to `SHORT` queries."""

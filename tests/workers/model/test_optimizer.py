@@ -230,6 +230,7 @@ def test_triton_adamw_equals_torchs(device: str, dtype: torch.dtype) -> None:
     ours, torchs = trained(TritonAdamW, device, dtype, states[1]), trained(fused, device, dtype, states[0])
     assert_trained_alike(ours, torchs)
     assert ours[1].state[ours[0][0].weight]["step"].item() == 6
+    assert all(group["fused"] for group in torchs[1].param_groups), "torch's goes on fused"
 
 
 @needs_triton
