@@ -58,6 +58,16 @@ def query_tiles(start, queries, keys, band, M: gl.constexpr, N: gl.constexpr, CA
 
 
 @gluon.jit
+def next_tile(index, head, first, end):
+    """(index, head) of the tile of queries that follows: the next one of the head, or the next head's first."""
+    index += 1
+    if index == end:
+        index = first
+        head += 1
+    return index, head
+
+
+@gluon.jit
 def needs_mask(index, free, bound, CAUSAL: gl.constexpr):
     """Whether a tile of queries does; see `query_tiles`."""
     return (index < free) | (index >= bound) if CAUSAL is None else index < free
@@ -550,10 +560,7 @@ def produce(
         mbarrier.expect(full, do.block_type.nbytes + numbers.block_type.nbytes)
         tma.async_copy_global_to_shared(do, [batch, head, index * M, 0], full, do_tiles.index(stage))
         tma.async_copy_global_to_shared(numbers, [1, row], full, number_tiles.index(stage * 2 + 1))
-        index += 1
-        if index == end:
-            index = first
-            head += 1
+        index, head = next_tile(index, head, first, end)
     for count in range(gl.maximum(total - 2, 0), total):  # a program leaves no barrier half full
         token = await_free_gradients(token, count % 2)
         token = await_free_queries(token, count % 2)
@@ -579,10 +586,7 @@ def add_up(
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(0), count=1)
         mbarrier.arrive(dq_empty.index(1), count=1)
-        index += 1
-        if index == end:
-            index = first
-            head += 1
+        index, head = next_tile(index, head, first, end)
 
 
 @gluon.jit
@@ -607,10 +611,7 @@ def add_up_narrow(
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(0), count=1)
         mbarrier.arrive(dq_empty.index(1), count=1)
-        index += 1
-        if index == end:
-            index = first
-            head += 1
+        index, head = next_tile(index, head, first, end)
 
 
 @gluon.jit

@@ -123,9 +123,8 @@ def test_adamw_resumes_from_its_state() -> None:
     assert_same(straight, resumed)
 
 
-def test_adamw_returns_the_closures_loss() -> None:
-    parameter = nn.Parameter(torch.tensor([3.0]))
-    optimizer = AdamW([parameter], lr=0.1, weight_decay=0)
+def square_of(parameter: Tensor, optimizer: Optimizer) -> Callable[[], float]:
+    """A closure whose loss is the parameter's square."""
 
     def closure() -> float:
         optimizer.zero_grad()
@@ -133,7 +132,13 @@ def test_adamw_returns_the_closures_loss() -> None:
         loss.backward()
         return loss.item()
 
-    assert optimizer.step(closure) == 9.0
+    return closure
+
+
+def test_adamw_returns_the_closures_loss() -> None:
+    parameter = nn.Parameter(torch.tensor([3.0]))
+    optimizer = AdamW([parameter], lr=0.1, weight_decay=0)
+    assert optimizer.step(square_of(parameter, optimizer)) == 9.0
     torch.testing.assert_close(parameter.detach(), torch.tensor([2.9]))  # the first step has the size of lr
 
 
@@ -249,14 +254,7 @@ def test_triton_adamw_takes_a_rate_in_a_tensor_and_a_closure(device: str) -> Non
     parameter = nn.Parameter(torch.tensor([3.0], device=device))
     optimizer = make_optimizer("triton_adamw", nn.ParameterList([parameter]), torch.tensor(0.1), capturable=True)
     optimizer.param_groups[0]["weight_decay"] = 0.0
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = parameter.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 9.0
+    assert optimizer.step(square_of(parameter, optimizer)) == 9.0
     torch.testing.assert_close(parameter.detach(), torch.tensor([2.9], device=device))
 
 
