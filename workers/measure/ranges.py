@@ -49,8 +49,8 @@ class Ranges:
 def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool = False) -> Iterator[None]:
     """Name the work of the context, and in it that of each of the model's layers (`layers.0`, …) and norms (`norm`).
 
-    A layer that is compiled by itself is named from outside, and its norms are not named: a hook inside would make the
-    compiler compile it again.
+    A layer that is compiled by itself, with its hooks or only its `forward`, is named from outside, and its norms are
+    not named: a hook inside would make the compiler compile it again.
 
     Args:
         model: The model under test.
@@ -62,11 +62,10 @@ def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool 
         layers = {} if compiled else dict(enumerate(getattr(model, attribute, ())))
         inside_compiled: set[nn.Module] = set(model.modules()) if compiled else set()
         for index, layer in layers.items():
-            if getattr(layer, "_compiled_call_impl", None) is not None:
-                undo.callback(_wrap_compiled(layer, f"{attribute}.{index}"))
+            compiled_with_hooks = getattr(layer, "_compiled_call_impl", None) is not None
+            undo.callback((_wrap_compiled if compiled_with_hooks else _hook)(layer, f"{attribute}.{index}"))
+            if compiled_with_hooks or hasattr(layer.forward, "_torchdynamo_orig_callable"):
                 inside_compiled |= set(layer.modules())
-            else:
-                undo.callback(_hook(layer, f"{attribute}.{index}"))
         for module in model.modules():
             if type(module).__name__.endswith("Norm") and module not in inside_compiled:
                 undo.callback(_hook(module, NORM))

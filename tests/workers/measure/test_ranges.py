@@ -77,7 +77,8 @@ def test_a_layer_that_fails_leaves_no_range_open() -> None:
         assert names(lambda: model(torch.ones(3))) == ["layers.0", "norm", "layers.1", "norm", "norm"]
 
 
-def test_a_compiled_layer_is_named_from_outside() -> None:
+@pytest.mark.parametrize("inside_hooks", [False, True])
+def test_a_compiled_layer_is_named_from_outside(inside_hooks: bool) -> None:
     model, x = Model(), torch.ones(3)
     graphs = []
 
@@ -87,7 +88,12 @@ def test_a_compiled_layer_is_named_from_outside() -> None:
 
     torch._dynamo.reset()
     for layer in model.layers:
-        layer.compile(backend=backend)
+        # The compiler looks at a module's hooks if it has some, such as those of sharding.
+        layer.norm.register_forward_pre_hook(lambda *_: None)
+        if inside_hooks:
+            layer.forward = torch.compile(layer.forward, backend=backend)
+        else:
+            layer.compile(backend=backend)
     model(x)
     compiled = len(graphs)
     with named_layers(model):
