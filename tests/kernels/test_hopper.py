@@ -395,7 +395,7 @@ def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
 def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches name every argument of their kernels, and tiles fit the buffers."""
     names = [name for name, _ in tune.candidates(width)]
-    assert len(set(names)) == len(names) > 1
+    assert len(set(names)) == len(names)
     for _, choice in tune.candidates(width):
         monkeypatch.setitem(hopper.CHOICES, width, choice)
         for length in (100, 1300, 9000):
@@ -451,7 +451,7 @@ def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(
     padded = -(-length // hopper.ROW_TILE) * hopper.ROW_TILE
     assert launches.size == (2 + columns) * 2 * 3 * padded
     assert launches.rows._options["SUM"] == launches.queries._options["SUM"] == columns
-    assert launches.keys._options["HALVES"] == (halves and length > hopper.SHORT)
+    assert launches.keys._options["HALVES"] == halves
     assert launches.keys._options["NARROW"] == (columns == 80)
     named = dict(zip(launches.keys._kernel.arg_names, launches.keys._in_order(), strict=True))
     first, second = named["dq_sum"], named["dq_rest"]

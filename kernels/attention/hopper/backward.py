@@ -615,19 +615,6 @@ def add_up_narrow(
 
 
 @gluon.jit
-def place(tiles, LONGEST_FIRST: gl.constexpr):
-    """(tile of keys, plane) of this program: head by head, or the first tiles of all heads first."""
-    program = gl.program_id(0)
-    tile = program % tiles
-    plane = program // tiles
-    if LONGEST_FIRST:
-        planes = gl.num_programs(0) // tiles
-        tile = program // planes
-        plane = program % planes
-    return tile, plane
-
-
-@gluon.jit
 def allocate_dq(dq_sum, dq_rest, NARROW: gl.constexpr):
     """Shared memory for both consumers' parts of dQ: one array of two, or two arrays of unequal width."""
     dq_tiles = gl.allocate_shared_memory(
@@ -660,7 +647,7 @@ def backward_kernel(
     q, k, v, do, numbers, dq_sum, dq_rest, dk_out, dv_out,
     heads, key_heads, group, queries, keys, padded, scale, root, lower, upper, bounds,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
+    REST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum`: (batch, heads, padded, D) numbers, each 64
     rows in the order of `by_thread`, seen as lines of 256.
@@ -674,8 +661,8 @@ def backward_kernel(
     """
     band = lower, upper, bounds
     tiles = (keys + N - 1) // N
-    tile, plane = place(tiles, LONGEST_FIRST)
-    start = tile * N
+    start = gl.program_id(0) % tiles * N
+    plane = gl.program_id(0) // tiles  # head by head, which shares the L2 cache
     key_head = plane % key_heads
     batch = plane // key_heads
     k_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, 1, N, D], k.layout)

@@ -60,12 +60,10 @@ OWN_PROGRAM = 0.08
 
 `UNIT_COST`, `CLOSE_BYTES`, `FARTHER` and `OWN_PROGRAM` were fitted to 180 forward times of 19 shapes on an H200, with
 head dimensions 64 to 256: the chosen order takes 1 % longer than the fastest one on average, and 4 % at most. That was
-with the kernels of commit c165c5a7, as were `LONG` and `SHORT`.
+with the kernels of commit c165c5a7, as was `LONG`.
 """
 LONG = 8192
 """Queries from which on three consumers are faster than two at width 64, with a plain mask."""
-SHORT = 1024
-"""Queries up to which smaller tiles are faster in the backward pass at width 64."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,6 @@ class Backward:
     queries: int
     """Rows of a tile."""
     keys: int
-    longest_first: bool = False
-    """True: first the tiles of keys that most queries see, of all heads. False: head by head, which shares the L2
-    cache."""
     registers: int = 240
     halves: bool = False
     """True: consumers take each tile of 128 queries in two halves, and multiply the scores of a half in advance. It
@@ -127,20 +122,17 @@ class KernelChoice:
     forward_long: Forward
     """From `LONG` queries on, with a plain mask."""
     backward: Backward | TwoPasses
-    backward_short: Backward | TwoPasses
-    """Up to `SHORT` queries."""
 
 
-_128, _256, _TWO = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
+_128, _256 = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False)
 CHOICES = {
     64: KernelChoice(
         Forward(2, 64, 128, query_stages=2, halves=True),
         Forward(3, 64, 128, registers=160),
         Backward(128, 128, halves=True),
-        Backward(64, 128, longest_first=True),
     ),
-    128: KernelChoice(_128, _128, Backward(64, 128), Backward(64, 128)),
-    256: KernelChoice(_256, _256, _TWO, _TWO),
+    128: KernelChoice(_128, _128, Backward(64, 128)),
+    256: KernelChoice(_256, _256, TwoPasses(64, 64)),
 }
 """The build parameters by width, each compared with the oracle and timed on an H200 (docs/measurements.md)."""
 
@@ -523,7 +515,7 @@ def _backward_launches(
     )
     if not _is_supported(device, dtype, head_dim, windows):
         return None
-    how = CHOICES[width].backward_short if queries <= SHORT else CHOICES[width].backward
+    how = CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
     problem = BackwardProblem(dtype, shape, key_shape, windows, padded, is_causal, bounded)
     numbers, rows, columns = problem.numbers, rows_per_program(width), sum_columns(head_dim)
@@ -635,8 +627,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
             *problem.bounds_of_keys(7),
         ),
         {
-            **problem.options(how), "LONGEST_FIRST": how.longest_first,
-            "HALVES": how.halves and depth == 0, "NARROW": narrow,
+            **problem.options(how), "HALVES": how.halves and depth == 0, "NARROW": narrow,
         },
     )  # fmt: skip
 

@@ -52,15 +52,11 @@ def candidates(width: int) -> Iterator[tuple[str, KernelChoice]]:
     forward, backward = present.forward, present.backward
     if isinstance(backward, TwoPasses):
         small = replace(backward, keys=32, key_stages=3, value_stages=3)
-        yield "32 keys for dQ", replace(present, backward=small, backward_short=small)
+        yield "32 keys for dQ", replace(present, backward=small)
         return
-    for queries, halves in ((64, False), (128, False), (128, True)) if width == min(CHOICES) else ((64, False),):
-        for longest_first in (False, True):
-            other = Backward(queries, 128, longest_first=longest_first, halves=halves)
-            tile = f"{queries} in halves" if halves else queries
-            order = "longest first" if longest_first else "head by head"
-            yield f"backward {tile}, {order}", replace(present, backward=other, backward_short=other)
     if width == min(CHOICES):
+        for queries in (64, 128):
+            yield f"backward {queries}", replace(present, backward=Backward(queries, 128))
         ahead = replace(forward, query_stages=3 - forward.query_stages)
         yield f"forward, {ahead.query_stages} query stages", replace(present, forward=ahead, forward_long=ahead)
         whole = replace(forward, halves=False)
