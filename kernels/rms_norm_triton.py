@@ -29,10 +29,11 @@ MAX_COLUMNS = 65_536
 WARPS_PER_SM = 16
 """Warps of the backward pass on each multiprocessor: so many run at once even if a thread takes 128 registers, and a
 second wave of programs would run alone."""
-STAGES = 2
-"""Tiles of the backward pass that are loaded or computed at once, in shared memory."""
-MAX_STAGED_BYTES = 64 << 10
-"""Largest tile, of x and the gradient, for which there is shared memory on all devices."""
+STAGES = 3
+"""Tiles of the backward pass that are loaded or computed at once; shared memory holds those that are loaded. With one
+to load, it takes longer than without."""
+MAX_STAGED_BYTES = 32 << 10
+"""Largest tile, of x and the gradient, of which shared memory holds two on all devices."""
 MIN_TILES = 4
 """Fewest tiles of a program of the backward pass: each program's partial sums are written and read once more."""
 SUM_ROWS, SUM_COLUMNS = 64, 32
