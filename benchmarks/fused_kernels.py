@@ -60,7 +60,9 @@ class Bench:
             self._copies[moved] = 1e-3 * moved / self.us(lambda: target.copy_(source))
         return self._copies[moved]
 
-    def passes(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Tensor, list[tuple[float, int]]]:
+    def passes(
+        self, kernel: Kernel, function: Callable[..., Any], inputs: Sequence[Tensor]
+    ) -> tuple[Tensor, list[tuple[float, int]]]:
         """Return the output, or the first of several, and microseconds and bytes of both passes."""
         leaves = [tensor.requires_grad_() for tensor in inputs]
         held: dict[str, Sequence[Tensor]] = {}
@@ -75,7 +77,7 @@ class Bench:
         given, made = (sum(tensor.nbytes for tensor in of) for of in (leaves, gradients))
         forward_us = self.us(forward, held.clear)
         backward_us = self.us(lambda: torch.autograd.grad(held["out"], leaves, gradients), forward)
-        return out, [(forward_us, given + made), (backward_us, 2 * given + made)]
+        return out, [(forward_us, given + made), (backward_us, (1 + kernel.reads_inputs_backward) * given + made)]
 
     def rate(self, taken_us: float, moved: int) -> list[str]:
         """Return columns: microseconds, GB/s, percentages of both copies' rates."""
@@ -140,11 +142,11 @@ def lines(bench: Bench, name: str, rows: int, width: int, dtype: torch.dtype) ->
         if one.name == "liger" and not HAS_LIGER:
             continue
         copies = [tensor.clone() for tensor in inputs]
-        out, passes = bench.passes(one.function, copies)
+        out, passes = bench.passes(kernel, one.function, copies)
         error = f"{((out.float() - right).norm() / right.norm()).item():.1e}"
         show([*title, one.name, error], figures(bench, name, copies, passes))
     if name == "rope" and HAS_LIGER:
-        _, passes = bench.passes(*turned_by_liger(rows, columns, dtype))
+        _, passes = bench.passes(kernel, *turned_by_liger(rows, columns, dtype))
         show([*title, LIGER_ROPE, "–"], figures(bench, name, inputs, passes))
 
 

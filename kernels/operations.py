@@ -131,6 +131,7 @@ rope = Kernel(
     _rope(rotate),
     linear_in=0,
     kernels=_implementations("rope", _rope(compiled(rotate)), _rope(_ours("rope"))),
+    reads_inputs_backward=False,
 )
 """Rotary embedding of x (rows: positions, columns: heads, HEAD_DIM)."""
 

@@ -171,6 +171,8 @@ class Kernel:
     that was stored and is returned again is noticed."""
     kernels: Sequence[Implementation] = ()
     """Further implementations: functions of the same inputs, which autograd differentiates."""
+    reads_inputs_backward: bool = True
+    """False: the inputs' gradients depend on the output's gradient only, so the backward pass reads nothing else."""
     oracle: Callable[..., list[Tensor]] | None = None
     """(inputs, gradient of the output or None) -> the output and the inputs' gradients, in the inputs' dtype, without
     autograd's memory; None: `plain` under autograd."""

@@ -92,8 +92,9 @@ class DdpSpec(TrainingSpec):
             "activation_checkpointing": True,
             "checkpoint_scope": "selective",
             "checkpoint_layers": 0,
+            "fused": ["rope"],
             "fused_linear_cross_entropy": True,
-            "optimizer": "torch_fused_adamw",
+            "optimizer": "triton_adamw",
         },
     }
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {

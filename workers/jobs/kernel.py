@@ -97,8 +97,8 @@ class KernelRunner(OperationRunner):
         read = sum(map(math.prod, kernel.shapes(cell.rows, cell.columns)))
         written = math.prod(output_shape(kernel, cell))
         forward = read + written
-        # The pass reads the same inputs and the output's gradient; it writes the inputs' gradients.
-        backward = 2 * read + written
+        # The pass reads the output's gradient and mostly the same inputs; it writes the inputs' gradients.
+        backward = (1 + kernel.reads_inputs_backward) * read + written
         whole = forward if spec.mode == "forward" else forward + backward
         numbers = {"forward": forward, "backward": backward, None: whole}
         size = 4 if cell.dtype == "fp32" else 2

@@ -60,9 +60,18 @@ def test_plain_pytorch_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert row["outcome"] in {"ok", "unknown"}, row
 
 
-def test_bandwidth_counts_what_has_to_be_read_and_written(tmp_path: Path) -> None:
-    cell = run(tmp_path, device="cpu").cell()
-    numbers = {"forward": 33 * 20 + 20 + 33, "backward": 2 * 33 * 20 + 2 * 20 + 33}
+HEADS = 33 * 20 * 64
+
+
+@pytest.mark.parametrize(
+    ("kernel", "forward", "backward"),
+    [("weighted_sum", 33 * 20 + 20 + 33, 2 * 33 * 20 + 2 * 20 + 33), ("rope", 2 * HEADS, 2 * HEADS)],
+)
+def test_bandwidth_counts_what_has_to_be_read_and_written(
+    tmp_path: Path, kernel: str, forward: int, backward: int
+) -> None:
+    cell = run(tmp_path, kernel=kernel, device="cpu").cell()
+    numbers = {"forward": forward, "backward": backward}
     whole = sum(numbers.values())
     for phase, name, count in (
         *((name, name, count) for name, count in numbers.items()),
@@ -71,6 +80,19 @@ def test_bandwidth_counts_what_has_to_be_read_and_written(tmp_path: Path) -> Non
         expected = 1e-6 * 4 * count / cell[f"{name}_ms", name]["median"]
         assert cell["gb_per_s", phase]["median"] == pytest.approx(expected)
         assert cell["gb_per_s", phase]["n"] == 1
+
+
+@pytest.mark.parametrize("name", KERNELS.names())
+def test_a_backward_pass_reads_inputs_if_gradients_depend_on_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.operations.VOCABULARY", 61)
+    kernel = KERNELS.load(name)
+    grad_out, results = None, []
+    for _ in range(2):
+        inputs = [torch.randn(shape) for shape in kernel.shapes(3, 5)]
+        grad_out = torch.randn_like(kernel.plain(*inputs)) if grad_out is None else grad_out
+        results.append(kernel.expected(inputs, grad_out)[1:])
+    depend = not all(map(torch.equal, *results))
+    assert depend == kernel.reads_inputs_backward
 
 
 def test_bandwidth_beside_a_copys(tmp_path: Path) -> None:
