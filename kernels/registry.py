@@ -172,7 +172,7 @@ class Kernel:
     kernels: Sequence[Implementation] = ()
     """Further implementations: functions of the same inputs, which autograd differentiates."""
     reads_inputs_backward: bool = True
-    """False: the inputs' gradients depend on the output's gradient only, so the backward pass reads nothing else."""
+    """False: the inputs' gradients do not depend on the inputs, so a backward pass need not read them."""
     oracle: Callable[..., list[Tensor]] | None = None
     """(inputs, gradient of the output or None) -> the output and the inputs' gradients, in the inputs' dtype, without
     autograd's memory; None: `plain` under autograd."""

@@ -398,7 +398,7 @@ def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.Monk
     assert len(set(names)) == len(names)
     for _, choice in tune.candidates(width):
         monkeypatch.setitem(hopper.CHOICES, width, choice)
-        for length in (100, 1300, 9000):
+        for length in (100, 9000):
             hopper._forward_launch.cache_clear()
             hopper._backward_launches.cache_clear()
             shape = 2, 3, length, width
@@ -432,7 +432,6 @@ def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> 
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("length", [100, 1300])
 @pytest.mark.parametrize(
     ("head_dim", "columns", "halves"),
     [
@@ -440,9 +439,8 @@ def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> 
         (96, 128, False), (104, 128, False), (128, 128, False),
     ],
 )  # fmt: skip
-def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(
-    head_dim: int, columns: int, halves: bool, length: int
-) -> None:
+def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(head_dim: int, columns: int, halves: bool) -> None:
+    length = 100
     shape = 2, 3, length, head_dim
     launches = hopper._backward_launches(
         CPU, torch.bfloat16, shape, shape, *[torch.empty(shape, device="meta").stride()] * 8, False, True

@@ -98,7 +98,7 @@ class KernelRunner(OperationRunner):
         written = math.prod(output_shape(kernel, cell))
         forward = read + written
         # The pass reads the output's gradient and mostly the same inputs; it writes the inputs' gradients.
-        backward = (1 + kernel.reads_inputs_backward) * read + written
+        backward = written + (2 * read if kernel.reads_inputs_backward else read)
         whole = forward if spec.mode == "forward" else forward + backward
         numbers = {"forward": forward, "backward": backward, None: whole}
         size = 4 if cell.dtype == "fp32" else 2

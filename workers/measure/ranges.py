@@ -64,7 +64,7 @@ def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool 
         for index, layer in layers.items():
             compiled_with_hooks = getattr(layer, "_compiled_call_impl", None) is not None
             undo.callback((_wrap_compiled if compiled_with_hooks else _hook)(layer, f"{attribute}.{index}"))
-            if compiled_with_hooks or hasattr(layer.forward, "_torchdynamo_orig_callable"):
+            if compiled_with_hooks or "forward" in vars(layer):  # set by `compile_blocks` inside sharding's hooks
                 inside_compiled |= set(layer.modules())
         for module in model.modules():
             if type(module).__name__.endswith("Norm") and module not in inside_compiled:

@@ -60,7 +60,7 @@ OWN_PROGRAM = 0.08
 
 `UNIT_COST`, `CLOSE_BYTES`, `FARTHER` and `OWN_PROGRAM` were fitted to 180 forward times of 19 shapes on an H200, with
 head dimensions 64 to 256: the chosen order takes 1 % longer than the fastest one on average, and 4 % at most. That was
-with the kernels of commit c165c5a7, as was `LONG`.
+with the kernels of commit c165c5a7, with which `LONG` was chosen, too.
 """
 LONG = 8192
 """Queries from which on three consumers are faster than two at width 64, with a plain mask."""
@@ -134,7 +134,7 @@ CHOICES = {
     128: KernelChoice(_128, _128, Backward(64, 128)),
     256: KernelChoice(_256, _256, TwoPasses(64, 64)),
 }
-"""The build parameters by width, each compared with the oracle and timed on an H200 (docs/measurements.md)."""
+"""The build parameters by width, each compared with the oracle and timed on an H200 (docs/kernel-experiments.md)."""
 
 
 class Bounded(NamedTuple):

@@ -88,7 +88,7 @@ def test_a_compiled_layer_is_named_from_outside(inside_hooks: bool) -> None:
 
     torch._dynamo.reset()
     for layer in model.layers:
-        # The compiler looks at a module's hooks if it has some, such as those of sharding.
+        # The compiler guards a module's hooks only if it has some, as sharded modules have.
         layer.norm.register_forward_pre_hook(lambda *_: None)
         if inside_hooks:
             layer.forward = torch.compile(layer.forward, backend=backend)

@@ -46,7 +46,7 @@ PARAMETERS = MATRICES + 5 * 16
 ROOT = 2 * 61 * 16 + 16
 MIB = 2**20
 SMALL = {"model": MODEL, "context_length": 8, "warmup_steps": 0, "measure_steps": 1}
-LARGEST = {**DdpSpec.presets["8b"], "checkpoint_layers": 1, "fused": [], "optimizer": "torch_fused_adamw"}
+LARGEST = {**DdpSpec.presets["8b"], "checkpoint_layers": 1}
 SPECS: dict[str, dict[str, Any]] = {
     "none": {"strategy": "none"},
     "naive, sharded": {"strategy": "naive", "sharded_optimizer": True, "gradient_clip_norm": 0.1},
@@ -60,6 +60,8 @@ SPECS: dict[str, dict[str, Any]] = {
         "model": {**MODEL, "num_layers": 1},
         "context_length": 8,
         "attention": "eager",
+        "fused": [],
+        "optimizer": "torch_fused_adamw",
         "backend": "gloo",
     },
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
