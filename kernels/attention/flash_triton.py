@@ -10,7 +10,7 @@ torch's scaled_dot_product_attention.
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
-dimensions from 40 on, without a scale or a soft cap. Few queries to many keys, as in decoding, have the keys split
+dimensions from 40 on, without a soft cap. Few queries to many keys, as in decoding, have the keys split
 among programs (`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has
 two forms: it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms
 are on, it takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for
@@ -243,7 +243,7 @@ def _forward(
                 return out, logsumexp
             if not hopper.forward(q, k, v, heads_out, logsumexp, scoring, bounds):
                 if only_hopper:
-                    reason = hopper.why_not(q, k, v) or "it takes neither a scale nor a soft cap"
+                    reason = hopper.why_not(q, k, v) or "it takes no soft cap, and only a scale above 0"
                     raise ValueError(f"attention 'hopper' cannot take these inputs: {reason}")
                 precision = precision_of(q, tf32)
                 q, k, v = launch.operands(precision, q, k, v)
@@ -362,12 +362,13 @@ def _tune(
 
 
 def _hopper_attention(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, window: int | None = None,
-    document_ends: Tensor | None = None, bottom_right: bool = False, return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, scale: float | None = None,
+    window: int | None = None, document_ends: Tensor | None = None, bottom_right: bool = False,
+    return_lse: bool = False,
 ) -> Any:  # fmt: skip
     return flash_attention(
-        q, k, v, is_causal, only_hopper=True, window=window, document_ends=document_ends, bottom_right=bottom_right,
-        return_lse=return_lse,
+        q, k, v, is_causal, only_hopper=True, scale=scale, window=window, document_ends=document_ends,
+        bottom_right=bottom_right, return_lse=return_lse,
     )  # fmt: skip
 
 
@@ -375,7 +376,7 @@ hopper_implementation = Implementation(
     "hopper",
     _hopper_attention,
     {"cuda": frozenset({"bfloat16", "float16"})},
-    features=FEATURES - {"scale", "softcap"},
+    features=FEATURES - {"softcap"},
 )
 implementation = Implementation(
     "triton",

@@ -315,9 +315,9 @@ def test_masks_that_are_not_plain_have_bounds(
 ) -> None:
     scoring = Scoring.of(*(torch.empty(length, 64) for length in lengths), **options)
     assert hopper.Bounded.of(scoring, *lengths, bool(options.get("documents"))) == bounded
-    assert hopper.takes(torch.empty(9, 64), scoring)
-    for other in (scoring._replace(scale=0.5), scoring._replace(softcap=3.0)):
-        assert not hopper.takes(torch.empty(9, 64), other)
+    assert hopper.takes(scoring._replace(scale=0.5))
+    for other in (scoring._replace(scale=-0.5), scoring._replace(softcap=3.0)):
+        assert not hopper.takes(other)
 
 
 @pytest.mark.usefixtures("here")
@@ -356,9 +356,8 @@ def test_inputs_that_the_kernels_take(rng: random.Random) -> None:
         why = taken(*inputs)
         assert (why is None) == (reason is None)
         assert reason is None or reason in (why or "")
-        launch = hopper._forward_launch(
-            CPU, torch.bfloat16, inputs[0].shape, inputs[1].shape, *(one.stride() for one in (*inputs, inputs[0])), True
-        )
+        strides = [one.stride() for one in (*inputs, inputs[0])]
+        launch = hopper._forward_launch(CPU, torch.bfloat16, inputs[0].shape, inputs[1].shape, *strides, True, 0.5)
         assert (launch is None) == (reason is not None)
     q, k, v = draw_inputs(Shape(1, 2, 1, 9, 17, 64), rng, torch.float32)
     assert "not torch.float32" in (taken(q, k, v) or "")
@@ -404,10 +403,10 @@ def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.Monk
             shape = 2, 3, length, width
             steps = torch.empty(shape, device="meta").stride()
             for bounded in (None, hopper.Bounded(-9, 0, False), hopper.Bounded(-9, 0, True)):
-                passed = shape, shape, *[steps] * 4, True, bounded
+                passed = shape, shape, *[steps] * 4, True, 0.5, bounded
                 one = hopper._forward_launch(CPU, torch.bfloat16, *passed)
                 others = hopper._backward_launches(
-                    CPU, torch.bfloat16, shape, shape, *[steps] * 8, False, True, bounded
+                    CPU, torch.bfloat16, shape, shape, *[steps] * 8, False, True, 0.5, bounded
                 )
                 assert one is not None
                 assert others is not None
@@ -421,6 +420,10 @@ def test_every_tuned_choice_can_be_launched(width: int, monkeypatch: pytest.Monk
                 keys = dict(zip(others.keys._kernel.arg_names, others.keys._in_order(), strict=True))
                 assert (keys["lower"], keys["upper"]) == ((0, 9) if bounded else (None, None))
                 assert (keys["bounds"] is None) == (bounded is None or not bounded.has_documents)
+                for launch in (one, others.keys, others.queries):
+                    named = dict(zip(launch._kernel.arg_names, launch._in_order(), strict=True))
+                    assert named.get("scale", 0.5 * math.log2(math.e)) == 0.5 * math.log2(math.e)
+                    assert named.get("root", 0.5) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -443,7 +446,7 @@ def test_kernels_of_the_backward_pass_agree_on_the_sum_of_dq(head_dim: int, colu
     length = 100
     shape = 2, 3, length, head_dim
     launches = hopper._backward_launches(
-        CPU, torch.bfloat16, shape, shape, *[torch.empty(shape, device="meta").stride()] * 8, False, True
+        CPU, torch.bfloat16, shape, shape, *[torch.empty(shape, device="meta").stride()] * 8, False, True, 1.0
     )
     assert launches is not None
     padded = -(-length // hopper.ROW_TILE) * hopper.ROW_TILE

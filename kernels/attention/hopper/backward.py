@@ -649,12 +649,13 @@ def backward_kernel(
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
     REST: gl.constexpr, HALVES: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum`: (batch, heads, padded, D) numbers, each 64
-    rows in the order of `by_thread`, seen as lines of 256.
+    """dK and dV of one tile of keys, whose share of dQ / root goes to `dq_sum`: (batch, heads, padded, D) numbers, each
+    64 rows in the order of `by_thread`, seen as lines of 256.
 
     If NARROW, that sum has D/2 + REST columns: first D/2 of a tile, then REST in blocks of `dq_rest`, the same memory.
 
-    `numbers` (2, batch · heads · padded) is exponents and deltas. `scale` is log2(e)/√d, `root` 1/√d.
+    `numbers` (2, batch · heads · padded) is exponents and deltas. `root` is the scores' scale, and `scale` log2(e) times
+    that.
 
     `lower`, `upper` and `bounds` tell, of keys, the queries that see them: see kernels.attention.hopper.visible. They
     are None unless CAUSAL is.

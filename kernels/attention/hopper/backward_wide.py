@@ -74,7 +74,7 @@ def differentiate(
     p_full, p_empty,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """(count, dS, √d·dK) after the tiles of queries from `begin` to `end`, whose dS is not multiplied yet."""
+    """(count, dS, dK / root) after the tiles of queries from `begin` to `end`, whose dS is not multiplied yet."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
@@ -231,7 +231,7 @@ def wide_keys_kernel(
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys. `scale` is log2(e)/√d, `root` 1/√d.
+    """dK and dV of one tile of keys. `root` is the scores' scale, and `scale` log2(e) times that.
 
     For `lower`, `upper` and `bounds` see kernels.attention.hopper.backward.
     """
@@ -285,7 +285,7 @@ def visit_keys(
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, WHO: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """(count, dS, √d·dQ) after the tiles of keys from `begin` to `end`, whose dS is not multiplied yet."""
+    """(count, dS, dQ / root) after the tiles of keys from `begin` to `end`, whose dS is not multiplied yet."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)

@@ -235,12 +235,15 @@ def _forward_plan(
     out, _ = allocate_results(q, k, v)  # also checks the inputs
     if out.numel() == 0 or out.stride() != torch.empty_like(q).stride():
         return None
-    return _forward_launch(device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out.stride(), is_causal)
+    return _forward_launch(
+        device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out.stride(), is_causal,
+        1 / math.sqrt(shape[-1]),
+    )  # fmt: skip
 
 
-def takes(q: Tensor, scoring: Scoring) -> bool:
-    """Return True if the kernels compute such scores: neither another scale than 1/√d, nor a soft cap."""
-    return scoring.softcap is None and scoring.scale == 1 / math.sqrt(q.shape[-1])
+def takes(scoring: Scoring) -> bool:
+    """Return True if the kernels compute such scores: with a positive scale, and without a soft cap."""
+    return scoring.softcap is None and scoring.scale > 0
 
 
 def forward(
@@ -250,11 +253,11 @@ def forward(
 
     `bounds` are the `document_bounds`, if there are documents.
     """
-    if not takes(q, scoring):
+    if not takes(scoring):
         return False
     launch = _forward_launch(
         q.device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), scoring.is_causal,
-        Bounded.of(scoring, q.shape[2], k.shape[2], bounds is not None),
+        scoring.scale, Bounded.of(scoring, q.shape[2], k.shape[2], bounds is not None),
     )  # fmt: skip
     if launch is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
         return False
@@ -318,7 +321,7 @@ def _backward_plan(
     ]
     launches = _backward_launches(
         device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out_strides, gradient_strides, *results,
-        False, is_causal,
+        False, is_causal, 1 / math.sqrt(shape[-1]),
     )  # fmt: skip
     if launches is None or (deterministic and not launches.is_deterministic):
         return None
@@ -334,13 +337,13 @@ def backward(
     For head dimensions up to 128, the order of dq's float32 sum, and so its last bits, differ from run to run; if
     torch's deterministic algorithms are on, the function returns False for them.
     """
-    if not takes(q, scoring):
+    if not takes(scoring):
         return False
     if 0 in out_gradient.stride():  # that of a sum is one number, expanded
         out_gradient = out_gradient.contiguous()
     launches = _backward_launches(
         q.device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), out_gradient.stride(),
-        dq.stride(), dk.stride(), dv.stride(), logsumexp_gradient is not None, scoring.is_causal,
+        dq.stride(), dk.stride(), dv.stride(), logsumexp_gradient is not None, scoring.is_causal, scoring.scale,
         Bounded.of(scoring, q.shape[2], k.shape[2], bounds is not None),
     )  # fmt: skip
     if (
@@ -382,7 +385,7 @@ class BackwardLaunches(NamedTuple):
 @functools.lru_cache(maxsize=LAUNCHES)
 def _forward_launch(
     device: torch.device, dtype: torch.dtype, shape: Sizes, key_shape: Sizes,
-    q_strides: Sizes, k_strides: Sizes, v_strides: Sizes, out_strides: Sizes, is_causal: bool,
+    q_strides: Sizes, k_strides: Sizes, v_strides: Sizes, out_strides: Sizes, is_causal: bool, scale: float,
     bounded: Bounded | None = None,
 ) -> Launch | None:  # fmt: skip
     batches, heads, queries, head_dim = shape
@@ -409,7 +412,7 @@ def _forward_launch(
         programs,
         (
             q, k, v, out, Address(4),
-            heads, planes, span, queries, keys, heads // key_heads, math.log2(math.e) / math.sqrt(head_dim),
+            heads, planes, span, queries, keys, heads // key_heads, math.log2(math.e) * scale,
             *_bounds_arguments(bounded, 5),
         ),
         {
@@ -505,7 +508,7 @@ def _backward_launches(
     device: torch.device, dtype: torch.dtype, shape: Sizes, key_shape: Sizes,
     q_strides: Sizes, k_strides: Sizes, v_strides: Sizes, out_strides: Sizes, gradient_strides: Sizes,
     dq_strides: Sizes, dk_strides: Sizes, dv_strides: Sizes, has_logsumexp_gradient: bool, is_causal: bool,
-    bounded: Bounded | None = None,
+    scale: float, bounded: Bounded | None = None,
 ) -> BackwardLaunches | None:  # fmt: skip
     batches, heads, queries, head_dim = shape
     width = padded_width(head_dim)
@@ -517,7 +520,7 @@ def _backward_launches(
         return None
     how = CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
-    problem = BackwardProblem(dtype, shape, key_shape, windows, padded, is_causal, bounded)
+    problem = BackwardProblem(dtype, shape, key_shape, windows, padded, is_causal, scale, bounded)
     numbers, rows, columns = problem.numbers, rows_per_program(width), sum_columns(head_dim)
     prepare = Launch(
         rows_kernel,
@@ -536,7 +539,7 @@ def _backward_launches(
     finish = Launch(
         finish_kernel,
         triton.cdiv(queries, 64) * heads * batches,
-        (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.root),
+        (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.scale),
         {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": 64, "SUM": columns, "BY_THREAD": True, **OVERLAPPED_LAUNCH},
     )
     return BackwardLaunches((2 + columns) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
@@ -558,17 +561,13 @@ class BackwardProblem(NamedTuple):
     padded: int
     """Queries, rounded up to whole tiles."""
     is_causal: bool
+    scale: float
     bounded: Bounded | None = None
 
     @property
     def width(self) -> int:
         """Columns of a tile."""
         return padded_width(self.shape[-1])
-
-    @property
-    def root(self) -> float:
-        """1/√d."""
-        return 1 / math.sqrt(self.shape[-1])
 
     @property
     def numbers(self) -> int:
@@ -623,7 +622,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
         (
             *problem.tiles(how.queries, how.keys), numbers, dq_sum, dq_rest,
             problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
-            heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
+            heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.scale, problem.scale,
             *problem.bounds_of_keys(7),
         ),
         {
@@ -643,8 +642,8 @@ def _wide_keys(problem: BackwardProblem, how: TwoPasses) -> Launch:
         (
             *problem.tiles(how.queries, how.keys), Address(4), Address(4, problem.numbers),
             problem.window(5, 4, how.keys), problem.window(6, 5, how.keys),
-            heads, key_heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root,
-            problem.root, *problem.bounds_of_keys(7),
+            heads, key_heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.scale,
+            problem.scale, *problem.bounds_of_keys(7),
         ),
         problem.options(how),
     )  # fmt: skip
@@ -661,7 +660,7 @@ def _wide_queries(problem: BackwardProblem, how: TwoPasses) -> Launch:
         (
             *problem.tiles(how.queries, how.keys), Address(4), Address(4, problem.numbers),
             problem.window(5, 6, how.queries),
-            heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root, problem.root,
+            heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.scale, problem.scale,
             *_bounds_arguments(problem.bounded, 6),
         ),
         {**problem.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},

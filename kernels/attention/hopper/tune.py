@@ -129,7 +129,9 @@ def time_one(
 def backward_kernels(q: Tensor, gradient: Tensor, is_causal: bool) -> list[Callable[[], object]]:
     """Return one call for each kernel of the backward pass; the tensors' values are arbitrary."""
     steps = q.stride()
-    launches = launch._backward_launches(q.device, q.dtype, q.shape, q.shape, *[steps] * 8, False, is_causal)
+    launches = launch._backward_launches(
+        q.device, q.dtype, q.shape, q.shape, *[steps] * 8, False, is_causal, q.shape[-1] ** -0.5
+    )
     assert launches is not None
     buffer, numbers = torch.empty(launches.size, device="cuda"), torch.zeros(q.shape[:3], device="cuda")
     room = [torch.empty_like(q) for _ in range(3)]
