@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="compare this shape alone")
     parser.add_argument("--processes", type=int, default=max(1, min(12, len(os.sched_getaffinity(0)) - 2)))
-    parser.add_argument("--implementation", default="triton", help="hopper takes no scale and no soft cap")
+    parser.add_argument("--implementation", default="triton", help="hopper takes no soft cap")
     options = parser.parse_args()
     number = options.shapes if options.number is None else options.number + 1
     shapes = draw_shapes(number, options.seed, ATTENTION.load(options.implementation).features)

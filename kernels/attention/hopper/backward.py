@@ -654,8 +654,7 @@ def backward_kernel(
 
     If NARROW, that sum has D/2 + REST columns: first D/2 of a tile, then REST in blocks of `dq_rest`, the same memory.
 
-    `numbers` (2, batch · heads · padded) is exponents and deltas. `root` is the scores' scale, and `scale` log2(e) times
-    that.
+    `numbers` (2, batch · heads · padded) is exponents and deltas. `root` is the scores' scale, `scale` log2(e) · root.
 
     `lower`, `upper` and `bounds` tell, of keys, the queries that see them: see kernels.attention.hopper.visible. They
     are None unless CAUSAL is.

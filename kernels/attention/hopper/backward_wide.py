@@ -231,7 +231,7 @@ def wide_keys_kernel(
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys. `root` is the scores' scale, and `scale` log2(e) times that.
+    """dK and dV of one tile of keys. `root` is the scores' scale, `scale` log2(e) · root.
 
     For `lower`, `upper` and `bounds` see kernels.attention.hopper.backward.
     """

@@ -481,7 +481,7 @@ def forward_kernel(
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """out and its log-sum-exp (natural, contiguous). `scale` is log2(e) times the scores' scale, `planes` batches · heads.
+    """out and its log-sum-exp (natural, contiguous). `scale` is log2(e) · the scores' scale, `planes` batches · heads.
 
     For `lower`, `upper` and `bounds` see kernels.attention.hopper.visible; they are None unless CAUSAL is.
     """
