@@ -25,7 +25,10 @@ from app.store.queue.pausing import pause_reason, paused_kinds
 MAX_NAMED = 3
 """Most running jobs that a reason names."""
 START_ONE = "start one with `flopwatch worker`"
-LEAVE_OUT = "leave out the field that asks for one, such as fused, or start a worker on a GPU host"
+START_ON_GPUS = (
+    "start a worker on a GPU host, or leave out what asks for one: "
+    "device=cuda, backend=nccl, cuda_graph, fused or optimizer=triton_adamw"
+)
 
 
 def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> dict[int, str]:
@@ -113,7 +116,7 @@ def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
     if not candidates:
         needed = "a GPU" if job.devices == 1 else f"{job.devices} GPUs"
         return f"it needs {needed}, and no connected worker has " + (
-            f"more than {most}" if most else f"any: {LEAVE_OUT}"
+            f"more than {most}" if most else f"any: {START_ON_GPUS}"
         )
     return _missing_names(job.requirements, candidates)
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 
 from workers.measure.profiling.attribution import Attribution, RecordedWork
 from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
-from workers.measure.profiling.recording import Recording, device_events, host_events
+from workers.measure.profiling.recording import NODE, Recording, device_events, host_events
 
 Span = tuple[int, int]
 """When something began and ended, in ns."""
@@ -86,7 +86,8 @@ def record_overlap(
     if on_gpu:
         spans = [((e.begin_ns, e.end_ns), class_of_kernel(e.name) == COMMUNICATION) for e in device]
     else:
-        operators = [e for e in host if e.kind in OPERATORS and not e.name.startswith("c10d::")]
+        # A node's hooks wait for communication; what it computes are operators inside it.
+        operators = [e for e in host if e.kind in OPERATORS and not e.name.startswith((NODE, "c10d::"))]
         spans = [((e.begin_ns, e.end_ns), False) for e in operators] + [(span, True) for span in gloo_spans(events)]
     overlaps = [overlap_of(spans, ranges[name]) for name in steps]
     recorded = Attribution(Recording(host, device), phases, on_gpu=on_gpu).work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,19 @@ def test_steps_are_recorded_with_their_operators(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     with pytest.raises(RuntimeError, match="the profiler did not see step_3"):
         record_overlap(work, ["step_1", "step_3"], on_gpu=False)
+
+
+def test_what_a_hook_waits_for_is_no_computation() -> None:
+    waited_ms = 50.0
+    weight = torch.ones(64, 64, requires_grad=True)
+    weight.register_hook(lambda _gradient: time.sleep(1e-3 * waited_ms))
+
+    def work() -> None:
+        with record_ranges(), named("step_1"):
+            (torch.ones(64, 64) @ weight).sum().backward()
+
+    (step,) = record_overlap(work, ["step_1"], on_gpu=False).steps
+    assert 0 < total_ms(step.compute) <= 1e-6 * step.length_ns - waited_ms
 
 
 @pytest.mark.gpu
