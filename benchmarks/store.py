@@ -211,7 +211,9 @@ def _beside(
     other = CONTEXT.Process(target=work, args=(database.url, number, start, told))
     other.start()
     start.wait(START_TIMEOUT_S)
-    submissions, renewals, is_at_work = [], [], True
+    submissions: list[float] = []
+    renewals: list[float] = []
+    is_at_work = True
     while is_at_work or len(renewals) < 2:  # percentiles need two
         moments = [time.perf_counter()]
         queue.submit(NewJob(SPEC))
