@@ -23,6 +23,7 @@ def test_each_round_has_the_time_of_either_process() -> None:
     assert statistics.median(ours / other for ours, other in rounds) < 1, "a sixteenth of the positions"
 
 
+@pytest.mark.long
 def test_a_failing_process_ends_the_comparison() -> None:
     with pytest.raises(RuntimeError, match=r"a process failed: .*unknown attention implementation"):
         compiled_step.by_turns({**OURS, "attention": "nobodys"}, OTHER, rounds=1, steps=1)
