@@ -77,10 +77,7 @@ class Bench:
         given, made = (sum(tensor.nbytes for tensor in of) for of in (leaves, gradients))
         forward_us = self.us(forward, held.clear)
         backward_us = self.us(lambda: torch.autograd.grad(held["out"], leaves, gradients), forward)
-        return out, [
-            (forward_us, given + made),
-            (backward_us, made + (2 * given if kernel.reads_inputs_backward else given)),
-        ]
+        return out, list(zip((forward_us, backward_us), kernel.moved(given, made), strict=True))
 
     def rate(self, taken_us: float, moved: int) -> list[str]:
         """Return columns: microseconds, GB/s, percentages of both copies' rates."""

@@ -177,6 +177,16 @@ class Kernel:
     """(inputs, gradient of the output or None) -> the output and the inputs' gradients, in the inputs' dtype, without
     autograd's memory; None: `plain` under autograd."""
 
+    def moved(self, inputs: int, output: int) -> tuple[int, int]:
+        """Return how much each pass has to read and write, in the unit of the sizes: forward, and backward.
+
+        Args:
+            inputs: Size of all inputs together.
+            output: Size of the output.
+        """
+        read_again = inputs if self.reads_inputs_backward else 0
+        return inputs + output, read_again + output + inputs
+
     def implementation(self, name: str) -> Implementation:
         """Return an implementation of this operation.
 

@@ -96,9 +96,7 @@ class KernelRunner(OperationRunner):
         kernel = kernel_of(spec)
         read = sum(map(math.prod, kernel.shapes(cell.rows, cell.columns)))
         written = math.prod(output_shape(kernel, cell))
-        forward = read + written
-        # The pass reads the output's gradient and mostly the same inputs; it writes the inputs' gradients.
-        backward = written + (2 * read if kernel.reads_inputs_backward else read)
+        forward, backward = kernel.moved(read, written)
         whole = forward if spec.mode == "forward" else forward + backward
         numbers = {"forward": forward, "backward": backward, None: whole}
         size = 4 if cell.dtype == "fp32" else 2
