@@ -8,7 +8,7 @@ of the three kernels of the backward pass. The winner goes into `CHOICES` by han
 
 Each candidate has a process of its own, which is ended if it does not answer: a kernel in a deadlock costs seconds. All
 compile and are compared at the same time; then they take turns, and are timed several times over, since the device's
-clock drifts by more than candidates differ. For head dimensions 72 to 128 there is only what calls take, and cuDNN.
+clock drifts by more than candidates differ.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def candidates(width: int) -> Iterator[tuple[str, KernelChoice]]:
     if isinstance(backward, TwoPasses):
         small = replace(backward, keys=32, key_stages=3, value_stages=3)
         yield "32 keys for dQ", replace(present, backward=small)
-        return
-    if width == min(CHOICES):
+    elif width > min(CHOICES):
+        short = replace(forward, keys=64, stages=4)
+        yield "forward, 64 keys", replace(present, forward=short, forward_long=short)
+    else:
         for queries in (64, 128):
             yield f"backward {queries}", replace(present, backward=Backward(queries, 128))
         ahead = replace(forward, query_stages=3 - forward.query_stages)
@@ -211,7 +213,7 @@ class Candidate:
 def main() -> None:
     """Compare the candidates in the shapes that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--shape", action="append", required=True, help="batch x heads x length, as 4x16x4096")
     parser.add_argument("--full", action="store_true", help="without the causal mask")
     parser.add_argument("--turns", type=int, default=2)
