@@ -1,8 +1,8 @@
 """AdamW's update (Loshchilov & Hutter, 2019, algorithm 2) in Triton, with one launch for each parameter.
 
 An update reads the parameter, its gradient and both moments once, and writes all but the gradient once. It computes in
-float32. Launches of different parameters are independent, so where the device can, a launch's first programs already
-run while the last ones of the launch before it end.
+float32, and can write the new parameter in another dtype, too. Launches of different parameters are independent, so
+where the device can, a launch's first programs already run while the last ones of the launch before it end.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def adamw(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
+    copies: Sequence[Tensor] | None = None,
 ) -> None:
     """Update parameters and their moments in place, as torch.optim.AdamW does.
 
@@ -63,13 +64,16 @@ def adamw(
         betas: Decay rates of the two moments.
         eps: Added to the square root of the second moment.
         weight_decay: Decay per unit of learning rate.
+        copies: Tensors like the gradients that get the new parameters, rounded to their dtypes: with `parameters` in
+            float32, these are a model's weights in half precision (Micikevicius et al., 2018, section 3.1).
 
     Raises:
-        ValueError: dtypes, devices or shapes are others.
+        ValueError: dtypes, devices, shapes or numbers of tensors are others.
     """
     if not parameters:
         return
-    everything = list(zip(parameters, exp_avgs, exp_avg_sqs, gradients, steps, strict=True))
+    rounded = [] if copies is None else [copies]
+    everything = list(zip(parameters, exp_avgs, exp_avg_sqs, gradients, *rounded, steps, strict=True))
     _check(everything, lr)
     overlap = False
     with torch.cuda.device_of(lr):  # type: ignore[no-untyped-call]
@@ -87,7 +91,7 @@ def adamw(
             for tensor, copy in copied:
                 if tensor is not tensors[3]:
                     tensor.copy_(copy)
-    torch.autograd.graph.increment_version([*parameters, *exp_avgs, *exp_avg_sqs])
+    torch.autograd.graph.increment_version([*parameters, *exp_avgs, *exp_avg_sqs, *(copies or ())])
 
 
 def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor) -> None:
@@ -98,7 +102,7 @@ def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor) -> None:
     for *tensors, step in everything:
         shape = tensors[0].shape
         if any(tensor.shape != shape for tensor in tensors) or step.numel() != 1:
-            raise ValueError(f"expected four tensors of one shape and a step, not {[tuple(t.shape) for t in tensors]}")
+            raise ValueError(f"expected tensors of one shape and a step, not {[tuple(t.shape) for t in tensors]}")
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
@@ -106,10 +110,12 @@ def _launch(
     numel: int, dtypes: tuple[torch.dtype, ...], device: torch.device, betas: tuple[float, float], eps: float,
     weight_decay: float, overlap: bool,
 ) -> Launch:  # fmt: skip
-    """Return the launch for one parameter, with the dtypes of the kernel's first six arguments. It keeps the kernel
-    that was compiled for them and loaded on the device."""
-    if not DTYPES.issuperset(dtypes[:4]):
-        raise ValueError(f"expected float32, bfloat16 or float16, not {', '.join(map(str, dtypes[:4]))}")
+    """Return the launch for one parameter, with the dtypes of the kernel's first seven arguments, of which the copy may
+    be missing. It keeps the kernel that was compiled for them and loaded on the device."""
+    if not DTYPES.issuperset(dtypes[:-2]):
+        raise ValueError(f"expected float32, bfloat16 or float16, not {', '.join(map(str, dtypes[:-2]))}")
+    copies = len(dtypes) == 7
+    places = range(7) if copies else (0, 1, 2, 3, 0, 4, 5)  # the kernel does not use a copy that is missing
     # Differences from 1 and logarithms of float32 numbers would have errors of 10⁻⁵.
     decays = [(beta, 1 - beta, math.log(beta) if beta else -math.inf) for beta in betas]
     ahead = capability(device) >= (9, 0)
@@ -117,18 +123,18 @@ def _launch(
     return Launch(
         fused_adamw_kernel,
         triton.cdiv(numel, TILE),
-        (*map(Address, range(6)), numel, *decays[0], *decays[1], eps, weight_decay),
-        {"TILE": TILE, "AHEAD": ahead, "OVERLAP": overlap, "num_warps": WARPS, "launch_pdl": overlap},
+        (*map(Address, places), numel, *decays[0], *decays[1], eps, weight_decay),
+        {"TILE": TILE, "COPY": copies, "AHEAD": ahead, "OVERLAP": overlap, "num_warps": WARPS, "launch_pdl": overlap},
     )
 
 
 @triton.jit
 def fused_adamw_kernel(
-    parameter, exp_avg, exp_avg_sq, gradient, step, lr, numel,
+    parameter, exp_avg, exp_avg_sq, gradient, copy, step, lr, numel,
     beta1, beta1_rest, beta1_log, beta2, beta2_rest, beta2_log, eps, weight_decay,
-    TILE: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    TILE: tl.constexpr, COPY: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Update one tile.
+    """Update one tile; if COPY, write the new parameter to `copy`, too.
 
     If AHEAD, the next launch may start when all programs of this one have started. If OVERLAP, this is a launch that
     started so; the one before it updates another parameter.
@@ -152,6 +158,8 @@ def fused_adamw_kernel(
     v = beta2 * v + beta2_rest * g * g
     p -= rate / correction1 * m / (tl.sqrt(v) * unbiased + eps)
     tl.store(parameter + place, p.to(parameter.dtype.element_ty), mask=inside)
+    if COPY:
+        tl.store(copy + place, p.to(copy.dtype.element_ty), mask=inside)
     tl.store(exp_avg + place, m.to(exp_avg.dtype.element_ty), mask=inside)
     tl.store(exp_avg_sq + place, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
     if OVERLAP:

@@ -115,6 +115,36 @@ def test_dtypes_may_differ(device: str, rng: random.Random) -> None:
     torch.testing.assert_close((parameter, *moments), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_are_the_new_parameters_rounded(device: str, dtype: torch.dtype, rng: random.Random) -> None:
+    parameters, gradients, first, second, alone = ([] for _ in range(5))
+    copies = [draw(shape, rng, dtype, device) for shape in SHAPES]
+    copies[2] = copies[2].repeat(1, 2)[:, ::2]
+    for shape in SHAPES:
+        parameters.append(draw(shape, rng, torch.float32, device))
+        gradients.append(draw(shape, rng, torch.bfloat16, device))
+        first.append(torch.zeros_like(parameters[-1]))
+        second.append(torch.zeros_like(parameters[-1]))
+        alone.append(updated_by_ours(parameters[-1].clone(), gradients[-1:], 0.1, **HYPER_PARAMETERS))
+    steps, rate = [torch.zeros((), device=device)] * len(SHAPES), torch.tensor(0.1, device=device)
+    kernels.adamw(parameters, gradients, first, second, steps, rate, copies=copies, **HYPER_PARAMETERS)
+    for mine, copy, expected in zip(zip(parameters, first, second, strict=True), copies, alone, strict=True):
+        assert all(map(torch.equal, mine, expected)), "with a copy or without, they are the same"
+        assert torch.equal(copy, mine[0].to(dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autograd_notices_new_copies(device: str) -> None:
+    weight = torch.ones(4, device=device, requires_grad=True)
+    out = (weight * weight).sum()
+    updated_by_ours(
+        torch.ones(4, device=device), [torch.ones(4, device=device)], 0.1, copies=[weight], **HYPER_PARAMETERS
+    )
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_autograd_notices_the_update(device: str) -> None:
     weight = torch.ones(4, device=device, requires_grad=True)
@@ -136,6 +166,12 @@ def test_inputs_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         kernels.adamw([one], [one], [one], [one], [one], elsewhere, **HYPER_PARAMETERS)
     with pytest.raises(ValueError, match=r"of one shape and a step, not \[\(3,\), \(3,\), \(3,\), \(4,\)\]"):
         updated_by_ours(one, [torch.ones(4)], 0.1, **HYPER_PARAMETERS)
+    with pytest.raises(ValueError, match=r"of one shape and a step, not \[\(3,\), \(3,\), \(3,\), \(3,\), \(2,\)\]"):
+        updated_by_ours(one, [one], 0.1, copies=[torch.ones(2)], **HYPER_PARAMETERS)
+    with pytest.raises(ValueError, match=r"float32, bfloat16 or float16, not .*torch\.float64"):
+        updated_by_ours(one, [one], 0.1, copies=[one.double()], **HYPER_PARAMETERS)
+    with pytest.raises(ValueError, match="shorter"):
+        updated_by_ours(one, [one], 0.1, copies=[], **HYPER_PARAMETERS)
     monkeypatch.setattr(adamw_triton.triton.knobs.runtime, "interpret", False)
     with pytest.raises(ValueError, match="expected tensors on a CUDA device, not on cpu"):
         updated_by_ours(one, [one], 0.1, **HYPER_PARAMETERS)
