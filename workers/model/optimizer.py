@@ -16,7 +16,7 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter, 2019, algorithm 2), one parameter at a time.
 
     As in torch's AdamW, the decay is multiplied by the learning rate. State per parameter: two tensors of its shape
-    (first and second moment) and the step's number.
+    (first and second moment) and the step's number; with `master_weights` also `master_param`.
 
     Args:
         params: Parameters or parameter groups.
@@ -26,6 +26,9 @@ class AdamW(Optimizer):
         weight_decay: Decay per unit of learning rate.
         capturable: Keep the step's number on the parameter's device, so that a CUDA graph can count. The learning rate
             may then be a tensor without axes on that device, which is read at each step.
+        master_weights: Keep a float32 copy of each parameter, made at its first step, and float32 moments; each step
+            updates these and rounds the copy into the parameter (Micikevicius et al., 2018, section 3.1). Updates that
+            are too small for a bfloat16 parameter add up so. Values that others write into the parameter are lost.
 
     Raises:
         ValueError: a hyper-parameter is out of range.
@@ -40,13 +43,29 @@ class AdamW(Optimizer):
         weight_decay: float = 1e-2,
         *,
         capturable: bool = False,
+        master_weights: bool = False,
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"out of range: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}")
         if isinstance(lr, Tensor) and not capturable:
             raise ValueError("a learning rate in a tensor needs capturable=True")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "capturable": capturable}
-        super().__init__(params, defaults)
+        super().__init__(params, {**defaults, "master_weights": master_weights})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this class, or of another AdamW without `amsgrad`. Master weights that it lacks are made from
+        the parameters at the next step; without `master_weights`, its are left out."""
+        chosen = [group["master_weights"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, saved, master_weights in zip(self.param_groups, state_dict["param_groups"], chosen, strict=True):
+            group["master_weights"] = master_weights
+            for parameter, number in zip(group["params"], saved["params"], strict=True):
+                if not master_weights:
+                    self.state.get(parameter, {}).pop("master_param", None)
+                    continue
+                for name, value in state_dict["state"].get(number, {}).items():
+                    if name != "step":  # torch has rounded all others to the parameter's dtype
+                        self.state[parameter][name] = value.to(parameter.device, torch.float32)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -66,35 +85,49 @@ class AdamW(Optimizer):
 
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
-            gradient = parameter.grad
-            assert gradient is not None
-            state = self.state[parameter]
-            if not state:
-                # In float64: 1 - beta2 ** step is near 0 at first.
-                counter = torch.zeros((), dtype=torch.float64, device=parameter.device) if group["capturable"] else 0
-                state["step"] = counter
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            assert parameter.grad is not None
+            state = self._state_of(parameter, group)
             state["step"] += 1
             beta1, beta2 = group["betas"]
             first, second = state["exp_avg"], state["exp_avg_sq"]
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            weight = state.get("master_param", parameter)
+            gradient = parameter.grad.to(weight.dtype)
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
             first.mul_(beta1).add_(gradient, alpha=1 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             # Bias corrections: both moments start at zero and are too small at first.
             step_size = group["lr"] / (1 - beta1 ** state["step"])
             denominator = second.sqrt().div_((1 - beta2 ** state["step"]) ** 0.5).add_(group["eps"])
             if group["capturable"]:
-                parameter.sub_(first.div(denominator).mul_(step_size))
+                weight.sub_(first.div(denominator).mul_(step_size))
             else:
-                parameter.addcdiv_(first, denominator, value=-step_size)
+                weight.addcdiv_(first, denominator, value=-step_size)
+            if weight is not parameter:
+                parameter.copy_(weight)
+
+    def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """Return a parameter's state; make it at the first step."""
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            dtype = torch.float32 if group["master_weights"] else parameter.dtype
+            state["step"] = self._counter(parameter, group)
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
+        if group["master_weights"] and "master_param" not in state:
+            state["master_param"] = parameter.detach().to(torch.float32, copy=True)
+        return state
+
+    def _counter(self, parameter: Tensor, group: dict[str, Any]) -> Tensor | int:
+        # In float64: 1 - beta2 ** step is near 0 at first.
+        return torch.zeros((), dtype=torch.float64, device=parameter.device) if group["capturable"] else 0
 
 
 class TritonAdamW(AdamW):
     """AdamW whose update is one pass of a Triton kernel over each parameter: `kernels.adamw`.
 
     State as of torch's AdamW with `fused`: two moments of a parameter's shape, and the step's number, a float32 tensor
-    on the device. A CUDA graph can capture a step, with the learning rate in a tensor. Parameters may be DTensors.
+    on the device; with `master_weights` also `master_param`. A CUDA graph can capture a step, with the learning rate in
+    a tensor. Parameters may be DTensors.
 
     Raises:
         ValueError: as AdamW; at a step, parameters are not in float32, bfloat16 or float16 on a CUDA device.
@@ -114,18 +147,13 @@ class TritonAdamW(AdamW):
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
             return
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
-        states = [self.state[parameter] for parameter in parameters]
+        states = [self._state_of(parameter, group) for parameter in parameters]
+        weights = [_local(parameter) for parameter in parameters]
+        masters = [_local(state["master_param"]) for state in states] if group["master_weights"] else None
         steps = [state["step"] for state in states]
         lr, device = group["lr"], parameters[0].device
         kernels.adamw(
-            [_local(parameter) for parameter in parameters],
+            masters or weights,
             [_local(parameter.grad) for parameter in parameters],
             [_local(state["exp_avg"]) for state in states],
             [_local(state["exp_avg_sq"]) for state in states],
@@ -134,8 +162,12 @@ class TritonAdamW(AdamW):
             betas=tuple(group["betas"]),
             eps=group["eps"],
             weight_decay=group["weight_decay"],
+            copies=weights if masters else None,
         )
         torch._foreach_add_(steps, 1)
+
+    def _counter(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        return torch.zeros((), dtype=torch.float32, device=parameter.device)
 
 
 def _local(tensor: Any) -> Any:
@@ -169,16 +201,25 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 """The optimizers by their names in specs: class and arguments."""
 
 
-def make_optimizer(name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, capturable: bool = False) -> Optimizer:
+def make_optimizer(
+    name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, capturable: bool = False, master_weights: bool = False
+) -> Optimizer:
     """Make the benchmark spec's `optimizer` over the model's trainable parameters.
 
     `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
     single-kernel one, `triton_adamw` our kernel, which needs a GPU. A `capturable` one may be captured in a CUDA graph,
-    with its learning rate in a tensor.
+    with its learning rate in a tensor. With `master_weights`, ours keep a float32 copy of each parameter.
+
+    Raises:
+        ValueError: there is no such optimizer, or torch's is to have master weights.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {name!r}; known are {', '.join(OPTIMIZERS)}")
     optimizer_class, arguments = OPTIMIZERS[name]
+    if master_weights:
+        if not issubclass(optimizer_class, AdamW):
+            raise ValueError(f"torch's optimizers have no master weights: choose adamw or triton_adamw, not {name}")
+        arguments = {**arguments, "master_weights": True}
     made: Optimizer = optimizer_class(parameters, lr=lr, capturable=capturable, **arguments)  # type: ignore[call-arg]
     return made

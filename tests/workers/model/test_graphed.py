@@ -35,10 +35,11 @@ def train_step(
     precision: str = "fp32",
     clip: float | None = None,
     capturable: bool = True,
+    master_weights: bool = False,
     **options: int,
 ) -> TrainStep:
     rate = torch.tensor(1e-3, device="cuda") if capturable else 1e-3
-    chosen = make_optimizer(optimizer, module, rate, capturable=capturable)
+    chosen = make_optimizer(optimizer, module, rate, capturable=capturable, master_weights=master_weights)
     return TrainStep(
         *(module, batches(), PRECISIONS[precision], module, chosen), total_steps=30, gradient_clip_norm=clip, **options
     )
@@ -111,6 +112,19 @@ def test_forward_and_backward_alone(kind: type[ForwardStep]) -> None:
     if kind is BackwardStep:
         for mine, theirs in zip(*(module.parameters() for module in modules), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "triton_adamw"])
+def test_with_master_weights(optimizer: str) -> None:
+    results, masters = [], []
+    for capture in (True, False):
+        module = model()
+        set_parameter_dtype(module, "bf16")
+        step = train_step(module, optimizer, "bf16", capturable=capture, master_weights=True)
+        results.append(losses_as_a_graph(step) if capture else losses_one_by_one(step, WARMUP_STEPS))
+        masters.append(step.optimizer.state[module.lm_head.weight]["master_param"])
+    assert results[0] == pytest.approx(results[1], rel=2e-2)
+    torch.testing.assert_close(*masters, rtol=0, atol=2e-3)  # a step changes a weight by 1e-3
 
 
 def test_with_checkpointing_and_narrow_parameters() -> None:

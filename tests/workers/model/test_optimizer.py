@@ -18,7 +18,7 @@ if not torch.cuda.is_available():  # before anything imports a kernel
     os.environ["TRITON_INTERPRET"] = "1"
 
 import parallel
-from workers.model.optimizer import AdamW, TritonAdamW, clip_gradients, make_optimizer
+from workers.model.optimizer import AdamW, TritonAdamW, _local, clip_gradients, make_optimizer
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
@@ -209,6 +209,40 @@ def trained(
     return model, optimizer
 
 
+MOMENTS = "exp_avg", "exp_avg_sq"
+OURS = [
+    ("adamw", "cpu"),
+    pytest.param("adamw", "cuda", marks=pytest.mark.gpu),
+    *(pytest.param("triton_adamw", *device.values, marks=[needs_triton, *device.marks]) for device in TRITON_DEVICES),
+]
+"""The optimizers that have master weights, and their devices."""
+
+
+def slowly_trained(
+    name: str, device: str, steps: int, dtype: torch.dtype = torch.bfloat16, state: Any = None, **options: Any
+) -> tuple[nn.Module, Optimizer]:
+    """A model whose parameters begin with 1, and lose 10⁻³ in each step, as far as their dtype allows.
+
+    It goes on from a state: with the gradients that come then, and parameters that are the rounded master weights.
+    """
+    model = model_with_gradients(0).to(device, dtype)
+    rate = torch.tensor(1e-3, device=device) if options.get("capturable") else 1e-3
+    optimizer = make_optimizer(name, model, rate, **options)
+    begun = 0
+    if state is not None:
+        optimizer.load_state_dict(copy.deepcopy(state))
+        begun = int(state["state"][0]["step"])
+    for number, parameter in enumerate(model.parameters()):
+        kept = {} if state is None else state["state"][number]
+        parameter.data = kept.get("master_param", torch.ones_like(parameter)).to(dtype)
+    for step in range(begun, begun + steps):
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            parameter.grad = (1 + torch.rand(parameter.shape, generator=generator)).bfloat16().to(device, dtype)
+        optimizer.step()
+    return model, optimizer
+
+
 def fused(*args: Any, **options: Any) -> Optimizer:
     return torch.optim.AdamW(*args, **options, fused=True)
 
@@ -258,6 +292,65 @@ def test_triton_adamw_takes_a_rate_in_a_tensor_and_a_closure(device: str) -> Non
     torch.testing.assert_close(parameter.detach(), torch.tensor([2.9], device=device))
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize(("name", "device"), OURS)
+def test_master_weights_add_up_what_bfloat16_loses(name: str, device: str, capturable: bool) -> None:
+    wide, theirs = slowly_trained("torch_adamw", device, 20, torch.float32)
+    plain, _ = slowly_trained(name, device, 20)
+    narrow, optimizer = slowly_trained(name, device, 20, capturable=capturable, master_weights=True)
+    for right, lost, kept in zip(*(model.parameters() for model in (wide, plain, narrow)), strict=True):
+        assert lost.eq(1).all(), "each update is less than half of what bfloat16 tells apart"
+        state, expected = optimizer.state[kept], theirs.state[right]
+        assert torch.equal(kept, state["master_param"].bfloat16())
+        assert kept.lt(0.99).all()
+        for mine, other in ((state["master_param"], right), *((state[one], expected[one]) for one in MOMENTS)):
+            torch.testing.assert_close(mine, other, rtol=3e-6, atol=0)  # dtypes, too
+
+
+@pytest.mark.parametrize(("name", "device"), OURS)
+def test_training_goes_on_from_saved_master_weights_in_every_bit(name: str, device: str) -> None:
+    straight, whole = slowly_trained(name, device, 8, master_weights=True)
+    _, half = slowly_trained(name, device, 4, master_weights=True)
+    state = copy.deepcopy(half.state_dict())
+    loaded = slowly_trained(name, device, 0, master_weights=True)[1]
+    loaded.load_state_dict(copy.deepcopy(state))
+    for number, values in state["state"].items():
+        found = loaded.state_dict()["state"][number]
+        assert found.keys() == values.keys() == {"step", *MOMENTS, "master_param"}
+        for one in (*MOMENTS, "master_param"):
+            assert (found[one].dtype, found[one].tolist()) == (torch.float32, values[one].tolist())
+            assert not torch.equal(values[one], values[one].bfloat16().float()), "bfloat16 would lose some of it"
+    resumed, rest = slowly_trained(name, device, 4, state=state, master_weights=True)
+    for mine, right in zip(resumed.parameters(), straight.parameters(), strict=True):
+        assert torch.equal(mine, right)
+        assert torch.equal(rest.state[mine]["master_param"], whole.state[right]["master_param"])
+
+
+@pytest.mark.parametrize(("name", "device"), OURS)
+def test_the_constructor_decides_on_master_weights_and_no_loaded_state(name: str, device: str) -> None:
+    states = {
+        master: slowly_trained(name, device, 4, master_weights=master)[1].state_dict() for master in (False, True)
+    }
+    torchs = slowly_trained("torch_adamw", device, 4)[1].state_dict()
+    for state in (states[False], torchs):
+        model, optimizer = slowly_trained(name, device, 1, state=state, master_weights=True)
+        for parameter in model.parameters():
+            kept = optimizer.state[parameter]
+            assert {kept[one].dtype for one in (*MOMENTS, "master_param")} == {torch.float32}
+            torch.testing.assert_close(
+                kept["master_param"], torch.full_like(kept["exp_avg"], 1 - 1e-3), rtol=0, atol=2e-4
+            )
+    model, optimizer = slowly_trained(name, device, 1, state=states[True])
+    for parameter in model.parameters():
+        assert optimizer.state[parameter].keys() == {"step", *MOMENTS}
+        assert {optimizer.state[parameter][one].dtype for one in MOMENTS} == {torch.bfloat16}
+
+
+def test_torchs_optimizers_have_no_master_weights() -> None:
+    with pytest.raises(ValueError, match="choose adamw or triton_adamw, not torch_fused_adamw"):
+        make_optimizer("torch_fused_adamw", model_with_gradients(0), master_weights=True)
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of this process."""
@@ -291,3 +384,34 @@ def test_triton_adamw_divided(alone: None, way: str) -> None:
             optimizer.step()
     inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(9))
     torch.testing.assert_close(divided(inputs), plain(inputs), rtol=1e-4, atol=1e-5)
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+@pytest.mark.parametrize("make", [AdamW, TritonAdamW])
+@pytest.mark.parametrize("way", ["sharded optimizer", "fully sharded", "torch's"])
+def test_master_weights_divided(alone: None, way: str, make: type[AdamW]) -> None:
+    whole, divided = model_with_gradients(0).bfloat16(), model_with_gradients(0).bfloat16()
+    theirs = make(whole.parameters(), master_weights=True)
+    if way == "fully sharded":
+        divided = parallel.FullyShardedDataParallel(divided)
+        mine: Optimizer = make(divided.parameters(), master_weights=True)
+    elif way == "torch's":
+        fully_shard(divided, mesh=init_device_mesh("cpu", (1,)))
+        mine = make(divided.parameters(), master_weights=True)
+    else:
+        mine = parallel.ShardedOptimizer(divided.parameters(), make, master_weights=True)
+    for step in range(10):
+        inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).bfloat16()
+        for model, optimizer in ((whole, theirs), (divided, mine)):
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            if isinstance(model, parallel.FullyShardedDataParallel):
+                model.finish_gradient_synchronization()
+            optimizer.step()
+    masters = [
+        torch.cat([_local(state["master_param"]).flatten() for state in optimizer.state.values()]).sort().values
+        for optimizer in (mine, theirs)
+    ]
+    assert torch.equal(*masters)
+    assert torch.equal(divided(inputs), whole(inputs))
