@@ -49,8 +49,8 @@ OF_OUR_STEP = frozenset(
     {
         *("model", "code", "batch_size", "accumulation_steps", "context_length", "mode", "parameter_dtype", "compile"),
         *("compile_scope", "cuda_graph", "attention", "attention_code", "activation_checkpointing", "checkpoint_scope"),
-        *("checkpoint_layers", "fused_linear_cross_entropy", "fused", "optimizer", "gradient_clip_norm"),
-        "new_tokens",
+        *("checkpoint_layers", "fused_linear_cross_entropy", "fused", "optimizer", "master_weights"),
+        *("gradient_clip_norm", "new_tokens"),
     }
 )
 """Fields without effect where `step_code` does the step."""
@@ -192,7 +192,7 @@ class TrainingSpec(SpecBase):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """`bf16` and `fp16` by autocast, `fp16` with gradient scaling; `tf32` needs a GPU."""
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Data type of parameters, gradients and optimizer state."""
+    """Data type of parameters and gradients, and of the optimizer's state unless `master_weights` is set."""
     compile: bool = False
     """Run the model through torch.compile."""
     compile_scope: Literal["blocks", "model"] = "blocks"
@@ -223,6 +223,9 @@ class TrainingSpec(SpecBase):
     optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw", "triton_adamw"] = "adamw"
     """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; `triton_adamw` updates each in one
     Triton kernel, on a GPU; the others are torch's."""
+    master_weights: bool = False
+    """`train_step` only, with `parameter_dtype` bf16: the optimizer, `adamw` or `triton_adamw`, keeps a float32 copy of
+    each parameter and float32 moments."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
     """`train_step` only: clip gradients to this global L2 norm, inside the optimizer's time; null: no clipping."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
@@ -243,6 +246,7 @@ class TrainingSpec(SpecBase):
         **SpecBase.added,
         "checkpoint_scope": "block",
         "fused_linear_cross_entropy": False,
+        "master_weights": False,
     }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {
         "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *names("code"), *names("step_code")),
@@ -271,6 +275,8 @@ class TrainingSpec(SpecBase):
             return self
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+        if self.master_weights and self.mode == "train_step":
+            self._check_master_weights()
         if self.accumulation_steps > 1 and self.mode not in WITH_BACKWARD:
             raise field_error(
                 "accumulation_steps",
@@ -305,6 +311,12 @@ class TrainingSpec(SpecBase):
                 "with fp16, each step is skipped if a gradient overflowed, and in a CUDA graph only torch_fused_adamw "
                 "can decide that on the GPU: choose it, or precision bf16",
             )
+
+    def _check_master_weights(self) -> None:
+        if self.parameter_dtype != "bf16":
+            raise field_error("master_weights", "parameters are in fp32 already: choose parameter_dtype bf16")
+        if self.optimizer not in ("adamw", "triton_adamw"):
+            raise field_error("master_weights", "torch's optimizers have none: choose adamw or triton_adamw")
 
     def _check_memory_savers(self) -> None:
         num_layers = self.model.shape()["num_layers"]
@@ -378,7 +390,7 @@ class TrainingSpec(SpecBase):
         elif self.checkpoint_layers == self.model.shape()["num_layers"]:
             identity["checkpoint_layers"] = None  # which means all of them
         if self.mode != "train_step":
-            identity |= {"optimizer": None, "gradient_clip_norm": None}
+            identity |= {"optimizer": None, "master_weights": None, "gradient_clip_norm": None}
         if self.mode != "generate":
             identity["new_tokens"] = None
         return identity, {"model": self.label()}

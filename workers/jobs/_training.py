@@ -321,7 +321,8 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
             )
         case "train_step":
             rate = torch.tensor(steps.MAX_LEARNING_RATE, device=device) if spec.cuda_graph else steps.MAX_LEARNING_RATE
-            optimizer = make_optimizer(spec.optimizer, model, rate, capturable=spec.cuda_graph)
+            options = {"capturable": spec.cuda_graph, "master_weights": spec.master_weights}
+            optimizer = make_optimizer(spec.optimizer, model, rate, **options)
             # The steps of the schedule affect only the learning rate, so further steps do no harm.
             total = min_calls(spec.warmup_steps) + spec.measure_steps
             clip = spec.gradient_clip_norm

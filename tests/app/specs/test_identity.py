@@ -30,10 +30,11 @@ from app.text.cases import case_text
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 
 CODE = {"sha256": "0" * 64, "function": "mine"}
+NARROW = {"precision": "bf16", "parameter_dtype": "bf16"}
 TRAINING: list[dict[str, Any]] = [
     {"mode": "train_step", "compile": True, "activation_checkpointing": True},
     {"mode": "generate"},
-    {"precision": "bf16"},
+    NARROW,
     {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
     {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     {"step_code": CODE},
@@ -44,7 +45,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "ddp": [
         {},
         {"compile": True, "activation_checkpointing": True},
-        {"precision": "bf16", "strategy": "torch_fsdp"},
+        {**NARROW, "strategy": "torch_fsdp"},
         {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
         {"strategy": "none"},
         {"step_code": CODE},
@@ -71,7 +72,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     ],
     "memory": [
         {"mode": "train_step", "compile": True, "activation_checkpointing": True},
-        {"precision": "bf16"},
+        NARROW,
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
         {"step_code": CODE},
     ],
@@ -308,10 +309,12 @@ class TestModels:
         [
             ("forward", "optimizer", "torch_adamw"),
             ("forward", "gradient_clip_norm", 1.0),
+            ("forward", "master_weights", True),
             ("forward", "activation_checkpointing", True),
             ("forward", "new_tokens", 8),
             ("forward", "compile_scope", "model"),
             ("forward_backward", "optimizer", "torch_adamw"),
+            ("forward_backward", "master_weights", True),
             ("forward_backward", "new_tokens", 8),
             ("train_step", "new_tokens", 8),
             ("train_step", "compile_scope", "model"),

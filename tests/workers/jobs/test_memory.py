@@ -145,6 +145,14 @@ def test_categories_have_the_bytes_that_are_known(run, optimizer: str, device: s
         )
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_master_weights_are_optimizer_state(run, device: str) -> None:
+    report = run(precision="bf16", parameter_dtype="bf16", master_weights=True, device=device)
+    end = used(report, "forward", "end")
+    assert (end["parameter"], end["optimizer_state"]) == (2 * PARAMETERS, 3 * 4 * PARAMETERS)
+    assert used(report, "backward", "end")["gradient"] == 2 * PARAMETERS
+
+
 def test_inference_keeps_no_activations(run) -> None:
     inference, training = (used(run(mode=mode), "forward", "end") for mode in ("forward", "forward_backward"))
     assert inference["activation"] == 4, "the loss"

@@ -139,7 +139,8 @@ class ParityCheck:
         many seconds.
 
         The single process takes no more than this rank's peak; a sharded strategy's peak lacks the other ranks'
-        parameters, gradients and two optimizer states, of at most 4 bytes per element where parameters have 2.
+        parameters, gradients and two optimizer states; where parameters have 2 bytes per element, at most three states
+        of 4 bytes.
 
         Returns:
             Why neither the GPU nor the host has room; None if one has.

@@ -224,6 +224,8 @@ def make_optimizer(
     optimizer_class, options = OPTIMIZERS[spec.optimizer]
     parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     arguments: dict[str, Any] = {"lr": MAX_LEARNING_RATE, **options}
+    if spec.master_weights:
+        arguments["master_weights"] = True
     if not spec.sharded_optimizer or strategy == NO_COMMUNICATION:
         return optimizer_class(parameters, **arguments)
     if strategy == "torch_ddp":

@@ -47,6 +47,7 @@ ROOT = 2 * 61 * 16 + 16
 MIB = 2**20
 SMALL = {"model": MODEL, "context_length": 8, "warmup_steps": 0, "measure_steps": 1}
 LARGEST = {**DdpSpec.presets["8b"], "checkpoint_layers": 1}
+MASTER = {"precision": "bf16", "parameter_dtype": "bf16", "master_weights": True}
 SPECS: dict[str, dict[str, Any]] = {
     "none": {"strategy": "none"},
     "naive, sharded": {"strategy": "naive", "sharded_optimizer": True, "gradient_clip_norm": 0.1},
@@ -67,6 +68,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None, "accumulation_steps": 3},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
+    "torch_ddp, master weights": {"strategy": "torch_ddp", "sharded_optimizer": True, **MASTER},
     "fsdp, gathered once": {
         "strategy": "fsdp",
         "reshard_after_forward": False,
