@@ -5,9 +5,9 @@
 
 Needs torch, Triton and this checkout only. Steps are those of `benchmark` jobs with `compile`, `cuda_graph`, precision
 bf16 and attention `triton`. A variant is `plain`; `chunked`, the output layer's loss in chunks
-(`fused_linear_cross_entropy`); one of the names of `fused`; several with + between them; or `all`. One line per
-variant: the median time of a step, and the memory that its tensors take. On an H200 a variant of xl takes 20 to 30 s,
-most of it compilation.
+(`fused_linear_cross_entropy`); one of the names of `fused`; several with + between them; or `all`. Parameters `master`
+are bf16 with float32 master weights, for `adamw` and `triton_adamw`. One line per variant: the median time of a step,
+and the memory that its tensors take. On an H200 a variant of xl takes 20 to 30 s, most of it compilation.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def make(size: str, parameters: str, batch: int, context: int, variant: str, opt
         model = TransformerLM(
             vocabulary, context, **MODEL_SIZES[size], attention=ATTENTION.load("triton").function, fused=fused
         )
-    set_parameter_dtype(model, parameters)
+    set_parameter_dtype(model, "fp32" if parameters == "fp32" else "bf16")
     compile_blocks(model)
     rate = torch.tensor(MAX_LEARNING_RATE, device=device)
-    optimizer = make_optimizer(optimizer_name, model, rate, capturable=True)
+    optimizer = make_optimizer(optimizer_name, model, rate, capturable=True, master_weights=parameters == "master")
     batches = RandomBatches(vocabulary, batch, context, device, 0)
     has_loss = "linear_cross_entropy" in fused or "chunked" in variant.split("+")
     return GraphedStep(TrainStep(model, batches, PRECISIONS["bf16"], model, optimizer, 1000, model_has_loss=has_loss))
@@ -73,7 +73,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=sorted(MODEL_SIZES), default="xl")
-    parser.add_argument("--parameters", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--parameters", choices=("fp32", "bf16", "master"), default="fp32")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
