@@ -569,7 +569,8 @@ def test_determinism_takes_two_passes(head_dim: int, kernel: str, deterministic:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
 def test_shapes_drawn_at_random(rng: random.Random) -> None:
-    for shape in stress.draw_shapes(200, rng.randrange(1 << 32)):
+    """A few: most have kernels of their own, which take seconds to compile. `benchmarks.attention_stress` has more."""
+    for shape in stress.draw_shapes(20, rng.randrange(1 << 32)):
         assert stress.compare(shape, rng.randrange(1 << 32)).reason is None, shape
 
 
