@@ -6,7 +6,7 @@
 Needs torch, Triton and this checkout only. Steps are those of `benchmark` jobs with `compile`, `cuda_graph`, precision
 bf16 and attention `triton`. A variant is `plain`; `chunked`, the output layer's loss in chunks
 (`fused_linear_cross_entropy`); one of the names of `fused`; several with + between them; or `all`. Parameters `master`
-are bf16 with float32 master weights, for `adamw` and `triton_adamw`. One line per variant: the median time of a step,
+are bf16 with float32 master weights, which `adamw` and `triton_adamw` have. One line per variant: the median time of a step,
 and the memory that its tensors take. On an H200 a variant of xl takes 20 to 30 s, most of it compilation.
 """
 
@@ -80,6 +80,8 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="torch_fused_adamw")
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     given = parser.parse_args()
+    if given.parameters == "master" and given.optimizer.startswith("torch"):
+        parser.error(f"{given.optimizer} has no master weights: choose --optimizer triton_adamw")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {given}\n")
     print("| variant | step, ms | memory, GiB | ready after, s |\n|---|---|---|---|")
     for variant in given.variants:

@@ -224,8 +224,8 @@ class TrainingSpec(SpecBase):
     """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; `triton_adamw` updates each in one
     Triton kernel, on a GPU; the others are torch's."""
     master_weights: bool = False
-    """`train_step` only, with `parameter_dtype` bf16: the optimizer, `adamw` or `triton_adamw`, keeps a float32 copy of
-    each parameter and float32 moments."""
+    """`train_step` only, with `precision` and `parameter_dtype` bf16: the optimizer, `adamw` or `triton_adamw`, keeps a
+    float32 copy of each parameter and float32 moments, so that no small update is rounded away."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
     """`train_step` only: clip gradients to this global L2 norm, inside the optimizer's time; null: no clipping."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
@@ -274,7 +274,7 @@ class TrainingSpec(SpecBase):
         if self.step_code is not None:
             return self
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
-            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16")
         if self.master_weights and self.mode == "train_step":
             self._check_master_weights()
         if self.accumulation_steps > 1 and self.mode not in WITH_BACKWARD:
@@ -314,9 +314,9 @@ class TrainingSpec(SpecBase):
 
     def _check_master_weights(self) -> None:
         if self.parameter_dtype != "bf16":
-            raise field_error("master_weights", "parameters are in fp32 already: choose parameter_dtype bf16")
+            raise field_error("master_weights", "needs parameter_dtype bf16 and precision bf16: float32 has no need of copies")
         if self.optimizer not in ("adamw", "triton_adamw"):
-            raise field_error("master_weights", "torch's optimizers have none: choose adamw or triton_adamw")
+            raise field_error("master_weights", "torch's optimizers have none: choose optimizer adamw or triton_adamw")
 
     def _check_memory_savers(self) -> None:
         num_layers = self.model.shape()["num_layers"]

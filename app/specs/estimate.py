@@ -99,7 +99,7 @@ class EstimateSpec(SpecBase):
     @model_validator(mode="after")
     def _fields_go_together(self) -> Self:
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
-            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16")
         if self.architecture == "transformer":
             self.model.check_documents(self.context_length)
         return self

@@ -27,8 +27,9 @@ class AdamW(Optimizer):
         capturable: Keep the step's number on the parameter's device, so that a CUDA graph can count. The learning rate
             may then be a tensor without axes on that device, which is read at each step.
         master_weights: Keep a float32 copy of each parameter, made at its first step, and float32 moments; each step
-            updates these and rounds the copy into the parameter (Micikevicius et al., 2018, section 3.1). Updates that
-            are too small for a bfloat16 parameter add up so. Values that others write into the parameter are lost.
+            updates these and rounds the copy into the parameter (Micikevicius et al., 2018, section 3.1). So updates
+            that are too small for a bfloat16 parameter accumulate. Load a model's weights before the first step: the
+            next step would overwrite them.
 
     Raises:
         ValueError: a hyper-parameter is out of range.
@@ -50,22 +51,28 @@ class AdamW(Optimizer):
         if isinstance(lr, Tensor) and not capturable:
             raise ValueError("a learning rate in a tensor needs capturable=True")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "capturable": capturable}
-        super().__init__(params, {**defaults, "master_weights": master_weights})
+        defaults["master_weights"] = master_weights
+        super().__init__(params, defaults)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, or of another AdamW without `amsgrad`. Master weights that it lacks are made from
-        the parameters at the next step; without `master_weights`, its are left out."""
+        """Load a state of this class, or of another AdamW without `amsgrad`.
+
+        With `master_weights`, those in the state are taken if they are float32, else made from the parameters at the
+        next step; without, they are dropped.
+        """
         chosen = [group["master_weights"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, saved, master_weights in zip(self.param_groups, state_dict["param_groups"], chosen, strict=True):
             group["master_weights"] = master_weights
             for parameter, number in zip(group["params"], saved["params"], strict=True):
-                if not master_weights:
+                values = state_dict["state"].get(number, {})
+                # An optimizer that has no master weights keeps those that it loads, rounded, and does not update them.
+                if not master_weights or values.get("master_param", parameter).dtype != torch.float32:
                     self.state.get(parameter, {}).pop("master_param", None)
-                    continue
-                for name, value in state_dict["state"].get(number, {}).items():
-                    if name != "step":  # torch has rounded all others to the parameter's dtype
-                        self.state[parameter][name] = value.to(parameter.device, torch.float32)
+                if master_weights and parameter in self.state:
+                    for name in self.state[parameter].keys() - {"step"}:
+                        # torch has rounded it to the parameter's dtype
+                        self.state[parameter][name] = values[name].to(parameter.device, torch.float32)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -90,7 +97,7 @@ class AdamW(Optimizer):
             state["step"] += 1
             beta1, beta2 = group["betas"]
             first, second = state["exp_avg"], state["exp_avg_sq"]
-            weight = state.get("master_param", parameter)
+            weight = state["master_param"] if group["master_weights"] else parameter
             gradient = parameter.grad.to(weight.dtype)
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             first.mul_(beta1).add_(gradient, alpha=1 - beta1)
@@ -102,7 +109,7 @@ class AdamW(Optimizer):
                 weight.sub_(first.div(denominator).mul_(step_size))
             else:
                 weight.addcdiv_(first, denominator, value=-step_size)
-            if weight is not parameter:
+            if group["master_weights"]:
                 parameter.copy_(weight)
 
     def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
@@ -208,18 +215,17 @@ def make_optimizer(
 
     `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
     single-kernel one, `triton_adamw` our kernel, which needs a GPU. A `capturable` one may be captured in a CUDA graph,
-    with its learning rate in a tensor. With `master_weights`, ours keep a float32 copy of each parameter.
+    with its learning rate in a tensor. With `master_weights`, ours keep a float32 copy of each parameter; torch's have
+    no such argument.
 
     Raises:
-        ValueError: there is no such optimizer, or torch's is to have master weights.
+        ValueError: there is no such optimizer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {name!r}; known are {', '.join(OPTIMIZERS)}")
     optimizer_class, arguments = OPTIMIZERS[name]
     if master_weights:
-        if not issubclass(optimizer_class, AdamW):
-            raise ValueError(f"torch's optimizers have no master weights: choose adamw or triton_adamw, not {name}")
         arguments = {**arguments, "master_weights": True}
     made: Optimizer = optimizer_class(parameters, lr=lr, capturable=capturable, **arguments)  # type: ignore[call-arg]
     return made

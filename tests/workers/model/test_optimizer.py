@@ -347,9 +347,20 @@ def test_the_constructor_decides_on_master_weights_and_no_loaded_state(name: str
         assert {optimizer.state[parameter][one].dtype for one in MOMENTS} == {torch.bfloat16}
 
 
-def test_torchs_optimizers_have_no_master_weights() -> None:
-    with pytest.raises(ValueError, match="choose adamw or triton_adamw, not torch_fused_adamw"):
-        make_optimizer("torch_fused_adamw", model_with_gradients(0), master_weights=True)
+@needs_triton
+@pytest.mark.parametrize(("name", "device"), OURS)
+def test_master_weights_that_another_optimizer_kept_are_made_anew(name: str, device: str) -> None:
+    """torch's AdamW keeps what it loads, rounded, and updates the parameters only."""
+    state = slowly_trained(name, device, 2, master_weights=True)[1].state_dict()
+    model, theirs = slowly_trained("torch_adamw", device, 40, state=state)
+    optimizer = make_optimizer(name, model, 0.0, master_weights=True)
+    optimizer.load_state_dict(theirs.state_dict())
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.step()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+        assert torch.equal(optimizer.state[parameter]["master_param"], old.float())
 
 
 @pytest.fixture

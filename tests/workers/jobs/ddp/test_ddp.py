@@ -504,6 +504,12 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
     assert all(row["min_step_ms"] <= row["median_step_ms"] <= row["max_step_ms"] for row in ranks)
 
 
+def test_master_weights_and_moments_are_optimizer_state(run: Any) -> None:
+    found = values(run("torch_ddp, master weights"))
+    assert found["parameters_mib"]["median"] == pytest.approx(2 * PARAMETERS / MIB, rel=0.05)
+    assert found["optimizer_state_mib"]["median"] == pytest.approx(12 * PARAMETERS / 2 / MIB, rel=0.05)
+
+
 def test_memory_at_three_moments_on_a_cpu() -> None:
     """Before the optimizer there are parameters and gradients, after its first step its state, too."""
     torch.optim.Adam([torch.ones(1)], fused=True)  # imports torch's compiler
