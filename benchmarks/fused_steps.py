@@ -6,8 +6,8 @@
 Needs torch, Triton and this checkout only. Steps are those of `benchmark` jobs with `compile`, `cuda_graph`, precision
 bf16 and attention `triton`. A variant is `plain`; `chunked`, the output layer's loss in chunks
 (`fused_linear_cross_entropy`); one of the names of `fused`; several with + between them; or `all`. Parameters `master`
-are bf16 with float32 master weights, which `adamw` and `triton_adamw` have. One line per variant: the median time of a step,
-and the memory that its tensors take. On an H200 a variant of xl takes 20 to 30 s, most of it compilation.
+are bf16 with float32 master weights, which `adamw` and `triton_adamw` have. One line per variant: the median time of a
+step, and the memory that its tensors take. On an H200 a variant of xl takes 20 to 30 s, most of it compilation.
 """
 
 from __future__ import annotations

@@ -52,12 +52,12 @@ class Chunk:
 class ShardedOptimizer(Optimizer):
     """Divides an optimizer's state among the ranks; each rank updates its parameters and fetches the others'.
 
-    With P bytes of parameters, K·P of optimizer state (AdamW: K = 2; 6 for bfloat16 with float32 master weights) and n ranks, each rank keeps K·P/n of state
-    instead of K·P. Each step it sends and receives P·(n-1)/n to exchange the parameters, besides the 2·P·(n-1)/n of the
-    gradients' all-reduce. ZeRO stage 1 (Rajbhandari et al., 2020, section 5.1) keeps the same K·P/n of state but
-    reduces each gradient to its owner alone, so it moves P·(n-1)/n for gradients and as much for parameters; in
-    exchange, no rank has all averaged gradients then, and clipping by a global norm needs another exchange. Here
-    gradients come averaged from any of the data-parallel wrappers.
+    With P bytes of parameters, K·P of optimizer state (AdamW: K = 2; 6 for bfloat16 with float32 master weights) and n
+    ranks, each rank keeps K·P/n of state instead of K·P. Each step it sends and receives P·(n-1)/n to exchange the
+    parameters, besides the 2·P·(n-1)/n of the gradients' all-reduce. ZeRO stage 1 (Rajbhandari et al., 2020, section
+    5.1) keeps the same K·P/n of state but reduces each gradient to its owner alone, so it moves P·(n-1)/n for gradients
+    and as much for parameters; in exchange, no rank has all averaged gradients then, and clipping by a global norm
+    needs another exchange. Here gradients come averaged from any of the data-parallel wrappers.
 
     Parameters are assigned by size, the largest first, each to the rank with the fewest bytes (the lowest of several),
     so all ranks come to the same assignment. Parameters that alone use their memory are moved into a chunk's shared

@@ -314,7 +314,7 @@ class TrainingSpec(SpecBase):
 
     def _check_master_weights(self) -> None:
         if self.parameter_dtype != "bf16":
-            raise field_error("master_weights", "needs parameter_dtype bf16 and precision bf16: float32 has no need of copies")
+            raise field_error("master_weights", "needs parameter_dtype bf16 and precision bf16")
         if self.optimizer not in ("adamw", "triton_adamw"):
             raise field_error("master_weights", "torch's optimizers have none: choose optimizer adamw or triton_adamw")
 
