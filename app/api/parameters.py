@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, get_args, get_origin
@@ -174,9 +174,12 @@ async def no_repeats(request: Request) -> None:
     """Refuse a single-valued query parameter that is given twice, since one of the values would be dropped silently."""
     counts = Counter(name for name, _ in request.query_params.multi_items())
     repeated = [name for name, count in counts.items() if count > 1]
-    if not repeated:
+    route = request.scope["route"]
+    parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
+    # A route without parameters refuses all (NO_QUERY), or reads a form's, whose values may repeat.
+    if not repeated or not parameters:
         return
-    several = _taking_several(request.scope["route"])
+    several = _taking_several(parameters)
     errors = tuple(
         FieldError(f"/{name}", f"Query parameter {name!r} is there {counts[name]} times, and takes one value.")
         for name in repeated
@@ -186,9 +189,8 @@ async def no_repeats(request: Request) -> None:
         raise InvalidRequest(" ".join(error.detail for error in errors), errors=errors)
 
 
-def _taking_several(route: Any) -> frozenset[str]:
-    """Return the names of a route's query parameters that take a list."""
-    parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
+def _taking_several(parameters: Iterable[Any]) -> frozenset[str]:
+    """Return the names of query parameters that take a list."""
     names = set()
     for parameter in parameters:
         model: Any = parameter.field_info.annotation

@@ -145,29 +145,24 @@ def _preview(request: Request, body: Mapping[str, Any], errors: Sequence[Mapping
     }
 
 
-async def _read_form(
-    request: Request, services: Services
-) -> tuple[dict[str, Any], list[Field], dict[str, str], dict[str, Any]]:
-    """Return the kind of a form that a browser sent, its fields, the texts of its options, and the body to submit."""
-    raw = await read_limited(request, services.settings.max_body_bytes)
-    return await run_in_threadpool(_form_of, services, raw.decode(errors="replace"))
-
-
-def _form_of(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, str], dict[str, Any]]:
+def _read_form(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
+    """Return the kind, the fields and all texts of a form that a browser sent."""
     try:
         form = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_VALUES)
     except ValueError:
         raise InvalidRequest(f"The form has more than {MAX_VALUES} values.") from None
     described = _described(services, form.get("kind", [""])[0])
     of = form.get("spec.baseline.kind", [None])[0] if KINDS[described["kind"]].holds_specs else None
-    fields, texts = forms.with_form_texts(_fields(described, of), form), forms.options_from_form(form)
-    return described, fields, texts, forms.body_of(described["kind"], fields, forms.options_of(texts))
+    return described, forms.with_form_texts(_fields(described, of), form), form
 
 
 @router.post("/new", dependencies=[NO_QUERY])
 async def submit(request: Request, services: CurrentServices, sender: Sender) -> Response:
     """Submit the form's job or sweep; if the form is not valid, show it again with the problems at its fields."""
-    described, fields, texts, body = await _read_form(request, services)
+    raw = await read_limited(request, services.settings.max_body_bytes)
+    described, fields, form = await run_in_threadpool(_read_form, services, raw.decode(errors="replace"))
+    texts = forms.options_from_form(form)
+    body = forms.body_of(described["kind"], fields, forms.options_of(texts))
     if problems := await run_in_threadpool(problems_of, services, fields, texts, body):
         return _form(request, described, fields, texts, problems, preset=None, cloned=None)
     try:
@@ -180,11 +175,13 @@ async def submit(request: Request, services: CurrentServices, sender: Sender) ->
         return _form(request, described, fields, texts, errors_of(invalid), preset=None, cloned=None)
 
 
-@router.post("/new/preview", dependencies=[NO_QUERY])
-async def preview(request: Request, services: CurrentServices) -> Response:
+@router.get("/new/preview")
+def preview(request: Request, services: CurrentServices) -> Response:
     """Return the equivalent commands of a form that is being filled in, and its problems so far."""
-    _described, fields, texts, body = await _read_form(request, services)
-    problems = await run_in_threadpool(lambda: problems_of(services, fields, texts, body) or check(services, body))
+    described, fields, form = _read_form(services, request.url.query)
+    texts = forms.options_from_form(form)
+    body = forms.body_of(described["kind"], fields, forms.options_of(texts))
+    problems = problems_of(services, fields, texts, body) or check(services, body)
     return render(request, "preview.html", **_preview(request, body, problems))
 
 

@@ -204,7 +204,7 @@ def test_errors_stand_at_their_fields(fresh_site: Any) -> None:
     assert 'id="field-batch_size-error-1">Input should be greater than or equal to 1' in answer.text
     assert 'id="option-priority-error-1"' in answer.text
     assert fresh_site.rows() == before
-    text = fresh_site.http.post("/ui/new/preview", data=fields, headers=OWN).text
+    text = fresh_site.http.get("/ui/new/preview", params=fields).text
     assert "context_length: Input should be a valid integer" in text
     grid = fields | {"spec.context_length": "64, abc", "spec.batch_size": "1", "option.priority": ""}
     assert 'id="field-context_length-error-1">Input' in fresh_site.http.post("/ui/new", data=grid, headers=OWN).text
