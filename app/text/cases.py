@@ -24,8 +24,8 @@ def case_text(coordinates: Mapping[str, Any]) -> str:
     """Write a case in words: texts unchanged, flags and numbers by name ("triton, causal, head_dim=64").
 
     A coordinate of a whole job lists its values ("16/32/64"), or their number if they are many ("13 implementations").
-    A coordinate in which the sides of a comparison differ has its name before it ("precision=fp32 → bf16"), and so has
-    a text that was there before ("bf16, parameter_dtype=bf16").
+    A coordinate in which the sides of a comparison differ has its name before it ("precision=fp32 → bf16"), and so have
+    a text that was there before and a data type other than the precision ("bf16, parameter_dtype=bf16").
     """
     words: list[str] = []
     for name, value in coordinates.items():
@@ -44,7 +44,8 @@ def _coordinate(name: str, value: Any) -> str:
     if len(parts) > MAX_LISTED:
         return f"{len(parts)} {name.replace('_', ' ')}s"
     text = "/".join(parts)
-    return f"{name}={text}" if all(map(_is_number_or_flag, parts)) else text
+    # A bare "bf16" is the precision.
+    return f"{name}={text}" if name.endswith("_dtype") or all(map(_is_number_or_flag, parts)) else text
 
 
 def _part(value: Any) -> str:

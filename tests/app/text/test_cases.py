@@ -25,6 +25,7 @@ from app.text.cases import case_text
         ({"precision": "fp32 → bf16", "compile": "False → True"}, "precision=fp32 → bf16, compile=false → true"),
         ({"compile_scope": "None → blocks"}, "compile_scope=none → blocks"),
         ({"precision": "bf16", "parameter_dtype": "bf16"}, "bf16, parameter_dtype=bf16"),
+        ({"batch_size": 1, "parameter_dtype": "bf16"}, "batch_size=1, parameter_dtype=bf16"),
         ({}, ""),
     ],
 )
