@@ -65,14 +65,14 @@ class AdamW(Optimizer):
         for group, saved, master_weights in zip(self.param_groups, state_dict["param_groups"], chosen, strict=True):
             group["master_weights"] = master_weights
             for parameter, number in zip(group["params"], saved["params"], strict=True):
-                values = state_dict["state"].get(number, {})
+                state, values = self.state.get(parameter, {}), state_dict["state"].get(number, {})
                 # An optimizer that has no master weights keeps those that it loads, rounded, and does not update them.
                 if not master_weights or values.get("master_param", parameter).dtype != torch.float32:
-                    self.state.get(parameter, {}).pop("master_param", None)
-                if master_weights and parameter in self.state:
-                    for name in self.state[parameter].keys() - {"step"}:
-                        # torch has rounded it to the parameter's dtype
-                        self.state[parameter][name] = values[name].to(parameter.device, torch.float32)
+                    state.pop("master_param", None)
+                if master_weights:
+                    # torch has rounded all but the step to the parameter's dtype
+                    for name in state.keys() - {"step"}:
+                        state[name] = values[name].to(parameter.device, torch.float32)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -208,6 +208,12 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 """The optimizers by their names in specs: class and arguments."""
 
 
+def class_and_arguments(name: str, *, master_weights: bool) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Return what makes an optimizer of OPTIMIZERS. Only ours have the argument `master_weights`."""
+    optimizer_class, arguments = OPTIMIZERS[name]
+    return optimizer_class, {**arguments, **({"master_weights": True} if master_weights else {})}
+
+
 def make_optimizer(
     name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, capturable: bool = False, master_weights: bool = False
 ) -> Optimizer:
@@ -215,8 +221,7 @@ def make_optimizer(
 
     `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
     single-kernel one, `triton_adamw` our kernel, which needs a GPU. A `capturable` one may be captured in a CUDA graph,
-    with its learning rate in a tensor. With `master_weights`, ours keep a float32 copy of each parameter; torch's have
-    no such argument.
+    with its learning rate in a tensor. With `master_weights`, ours keep a float32 copy of each parameter.
 
     Raises:
         ValueError: there is no such optimizer.
@@ -224,8 +229,6 @@ def make_optimizer(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {name!r}; known are {', '.join(OPTIMIZERS)}")
-    optimizer_class, arguments = OPTIMIZERS[name]
-    if master_weights:
-        arguments = {**arguments, "master_weights": True}
+    optimizer_class, arguments = class_and_arguments(name, master_weights=master_weights)
     made: Optimizer = optimizer_class(parameters, lr=lr, capturable=capturable, **arguments)  # type: ignore[call-arg]
     return made

@@ -376,29 +376,43 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@needs_triton
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
-@pytest.mark.parametrize("way", ["sharded optimizer", "fully sharded", "torch's"])
-def test_triton_adamw_divided(alone: None, way: str) -> None:
-    """Parameters that are moved into shared memory, are views of it, or are DTensors."""
-    plain, divided = model_with_gradients(0).float(), model_with_gradients(0).float()
-    theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
+WAYS = "sharded optimizer", "fully sharded", "torch's"
+"""Ways to divide a model and its optimizer among processes: parameters are moved into shared memory, are views of it,
+or are DTensors."""
+
+
+def divided_by(
+    way: str, model: nn.Module, make: Callable[..., Optimizer], **options: Any
+) -> tuple[nn.Module, Optimizer]:
+    if way == "sharded optimizer":
+        return model, parallel.ShardedOptimizer(model.parameters(), make, **options)
     if way == "fully sharded":
-        divided = parallel.FullyShardedDataParallel(divided)
-        mine: Optimizer = TritonAdamW(divided.parameters(), lr=0.1)
-    elif way == "torch's":
-        fully_shard(divided, mesh=init_device_mesh("cpu", (1,)))
-        mine = TritonAdamW(divided.parameters(), lr=0.1)
+        model = parallel.FullyShardedDataParallel(model)
     else:
-        mine = parallel.ShardedOptimizer(divided.parameters(), TritonAdamW, lr=0.1)
-    for step in range(3):
-        inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
-        for model, optimizer in ((plain, theirs), (divided, mine)):
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model, make(model.parameters(), **options)
+
+
+def train_alike(*trained: tuple[nn.Module, Optimizer], steps: int, dtype: torch.dtype) -> None:
+    """Train models on the same inputs."""
+    for step in range(steps):
+        inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).to(dtype)
+        for model, optimizer in trained:
             optimizer.zero_grad()
             model(inputs).square().sum().backward()
             if isinstance(model, parallel.FullyShardedDataParallel):
                 model.finish_gradient_synchronization()
             optimizer.step()
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+@pytest.mark.parametrize("way", WAYS)
+def test_triton_adamw_divided(alone: None, way: str) -> None:
+    plain = model_with_gradients(0).float()
+    divided, mine = divided_by(way, model_with_gradients(0).float(), TritonAdamW, lr=0.1)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    train_alike((plain, theirs), (divided, mine), steps=3, dtype=torch.float32)
     inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(9))
     torch.testing.assert_close(divided(inputs), plain(inputs), rtol=1e-4, atol=1e-5)
 
@@ -406,29 +420,16 @@ def test_triton_adamw_divided(alone: None, way: str) -> None:
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 @pytest.mark.parametrize("make", [AdamW, TritonAdamW])
-@pytest.mark.parametrize("way", ["sharded optimizer", "fully sharded", "torch's"])
+@pytest.mark.parametrize("way", WAYS)
 def test_master_weights_divided(alone: None, way: str, make: type[AdamW]) -> None:
-    whole, divided = model_with_gradients(0).bfloat16(), model_with_gradients(0).bfloat16()
+    whole = model_with_gradients(0).bfloat16()
+    divided, mine = divided_by(way, model_with_gradients(0).bfloat16(), make, master_weights=True)
     theirs = make(whole.parameters(), master_weights=True)
-    if way == "fully sharded":
-        divided = parallel.FullyShardedDataParallel(divided)
-        mine: Optimizer = make(divided.parameters(), master_weights=True)
-    elif way == "torch's":
-        fully_shard(divided, mesh=init_device_mesh("cpu", (1,)))
-        mine = make(divided.parameters(), master_weights=True)
-    else:
-        mine = parallel.ShardedOptimizer(divided.parameters(), make, master_weights=True)
-    for step in range(10):
-        inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).bfloat16()
-        for model, optimizer in ((whole, theirs), (divided, mine)):
-            optimizer.zero_grad()
-            model(inputs).square().sum().backward()
-            if isinstance(model, parallel.FullyShardedDataParallel):
-                model.finish_gradient_synchronization()
-            optimizer.step()
+    train_alike((whole, theirs), (divided, mine), steps=10, dtype=torch.bfloat16)
     masters = [
         torch.cat([_local(state["master_param"]).flatten() for state in optimizer.state.values()]).sort().values
         for optimizer in (mine, theirs)
     ]
     assert torch.equal(*masters)
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(9)).bfloat16()
     assert torch.equal(divided(inputs), whole(inputs))

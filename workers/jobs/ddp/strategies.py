@@ -22,7 +22,7 @@ from workers.measure.own_step import OwnStep
 from workers.measure.warmup import min_calls
 from workers.model.batches import Batches, RandomBatches
 from workers.model.compiled import BLOCKS
-from workers.model.optimizer import OPTIMIZERS
+from workers.model.optimizer import class_and_arguments
 from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, TrainStep
 
@@ -221,11 +221,9 @@ def make_optimizer(
     spec: DdpSpec, strategy: str, wrapped: nn.Module, group: dist.ProcessGroup | None = None
 ) -> Optimizer:
     """Make the optimizer, sharded over the group if the spec asks for it and the strategy communicates."""
-    optimizer_class, options = OPTIMIZERS[spec.optimizer]
+    optimizer_class, options = class_and_arguments(spec.optimizer, master_weights=spec.master_weights)
     parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     arguments: dict[str, Any] = {"lr": MAX_LEARNING_RATE, **options}
-    if spec.master_weights:
-        arguments["master_weights"] = True
     if not spec.sharded_optimizer or strategy == NO_COMMUNICATION:
         return optimizer_class(parameters, **arguments)
     if strategy == "torch_ddp":
