@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-if not torch.cuda.is_available():  # before anything imports a kernel
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
 from workers.measure.compilation import compilation

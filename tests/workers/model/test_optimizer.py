@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
-
-if not torch.cuda.is_available():  # before anything imports a kernel
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import parallel
 from workers.model.optimizer import AdamW, TritonAdamW, _local, clip_gradients, make_optimizer
