@@ -14,9 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app import defaults
 from app.errors import CannotRunHere
 from app.logs import LogFormat, LogLevel
+from flopwatch import defaults
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from app.metrics import column_name
-from app.table_options import DEFAULT_STATISTIC, Statistic
-from app.text.numbers import finite
+from flopwatch.table_options import DEFAULT_STATISTIC, Statistic
+from flopwatch.text.numbers import finite
 
 
 class Measured(Protocol):

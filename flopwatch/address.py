@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from app.process_start import start_of
+from flopwatch.process_start import start_of
 
 FILE = "server.json"
 

@@ -32,10 +32,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote, unquote
 
-from app.table_options import Format
-from app.text.cases import case_text
-from app.text.times import duration
-from app.text.values import value_text
 from flopwatch import alternating
 from flopwatch.connection import (
     PAGE,
@@ -66,6 +62,10 @@ from flopwatch.queries import (
     id_of,
     table_query,
 )
+from flopwatch.table_options import Format
+from flopwatch.text.cases import case_text
+from flopwatch.text.times import duration
+from flopwatch.text.values import value_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,8 +20,7 @@ from urllib.request import getproxies
 
 import httpx
 
-from app import defaults
-from flopwatch import address
+from flopwatch import address, defaults
 
 Answer: TypeAlias = dict[str, Any]
 """An answer of the server: a job, a sweep, a comparison, …"""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from app.text.characters import one_line
+from flopwatch.text.characters import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from app.table_options import Statistic
-from app.text.values import value_text
 from flopwatch.connection import Answer, ClientError
+from flopwatch.table_options import Statistic
+from flopwatch.text.values import value_text
 
 Thing: TypeAlias = int | Mapping[str, Any]
 """A job or a sweep: its id, or what the server answered."""

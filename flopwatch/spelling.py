@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.text.values import parse_value
+from flopwatch.text.values import parse_value
 
 
 def arguments(spec: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from app.settings import Settings
 from app.specs import KINDS
-from app.text.markdown_tables import shortened
+from flopwatch.text.markdown_tables import shortened
 from workers import uploaded
 from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE

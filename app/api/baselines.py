@@ -15,9 +15,9 @@ from app.api.bodies import Body, json_body, request_body
 from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text, declared, documented
 from app.api.schemas import Baseline, BaselineOfCases, Page, PutBaseline
 from app.api.services import CurrentServices
-from app.defaults import USER
 from app.errors import FieldError, InvalidRequest
 from app.specs._base import StrictModel
+from flopwatch.defaults import USER
 
 router = APIRouter(prefix="/baselines", tags=["baselines"])
 

@@ -17,7 +17,7 @@ from app.api.services import CurrentServices
 from app.api.tables import chosen_format, in_every_format, written
 from app.errors import FieldError, InvalidRequest
 from app.store.database.engine import Database
-from app.table_options import Format
+from flopwatch.table_options import Format
 
 router = APIRouter(prefix="/compare", tags=["results"])
 

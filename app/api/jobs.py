@@ -37,12 +37,12 @@ from app.api.parameters import (
 )
 from app.api.schemas import DryRun, Job, Page
 from app.api.services import CurrentServices, Services
-from app.defaults import USER
 from app.errors import STORE_UNAVAILABLE
 from app.states import FINISHED_STATES, JobState
 from app.store.keeping.deleting import delete_job
 from app.store.keeping.describing import describe_job
 from app.store.records import MAX_LABELS, Idempotency, NewJob, Submitted
+from flopwatch.defaults import USER
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

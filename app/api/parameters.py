@@ -18,11 +18,11 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError, to_json
 
-from app.defaults import USER
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.store.public import MAX_ID
 from app.store.records import Idempotency
-from app.text.times import moment_of
+from flopwatch.defaults import USER
+from flopwatch.text.times import moment_of
 
 MAX_WAIT_S = 60
 MAX_KEY_LENGTH = 255

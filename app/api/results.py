@@ -21,7 +21,7 @@ from app.api.tables import Caption, LatexLabel, chosen_format, in_every_format, 
 from app.store.files.store import Content, FolderContent
 from app.store.public import MAX_ID
 from app.store.reading.queries import MAX_MEASUREMENTS
-from app.table_options import Format
+from flopwatch.table_options import Format
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 

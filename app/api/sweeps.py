@@ -33,13 +33,13 @@ from app.api.parameters import (
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.schemas import DryRun, Page, Sweep
 from app.api.services import CurrentServices, Services
-from app.defaults import USER
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error
 from app.specs._fit import MAX_SEARCHES, Fit, FitBody, GridPath
 from app.specs._sweep import Point, expand
 from app.store.records import Idempotency, NewJob, Submitted
+from flopwatch.defaults import USER
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 

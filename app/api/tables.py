@@ -15,7 +15,7 @@ from app import results
 from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text, declared
 from app.api.schemas import Table
 from app.api.services import CurrentServices
-from app.table_options import DEFAULT_STATISTIC, Format, Statistic
+from flopwatch.table_options import DEFAULT_STATISTIC, Format, Statistic
 
 router = APIRouter(prefix="/tables", tags=["results"])
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from app.text.values import parse_json, parse_value
+from flopwatch.text.values import parse_json, parse_value
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from app.cli import arguments, completing
 from app.cli.common import WRONG, AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
-from app.text.numbers import NOTHING
+from flopwatch.text.numbers import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -242,7 +242,7 @@ def list_(
 ) -> None:
     """List baselines by name."""
     from app.cli.output import print_columns, print_json
-    from app.text.times import age
+    from flopwatch.text.times import age
 
     baselines = server.list_baselines(limit)
     if as_json:

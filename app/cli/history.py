@@ -39,7 +39,7 @@ def history(
     """Show one metric of one case over time: in every job that measured it, with the version of the code."""
     from app.cli.output import print_columns, print_json
     from app.metrics import readable
-    from app.text.times import moment
+    from flopwatch.text.times import moment
 
     if case is None and job_id is None:
         raise typer.BadParameter("give a case's key, or --job")

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from app.text.numbers import NOTHING
+from flopwatch.text.numbers import NOTHING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,13 +13,13 @@ from typing import Any
 
 from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
-from app.text.cases import case_text
-from app.text.markdown_tables import cut
-from app.text.numbers import NOTHING, number
-from app.text.times import age, duration, moment, parsed_time, ran
-from app.text.validity import doubts, noisy_host, notes, verdict
 from flopwatch.client import Flopwatch, Show, progress_bar
 from flopwatch.connection import problem_text
+from flopwatch.text.cases import case_text
+from flopwatch.text.markdown_tables import cut
+from flopwatch.text.numbers import NOTHING, number
+from flopwatch.text.times import age, duration, moment, parsed_time, ran
+from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait, and of files."""

@@ -12,8 +12,8 @@ from app.cli import completing
 from app.cli.arguments import parse_labels, split_pair
 from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table, fail
-from app.table_options import FORMATS, Format, Statistic
 from flopwatch.spelling import argument, arguments, fields
+from flopwatch.table_options import FORMATS, Format, Statistic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -33,7 +33,7 @@ def sweeps(
 ) -> None:
     """List sweeps, newest first: the grid of each, and how many of its jobs are in each state; or show one."""
     from app.cli.output import counts_text, grid_text, print_columns, print_json, print_sweep
-    from app.text.times import age
+    from flopwatch.text.times import age
 
     if sweep_id is not None:
         sweep = server.sweep_state(sweep_id)
@@ -66,8 +66,8 @@ def workers(
 ) -> None:
     """List connected workers: their devices, the jobs on them, and when they were last seen."""
     from app.cli.output import print_columns, print_json
-    from app.text.times import age
-    from app.text.validity import RECENT_JOBS, noisy_host
+    from flopwatch.text.times import age
+    from flopwatch.text.validity import RECENT_JOBS, noisy_host
 
     listed = server.list_workers(limit=MAX_WORKERS)
     chosen = [worker for worker in listed if everyone or worker["state"] in CONNECTED]

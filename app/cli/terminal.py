@@ -1,4 +1,4 @@
-"""Prints texts of jobs and other users with their control characters escaped (app/text/characters.py).
+"""Prints texts of jobs and other users with their control characters escaped (flopwatch/text/characters.py).
 
 They are escaped wherever the output goes, as `journalctl` does, since a file of today may be shown on a terminal
 tomorrow. `--raw` prints them unchanged.
@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import typer
 
-from app.text.characters import in_json, one_line, shown
-from app.text.markdown_tables import CUT_NOTE, cut, is_right, parsed, unescaped
+from flopwatch.text.characters import in_json, one_line, shown
+from flopwatch.text.markdown_tables import CUT_NOTE, cut, is_right, parsed, unescaped
 
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
 

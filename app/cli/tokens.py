@@ -57,7 +57,7 @@ def create(
 def list_(server: Flopwatch, *, as_json: AsJson = False) -> None:
     """List tokens, oldest first."""
     from app.cli.output import print_columns, print_json
-    from app.text.times import age, moment
+    from flopwatch.text.times import age, moment
 
     listed = server.get("/tokens")["data"]
     if as_json:

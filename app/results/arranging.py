@@ -14,8 +14,8 @@ from app.errors import FieldError, InvalidRequest
 from app.metrics import better, gain, gain_name
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.specs import Scalar
-from app.text.cases import in_use
-from app.text.values import value_text
+from flopwatch.text.cases import in_use
+from flopwatch.text.values import value_text
 
 REFERENCE, NO_COUNTERPART, SEVERAL = "reference", "no counterpart", "several counterparts"
 RUN = "run"

@@ -29,7 +29,7 @@ from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob
 from app.store.reading.packed import decoded
 from app.summaries import add_process, planned_processes, summarise, worst_outcome
-from app.table_options import Statistic
+from flopwatch.table_options import Statistic
 
 METRIC_SUFFIXES = ("", "_std", "_low", "_high", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
 OF_THE_JOB = ("job", "kind", "case_key")

@@ -29,8 +29,8 @@ from app.specs import KINDS, Scalar
 from app.states import VERDICTS
 from app.store.database.engine import Database
 from app.summaries import summarise
-from app.text.cases import ARROW, case_text, in_use
-from app.text.numbers import finite
+from flopwatch.text.cases import ARROW, case_text, in_use
+from flopwatch.text.numbers import finite
 
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."

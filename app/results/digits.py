@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.results.sheet import Cell, Column
-from app.text.numbers import NOTHING
+from flopwatch.text.numbers import NOTHING
 
 TOO_SMALL = 1e-6
 """A smaller number, which six decimals would show as 0, is written with an exponent."""

@@ -19,8 +19,8 @@ from app.store.reading import history as stored
 from app.store.reading import measurements
 from app.store.reading.history import HistoricJob, Row
 from app.summaries import add_process, planned_processes, summarise
-from app.text.cases import case_text
-from app.text.values import value_text
+from flopwatch.text.cases import case_text
+from flopwatch.text.values import value_text
 
 MAX_POINTS = 2000
 MAX_NAMED = 20

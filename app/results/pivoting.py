@@ -30,9 +30,9 @@ from app.store.reading import measurements
 from app.store.reading.measurements import FinishedJob, JobChoice
 from app.store.reading.packed import unpack
 from app.summaries import FEWEST_FOR_INTERVAL, median_interval
-from app.table_options import DEFAULT_STATISTIC, Statistic
-from app.text.cases import in_use
-from app.text.numbers import finite
+from flopwatch.table_options import DEFAULT_STATISTIC, Statistic
+from flopwatch.text.cases import in_use
+from flopwatch.text.numbers import finite
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.specs import Scalar
-from app.text.cases import MAX_LISTED, case_text
+from flopwatch.text.cases import MAX_LISTED, case_text
 
 MAX_REASONS = 100
 

@@ -17,9 +17,9 @@ from app.errors import InvalidRequest
 from app.metrics import readable
 from app.results.digits import column_texts
 from app.results.sheet import Cell, Column, Sheet
-from app.table_options import FORMATS, Format, Statistic
-from app.text.markdown_tables import escaped, escaped_line
-from app.text.values import value_text
+from flopwatch.table_options import FORMATS, Format, Statistic
+from flopwatch.text.markdown_tables import escaped, escaped_line
+from flopwatch.text.values import value_text
 
 EMPTY = "No results.\n"
 LONG = 40

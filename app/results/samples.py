@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app.store.database.engine import Database
 from app.store.reading import measurements
-from app.text.cases import case_text
+from flopwatch.text.cases import case_text
 
 
 @dataclass(frozen=True)

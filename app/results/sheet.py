@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.columns import ColumnType
-from app.table_options import Statistic
+from flopwatch.table_options import Statistic
 
 Role = Literal["coordinate", "metric", "gain", "value"]
 

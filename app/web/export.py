@@ -29,14 +29,14 @@ from app.api.parameters import JobId, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.specs._base import flat
 from app.states import FINISHED_STATES
-from app.text.cases import case_text
-from app.text.numbers import NOTHING
 from app.web.pages import compare as compare_page
 from app.web.pages.job import SHOWN_LOG_CHARACTERS, WITHOUT_REASONS, first_rows, first_samples
 from app.web.pages.plots import PlotsQuery, drawn, versions
 from app.web.panels import JobResults, panels_of
 from app.web.panels.profile import FLAME_GRAPH
 from app.web.templates import STATIC, embedded, page_text, plain, table
+from flopwatch.text.cases import case_text
+from flopwatch.text.numbers import NOTHING
 
 router = APIRouter(tags=["results"])
 

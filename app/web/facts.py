@@ -10,7 +10,7 @@ from typing import Any
 
 from app.specs import KINDS
 from app.specs._base import flat
-from app.text.times import duration, parsed_time
+from flopwatch.text.times import duration, parsed_time
 
 MAX_CHECKS = 60
 """Number of a job's checks that its page lists."""

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from app.api.bodies import JobOptions
 from app.specs import KINDS
-from app.text.values import parse_json
 from app.web import separated
+from flopwatch.text.values import parse_json
 
 Widget = Literal["choices", "number", "text", "json", "hidden"]
 Type = Literal["integer", "number", "string", "boolean", "json"]

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from app.metrics import readable
 from app.results.history import History, Point
 from app.states import VERDICTS
-from app.text.numbers import number
-from app.text.times import moment
 from app.web.plots import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
+from flopwatch.text.numbers import number
+from flopwatch.text.times import moment
 
 Along = Literal["time", "version"]
 UNKNOWN = "unknown"

@@ -29,10 +29,10 @@ from app.metrics import Direction, readable
 from app.results.sheet import Cell, Sheet
 from app.specs import Scalar
 from app.states import VERDICTS
-from app.text.cases import case_text, in_use
-from app.text.numbers import number
-from app.text.values import value_text
 from app.web import thinning
+from flopwatch.text.cases import case_text, in_use
+from flopwatch.text.numbers import number
+from flopwatch.text.values import value_text
 
 Figure = dict[str, Any]
 

@@ -19,10 +19,10 @@ from markupsafe import Markup, escape
 from app import results
 from app.metrics import readable
 from app.states import FIRST_IN_QUEUE
-from app.table_options import FORMATS
-from app.text.numbers import NOTHING, number
-from app.text.times import age, duration, moment, ran
-from app.text.validity import doubts, noisy_host, notes, verdict
+from flopwatch.table_options import FORMATS
+from flopwatch.text.numbers import NOTHING, number
+from flopwatch.text.times import age, duration, moment, ran
+from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 STATIC = Path(__file__).parent / "static"
 

@@ -20,6 +20,7 @@ FORBIDDEN_IMPORTS = {
         "flopwatch/connection.py",
         "import pydantic",
     ),
+    "the client imports nothing of the service": ("flopwatch/connection.py", "import app.presets"),
     "only the command line is built on the client": ("app/web/forms.py", "import flopwatch.own_code"),
     "the service below its pages knows nothing of the client": ("app/specs/_code.py", "import flopwatch.spelling"),
     "only the store talks to the database": ("workers/agent/agent.py", "import sqlalchemy"),

@@ -28,7 +28,7 @@ from app.store.database.locking import patience
 from app.store.files.store import FileStore
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewEvent
-from app.text.times import duration
+from flopwatch.text.times import duration
 from workers import uploaded
 from workers.agent.ahead import Ahead, units_at_a_time
 from workers.agent.spool import Spool

@@ -18,7 +18,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from app.process_start import PROC, start_of
+from flopwatch.process_start import PROC, start_of
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from app.store.public import checked_id, rfc3339
 from app.store.queue import sweeps
 from app.store.reading.measurements import JOBS_PER_QUERY, recorded_attempts
 from app.store.tables import utc_now
-from app.text.cases import case_text
+from flopwatch.text.cases import case_text
 
 MAX_TITLE = 200
 WRONG = "wrong"

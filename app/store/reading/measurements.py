@@ -20,7 +20,7 @@ from app.store.public import checked_id
 from app.store.queue import sweeps
 from app.store.reading.filters import JobFilter
 from app.store.reading.packed import unpack
-from app.table_options import Statistic
+from flopwatch.table_options import Statistic
 
 MAX_JOBS = 10_000
 MAX_MEASUREMENTS = 200_000

@@ -36,7 +36,7 @@ from app.store.queue.waiting import waiting_reasons
 from app.store.reading.measurements import last_recorded
 from app.store.reading.packed import decoded
 from app.summaries import add_process, planned_processes
-from app.text.times import parsed_time
+from flopwatch.text.times import parsed_time
 
 RECENT = 50
 """Number of jobs, the last to finish, whose durations give the estimate for the rest."""

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from app.text.numbers import finite
+from flopwatch.text.numbers import finite
 
 
 def unpack(samples: bytes | None) -> list[float | None] | None:

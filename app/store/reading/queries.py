@@ -36,8 +36,8 @@ from app.store.queue.waiting import waiting_groups, waiting_reasons
 from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
 from app.store.reading.packed import unpack
-from app.table_options import Statistic
-from app.text.numbers import finite
+from flopwatch.table_options import Statistic
+from flopwatch.text.numbers import finite
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from app.api.services import CurrentServices, Services
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.metrics import better
 from app.specs import KINDS
-from app.table_options import FORMATS
-from app.text.cases import case_text
 from app.web import plots
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, embedded, render, table
+from flopwatch.table_options import FORMATS
+from flopwatch.text.cases import case_text
 
 router = APIRouter()
 NAVIGATION = Entry("Compare", "/ui/compare", order=50)

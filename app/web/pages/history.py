@@ -14,12 +14,12 @@ from app import results
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.results.history import Point
-from app.text.cases import case_text
 from app.web import history_plot
 from app.web.history_plot import Along
 from app.web.pages.compare import short_names
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, embedded, render
+from flopwatch.text.cases import case_text
 
 router = APIRouter()
 NAVIGATION = Entry("History", "/ui/history", order=47)

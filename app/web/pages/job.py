@@ -26,13 +26,13 @@ from app.states import FINISHED_STATES
 from app.store.keeping.describing import describe_job
 from app.store.queue.transitions import RETRIED_STATES
 from app.store.reading.queries import FACTS, STATISTICS
-from app.text.cases import case_text, in_use
 from app.web import facts, separated
 from app.web.live import clock, page_tag, tagged, unchanged
 from app.web.pages.jobs import headline_of
 from app.web.samples import over_steps
 from app.web.templates import embedded, render, table
 from flopwatch.spelling import command, curl
+from flopwatch.text.cases import case_text, in_use
 
 router = APIRouter()
 

@@ -23,11 +23,11 @@ from app.presets import DEMO_SWEEPS
 from app.specs import KINDS
 from app.states import JOB_STATES, JobState
 from app.store.queue.registration import ALIVE
-from app.text.cases import case_text
-from app.text.numbers import number
 from app.web.live import by_content, refreshed
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render
+from flopwatch.text.cases import case_text
+from flopwatch.text.numbers import number
 
 router = APIRouter()
 NAVIGATION = Entry("Jobs", "/ui", order=10)

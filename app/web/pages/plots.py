@@ -19,12 +19,12 @@ from app.errors import FieldError, InvalidRequest
 from app.metrics import headline, readable
 from app.specs import KINDS, Scalar
 from app.store.reading import members
-from app.text.cases import case_text, in_use
-from app.text.values import value_text
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import embedded
+from flopwatch.text.cases import case_text, in_use
+from flopwatch.text.values import value_text
 
 router = APIRouter()
 

@@ -23,12 +23,12 @@ from app.specs import KINDS
 from app.specs._sweep import expand
 from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store.reading import members
-from app.text.cases import case_text
-from app.text.times import duration, parsed_time
-from app.text.values import value_text
 from app.web.live import Known, clock, is_refresh, page_tag, refreshed, tagged, unchanged
 from app.web.pages.sweeps import varies
 from app.web.parameters import NONE_IF_EMPTY
+from flopwatch.text.cases import case_text
+from flopwatch.text.times import duration, parsed_time
+from flopwatch.text.values import value_text
 
 router = APIRouter()
 

@@ -10,9 +10,9 @@ from fastapi.responses import Response
 
 from app.api.parameters import Cursor, StrictQuery
 from app.api.services import CurrentServices
-from app.text.values import value_text
 from app.web.parameters import NONE_IF_EMPTY
 from app.web.templates import Entry, render
+from flopwatch.text.values import value_text
 
 router = APIRouter()
 NAVIGATION = Entry("Sweeps", "/ui/sweeps", order=30)

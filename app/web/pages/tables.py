@@ -21,10 +21,10 @@ from app.api.tables import TableQuery
 from app.errors import InvalidRequest
 from app.specs import KINDS
 from app.store.reading import members
-from app.table_options import FORMATS, Statistic
-from app.text.values import value_text
 from app.web import separated
 from app.web.templates import Entry, render, table
+from flopwatch.table_options import FORMATS, Statistic
+from flopwatch.text.values import value_text
 
 router = APIRouter()
 NAVIGATION = Entry("Tables", "/ui/tables", order=40)

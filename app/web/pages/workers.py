@@ -11,9 +11,9 @@ from fastapi.responses import Response
 from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices
 from app.states import LivingState
-from app.text.cases import case_text
-from app.text.validity import RECENT_JOBS, noisy_host
 from app.web.templates import Entry, render
+from flopwatch.text.cases import case_text
+from flopwatch.text.validity import RECENT_JOBS, noisy_host
 
 router = APIRouter()
 NAVIGATION = Entry("Workers", "/ui/workers", order=60)

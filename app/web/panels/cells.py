@@ -15,10 +15,10 @@ from itertools import product
 from app.metrics import readable
 from app.results.sheet import Sheet
 from app.specs import Scalar
-from app.text.cases import case_text
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of
+from flopwatch.text.cases import case_text
 
 Place = Mapping[str, Scalar]
 

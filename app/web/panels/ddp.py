@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 from app.results.sheet import Cell, Sheet
-from app.text.cases import case_text, in_use
 from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
 from app.web.plots import Figure, escaped
+from flopwatch.text.cases import case_text, in_use
 
 STREAMS = {"compute": "computation", "communication": "communication", "exposed": "exposed communication"}
 """Streams of the timeline from the top to the bottom, with their names for people."""

@@ -17,8 +17,8 @@ from app import logs
 from app.cli import terminal
 from app.errors import job_problem
 from app.store.records import NewEvent, UnitRecord
-from app.text import characters
-from app.text.characters import one_line, shown
+from flopwatch.text import characters
+from flopwatch.text.characters import one_line, shown
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 """OSC 52: it puts a text on the clipboard."""

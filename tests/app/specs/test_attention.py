@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from app.specs._base import MAX_CELLS
 from app.specs.attention import AttentionSpec
-from app.text.cases import case_text
+from flopwatch.text.cases import case_text
 
 
 def spec(**fields: Any) -> AttentionSpec:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
-from app.text.cases import case_text
+from flopwatch.text.cases import case_text
 
 FSDP = {"strategy": "fsdp"}
 COMPILED = {"strategy": "torch_fsdp", "compile": True}

@@ -25,7 +25,7 @@ from app.specs.memory import MemorySpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from app.specs.profile import ProfileSpec
 from app.specs.script import ScriptSpec
-from app.text.cases import case_text
+from flopwatch.text.cases import case_text
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 

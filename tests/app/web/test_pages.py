@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from app.specs.attention import AttentionSpec
 from app.store.reading import measurements
 from app.store.records import StoredArtifact, UnitRecord
-from app.table_options import FORMATS
+from flopwatch.table_options import FORMATS
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
 

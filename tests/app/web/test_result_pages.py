@@ -16,11 +16,11 @@ import pytest
 from app.specs import spec_adapter
 from app.store.reading import members
 from app.store.records import Offer
-from app.text.values import value_text
 from app.web.pages import plots as plots_page
 from app.web.pages.compare import short_names
 from app.web.pages.sweeps import listed
 from app.web.pages.tables import command
+from flopwatch.text.values import value_text
 from tests.app.conftest import CAPABILITIES
 from tests.app.web.checker import page
 

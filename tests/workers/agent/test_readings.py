@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from app.text.times import parsed_time
+from flopwatch.text.times import parsed_time
 from tools.waiting import wait_until
 from workers.agent import readings
 from workers.agent.readings import Readings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.text.values import parse_json, parse_value, value_text
+from flopwatch.text.values import parse_json, parse_value, value_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.text.validity import doubts, noisy_host, notes, verdict
+from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 
 def test_one_case_is_its_verdict() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.text.markdown_tables import CUT_NOTE, LONGEST, shortened
+from flopwatch.text.markdown_tables import CUT_NOTE, LONGEST, shortened
 
 
 def test_long_cells_lose_their_middle() -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.text.times import age, duration, moment, moment_of, ran
+from flopwatch.text.times import age, duration, moment, moment_of, ran
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.text.cases import case_text
+from flopwatch.text.cases import case_text
 
 
 @pytest.mark.parametrize(
