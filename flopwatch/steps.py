@@ -6,7 +6,9 @@ In a job, a worker listens and measures. When the script runs by itself, nobody 
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -15,6 +17,7 @@ WARMUP_STEPS = 3
 MEASURE_STEPS = 10
 
 _NOTHING = nullcontext()
+_now_s = functools.partial(time.perf_counter)  # a step may replace the module's
 
 
 class Listener(Protocol):
@@ -75,17 +78,16 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         _listener.measure(step, warmup_steps=warmup_steps, measure_steps=measure_steps)
         return
     import statistics
-    import time
 
     for _ in range(WARMUP_STEPS if warmup_steps is None else warmup_steps):
         step()
     times_ms = []
     for _ in range(measure_steps):
         _synchronise()
-        begin = time.perf_counter()
+        begin = _now_s()
         step()
         _synchronise()
-        times_ms.append(1e3 * (time.perf_counter() - begin))
+        times_ms.append(1e3 * (_now_s() - begin))
     sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {measure_steps}\n")
 
 

@@ -13,18 +13,20 @@ Two consecutive events are some time apart, and a kernel between them starts lat
 H200. The clock measures this overhead around an empty kernel, without the kernel's own time, and subtracts it from
 every sample.
 
-Nothing here may import other packages of this project: tuning and measuring both use it.
+Nothing here may import other packages of this project but the two files of clocks: tuning and measuring both use it.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from kernels.clock import now_s
+from kernels.device_events import Event, spin, synchronize
 
 FLUSHED_CACHE_SIZES = 4
 """Size of the buffer that flushes the cache, as a multiple of the L2 cache, which does not replace lines in order."""
@@ -67,7 +69,7 @@ def nothing() -> None:
     """Do nothing: a call that needs no preparation."""
 
 
-def host_lap_ms(work: Workload, prepare: Workload = nothing, clock: Callable[[], float] = time.perf_counter) -> float:
+def host_lap_ms(work: Workload, prepare: Workload = nothing, clock: Callable[[], float] = now_s) -> float:
     """Return the wall time in ms of one call of `work` after an untimed `prepare`, for work on the CPU."""
     prepare()
     start = clock()
@@ -82,10 +84,7 @@ class DeviceClock:
         self._device = device
         cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._buffer = torch.empty(FLUSHED_CACHE_SIZES * cache_bytes, dtype=torch.uint8, device=device)
-        self._start, self._end = (
-            torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        )
+        self._start, self._end = Event(), Event()
         self._cycles_per_s = self._calibrate()
         self.overhead_ms = self._measure_overhead()
         """Time that events add to the work between them."""
@@ -126,9 +125,9 @@ class DeviceClock:
         prepare()
         usual_s = statistics.median_low(self._issued_s) if self._issued_s else FIRST_DELAY_S / DELAY_FACTOR
         self._delay(min(DELAY_FACTOR * usual_s, MAX_DELAY_S))
-        begun = time.perf_counter()
+        begun = now_s()
         align()
-        aligned_s = time.perf_counter() - begun
+        aligned_s = now_s() - begun
         lap = self._between_events(work)
         self._issued_s.append(aligned_s + 1e-6 * lap.host_us)
         return Lap(max(lap.device_ms - self.overhead_ms, RESOLUTION_MS), lap.host_us, lap.hidden)
@@ -137,7 +136,7 @@ class DeviceClock:
         prepare()
         self._buffer.zero_()
         if delay_s is None:
-            torch.cuda.synchronize(self._device)
+            synchronize(self._device)
         else:
             self._delay(delay_s)
         lap = self._between_events(work)
@@ -146,30 +145,30 @@ class DeviceClock:
 
     def _between_events(self, work: Workload) -> Lap:
         self._start.record()
-        begun = time.perf_counter()
+        begun = now_s()
         work()
-        issued_s = time.perf_counter() - begun
+        issued_s = now_s() - begun
         self._end.record()
-        hidden = not self._start.query()  # type: ignore[no-untyped-call]
+        hidden = not self._start.query()
         self._end.synchronize()
-        return Lap(float(self._start.elapsed_time(self._end)), 1e6 * issued_s, hidden)
+        return Lap(self._start.milliseconds_to(self._end), 1e6 * issued_s, hidden)
 
     def _measure_overhead(self) -> float:
         """Return the time in ms that events show around an empty kernel, less the kernel's own."""
         times = []
         for _ in range(EMPTY_KERNELS):
             self._delay(EMPTY_KERNEL_DELAY_S)
-            times.append(self._between_events(lambda: torch.cuda._sleep(0)).device_ms)  # type: ignore[no-untyped-call]
+            times.append(self._between_events(lambda: spin(0)).device_ms)
         return max(0.0, statistics.median(times) - EMPTY_KERNEL_MS)
 
     def _delay(self, seconds: float) -> None:
-        torch.cuda._sleep(int(seconds * self._cycles_per_s))  # type: ignore[no-untyped-call]
+        spin(int(seconds * self._cycles_per_s))
 
     def _calibrate(self) -> float:
         """Return the device clock's cycles per second; approximate, since the clock changes with load and heat."""
         for _ in range(2):  # the first loads the kernel
             self._start.record()
-            torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
+            spin(CALIBRATION_CYCLES)
             self._end.record()
             self._end.synchronize()
-        return CALIBRATION_CYCLES / (1e-3 * float(self._start.elapsed_time(self._end)))
+        return CALIBRATION_CYCLES / (1e-3 * self._start.milliseconds_to(self._end))

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kernels.clock import now_s
+from kernels.device_events import Event, synchronize
 from parallel import silent_group
 
 MIB = 2**20
@@ -363,8 +365,8 @@ class Timeline:
     def _moment(self) -> Any:
         """Return the host's time, or an event on the current stream."""
         if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            return now_s()
+        event = Event()
         event.record()
         return event
 
@@ -397,7 +399,7 @@ class Timeline:
                 ended.append(self._moment())
             return work, ended
         try:
-            work.get_future().add_done_callback(lambda future: ended.append(time.perf_counter()))  # type: ignore[attr-defined]
+            work.get_future().add_done_callback(lambda future: ended.append(now_s()))  # type: ignore[attr-defined]
         except RuntimeError:
             # gloo does not report the end of a reduce-scatter: its end is the moment when a caller has waited for it.
             return _RecordedWait(work, ended), ended
@@ -410,11 +412,11 @@ class Timeline:
             RuntimeError: an operation has not ended, since its caller has not waited for it.
         """
         if self._on_gpu:
-            torch.cuda.synchronize()
-        until = time.monotonic() + END_S
+            synchronize()
+        until = now_s() + END_S
         while not all(ended for *_, ended in self._notes):
             # gloo's threads record an end a moment after the waiting caller continues.
-            if time.monotonic() > until:
+            if now_s() > until:
                 raise RuntimeError("an operation has not ended: wait for all before you ask for their times")
             time.sleep(0.001)
         intervals: list[Interval] = []
@@ -427,7 +429,7 @@ class Timeline:
 
     def _since_begin(self, moment: Any) -> float:
         if self._on_gpu:
-            return float(self._begin.elapsed_time(moment))
+            return float(self._begin.milliseconds_to(moment))
         return 1e3 * float(moment - self._begin)
 
 
@@ -439,7 +441,7 @@ class _RecordedWait:
 
     def wait(self) -> None:
         self._work.wait()
-        self._ended.append(time.perf_counter())
+        self._ended.append(now_s())
 
 
 _recording: list[Timeline] = []

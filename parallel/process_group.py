@@ -40,6 +40,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kernels.clock import now_s
 from parallel.nodes import Nodes, RemoteNode, accepted, interface_to
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def _nothing_met(facts: list[Any]) -> None:
 
 
 def _send(channel: Connection, kind: str, content: object) -> None:
-    channel.send_bytes(json.dumps([kind, time.monotonic(), content]).encode())
+    channel.send_bytes(json.dumps([kind, now_s(), content]).encode())
 
 
 class Elastic(threading.Thread):
@@ -403,7 +404,7 @@ class _Ranks:
         self._failures: list[tuple[tuple[float, int], RanksFailed]] = []
         """Failures by the time of their cause."""
         self._steps = dict.fromkeys(range(world_size), 0)
-        self._start_deadline = time.monotonic() + self._start_timeout_s
+        self._start_deadline = now_s() + self._start_timeout_s
         self._deadlines = dict.fromkeys(range(world_size), self._start_deadline)
 
     def connect(self, listener: Listener, elastic: Elastic, met: Callable[[list[Any]], None]) -> None:
@@ -420,7 +421,7 @@ class _Ranks:
                     raise RanksFailed(None, f"could not be launched: node {number} {failure}")
             if not elastic.is_alive():
                 self._never_started(elastic)
-            if time.monotonic() > self._start_deadline:
+            if now_s() > self._start_deadline:
                 missing = self._missing()
                 raise RanksTimedOut(
                     missing, f"did not start within {self._start_timeout_s:g} s", **self._log_of(missing)
@@ -458,7 +459,7 @@ class _Ranks:
     def listen(self) -> None:
         """Receive the ranks' messages until all have returned and closed their connections."""
         while self._open:
-            now = time.monotonic()
+            now = now_s()
             deadlines = {index: self._deadline(index) for index in self._open}
             # If this process was slow, messages that ranks sent in time may not have been read yet.
             late = [index for index, deadline in deadlines.items() if deadline < now and not self._open[index].poll()]
@@ -467,8 +468,8 @@ class _Ranks:
             self._receive(max(0.0, min(deadlines.values()) - now))
             if self._failures:
                 # The effects of one rank's failure on others may have arrived before its cause.
-                until = time.monotonic() + CAUSE_S
-                while self._open and (remaining_s := until - time.monotonic()) > 0:
+                until = now_s() + CAUSE_S
+                while self._open and (remaining_s := until - now_s()) > 0:
                     self._receive(remaining_s)
                 raise min(self._failures)[1]
 
@@ -494,10 +495,10 @@ class _Ranks:
                     self._failures.append(((0.0, index), error))
             else:
                 # Clocks of other hosts begin at other times.
-                self._handle(index, kind, at if index in self._pids else time.monotonic(), content)
+                self._handle(index, kind, at if index in self._pids else now_s(), content)
 
     def _handle(self, index: int, kind: str, at: float, content: Any) -> None:
-        next_deadline = time.monotonic() + self._step_timeout_s
+        next_deadline = now_s() + self._step_timeout_s
         match kind:
             case "step":
                 self._steps[index] += 1
@@ -591,9 +592,9 @@ class _Ranks:
 
     def _wait(self) -> None:
         """Wait for the ranks' processes to end, for a limited time."""
-        until = time.monotonic() + END_S
+        until = now_s() + END_S
         for process in self._processes.values():
-            wait([process], timeout=max(0.0, until - time.monotonic()))
+            wait([process], timeout=max(0.0, until - now_s()))
 
 
 def _signal(process: int, number: signal.Signals) -> None:

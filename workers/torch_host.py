@@ -39,6 +39,8 @@ def choose_device(device_type: str, precision: str = "fp32") -> torch.device:
     """
     import torch
 
+    import kernels.device_events  # noqa: F401 - before the user's code, which may replace what it holds
+
     on_gpu = device_type != "cpu" and torch.cuda.is_available()
     if device_type == "cuda" and not on_gpu:
         raise Unsupported("device cuda: this worker's process sees no GPU")
@@ -117,12 +119,12 @@ def check_device_answers(device: torch.device) -> None:
     Raises:
         Crashed: an illegal memory access, or the like, took this process's context with it.
     """
-    import torch
+    from kernels.device_events import synchronize
 
     if device.type != "cuda":
         return
     try:
-        torch.cuda.synchronize(device)
+        synchronize(device)
     except RuntimeError as error:
         raise Crashed(" ".join(str(error).split("\n")[0].split())) from error
 

@@ -85,6 +85,16 @@ def artifacts(flopwatch: Flopwatch, job: dict[str, Any]) -> set[str]:
     return {file["name"] for file in flopwatch.get(f"/jobs/{job['id']}/artifacts")["data"]}
 
 
+@pytest.mark.parametrize("replicates", [1, 2], ids=["fork", "new interpreters"])
+def test_a_step_that_freezes_the_time_takes_its_time(flopwatch: Flopwatch, replicates: int) -> None:
+    """`replicates` are new interpreters; one is a fork of the warm parent."""
+    spec = {"kind": "benchmark", "device": "cpu", "replicates": replicates, "warmup_steps": 1, "measure_steps": 3}
+    job = flopwatch.submit(spec, step=f"{SCRIPTS}/frozen.py:make_step")
+    done = flopwatch.wait(job, timeout_s=120, show=lambda *_: None, check=False)
+    assert done["state"] == "succeeded", done["error"]
+    assert 20.0 <= numbers(flopwatch, done)["step_ms", "step"] < 2000.0  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("script", NAMED)
 def test_scripts_are_measured_profiled_and_snapshotted(flopwatch: Flopwatch, script: str, device: str) -> None:

@@ -48,6 +48,25 @@ def test_no_errors_are_swallowed(sources: list[Path], root: Path) -> None:
     assert not swallowed
 
 
+CLOCKS = {"kernels/clock.py", "kernels/device_events.py"}
+MEASURING = ("kernels/device_clock.py", "parallel/", "workers/measure/", "workers/model/", "workers/jobs/")
+REPLACEABLE = re.compile(
+    r"time\.(?:perf_counter|monotonic|time|process_time|thread_time)(?:_ns)?\b|from time import"
+    r"|torch\.(?:cuda|accelerator)\.(?:synchronize|Event|_sleep)\(|torch\.Event\("
+)
+
+
+def test_only_the_clocks_read_the_clock(sources: list[Path], root: Path) -> None:
+    """Code of the user may replace these functions: `kernels.clock` holds what they were."""
+    found = {
+        f"{name}: {match[0]}"
+        for path in python_files(sources, root)
+        if (name := path.relative_to(root).as_posix()).startswith(MEASURING) and name not in CLOCKS
+        for match in REPLACEABLE.finditer(path.read_text())
+    }
+    assert not found
+
+
 def test_nothing_names_one_machine(sources: list[Path], root: Path) -> None:
     """No absolute path of somebody's machine, and no host that packages are downloaded from."""
     # In pieces, so that this file does not find itself.

@@ -18,6 +18,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from kernels.device_clock import Workload, nothing
+from kernels.device_events import synchronize
 from workers.measure.memory import short_message
 
 STEPS = 2
@@ -68,12 +69,12 @@ def measure_busy(run: Workload, prepare: Workload = nothing, steps: int = STEPS)
 
 def device_work(run: Workload) -> list[Span]:
     """Return the device's work in `run`, in the order in which it began, without the ranges that annotations name."""
-    torch.cuda.synchronize()
+    synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several steps
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             run()
-            torch.cuda.synchronize()
+            synchronize()
     results: Any = profiler.profiler
     events = (event for event in results.kineto_results.events() if event.device_type() == DeviceType.CUDA)
     return sorted(

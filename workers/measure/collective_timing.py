@@ -12,7 +12,6 @@ whose sums are exact in every data type and in any order.
 from __future__ import annotations
 
 import abc
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.clock import now_s
 from kernels.device_clock import DeviceClock, Lap, host_lap_ms
 from parallel.collectives import group_of, start_all_gather, start_all_reduce, start_reduce_scatter
 from parallel.process_group import Rank
@@ -443,7 +443,7 @@ class CellTimer:
 
     def _heartbeat(self) -> None:
         """Send a heartbeat of this rank, at most once a second."""
-        now = time.monotonic()
+        now = now_s()
         if now - self._heartbeat_at >= HEARTBEAT_S:
             self._rank.step_done()
             self._heartbeat_at = now

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.clock import now_s
 from kernels.device_clock import DeviceClock, Workload, host_lap_ms, nothing
 from workers.measure.warmup import WarmUp
 
@@ -68,7 +68,7 @@ class Stopwatch(Protocol):
 class HostStopwatch:
     """The stopwatch for the CPU, where a call returns when its work is done."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = now_s) -> None:
         self._clock = clock
 
     def time(

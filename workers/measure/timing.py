@@ -13,7 +13,6 @@ innermost observer, so its times do not include the others' work.
 from __future__ import annotations
 
 import gc
-import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,8 @@ from typing import Protocol
 
 import torch
 
+from kernels.clock import now_s
+from kernels.device_events import Event, synchronize
 from workers.measure.memory import OutOfMemory, is_out_of_memory, short_message
 from workers.measure.warmup import WINDOW_S, WarmUp
 
@@ -74,16 +75,16 @@ class HostClock:
 
     def step_begins(self) -> None:
         self._phases: dict[str, float] = {}
-        self._step = time.perf_counter()
+        self._step = now_s()
 
     def phase_begins(self, name: str) -> None:
-        self._phase = time.perf_counter()
+        self._phase = now_s()
 
     def phase_ends(self, name: str) -> None:
-        self._phases[name] = self._phases.get(name, 0.0) + 1e3 * (time.perf_counter() - self._phase)
+        self._phases[name] = self._phases.get(name, 0.0) + 1e3 * (now_s() - self._phase)
 
     def step_ends(self) -> None:
-        self.last = StepTime(1e3 * (time.perf_counter() - self._step), None, self._phases)
+        self.last = StepTime(1e3 * (now_s() - self._step), None, self._phases)
 
 
 class CudaClock:
@@ -93,17 +94,16 @@ class CudaClock:
     last: StepTime
 
     def __init__(self) -> None:
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: list[tuple[Event, Event]] = []
 
     def step_begins(self) -> None:
         self._names: list[str] = []
-        torch.cuda.synchronize()
-        self._step = time.perf_counter()
+        synchronize()
+        self._step = now_s()
 
     def phase_begins(self, name: str) -> None:
         if len(self._names) == len(self._events):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            self._events.append((start, end))
+            self._events.append((Event(), Event()))
         self._events[len(self._names)][0].record()
 
     def phase_ends(self, name: str) -> None:
@@ -111,12 +111,12 @@ class CudaClock:
         self._names.append(name)
 
     def step_ends(self) -> None:
-        host_us = 1e6 * (time.perf_counter() - self._step)
-        torch.cuda.synchronize()
-        wall_ms = 1e3 * (time.perf_counter() - self._step)
+        host_us = 1e6 * (now_s() - self._step)
+        synchronize()
+        wall_ms = 1e3 * (now_s() - self._step)
         phases_ms: dict[str, float] = {}
         for name, (start, end) in zip(self._names, self._events, strict=False):
-            phases_ms[name] = phases_ms.get(name, 0.0) + start.elapsed_time(end)
+            phases_ms[name] = phases_ms.get(name, 0.0) + start.milliseconds_to(end)
         self.last = StepTime(wall_ms, host_us, phases_ms)
 
 
@@ -261,7 +261,7 @@ class HostMarks:
         self._at: list[float] = []
 
     def mark(self) -> None:
-        self._at.append(time.perf_counter())
+        self._at.append(now_s())
 
     def take_ms(self) -> list[float]:
         times = [1e3 * (end - begin) for begin, end in pairwise(self._at)]
@@ -273,18 +273,18 @@ class CudaMarks:
     """Marks on a GPU's current stream, by events that are used again in the next loop."""
 
     def __init__(self) -> None:
-        self._events: list[torch.cuda.Event] = []
+        self._events: list[Event] = []
         self._used = 0
 
     def mark(self) -> None:
         if self._used == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self._events.append(Event())
         self._events[self._used].record()
         self._used += 1
 
     def take_ms(self) -> list[float]:
-        torch.cuda.synchronize()
-        times = [begin.elapsed_time(end) for begin, end in pairwise(self._events[: self._used])]
+        synchronize()
+        times = [begin.milliseconds_to(end) for begin, end in pairwise(self._events[: self._used])]
         self._used = 0
         return times
 
@@ -340,11 +340,11 @@ class ProgressReports:
 
     def __init__(self, on_progress: Callable[[int, int], None]) -> None:
         self._on_progress = on_progress
-        self._at = time.perf_counter()
+        self._at = now_s()
 
     def report(self, warmed_up: int, measured: int, *, last: bool = False) -> None:
         """Report the numbers of warm-up and measured steps done; the last report is never left out."""
-        now = time.perf_counter()
+        now = now_s()
         if last or now - self._at >= REPORT_INTERVAL_S:
             self._at = now
             self._on_progress(warmed_up, measured)

@@ -8,7 +8,6 @@ that means little, and details say so.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kernels.clock import now_s
 from kernels.versions import why_not_hopper
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
@@ -360,7 +360,7 @@ class Monitor:
         self._own_processes = {os.getpid()}
         self._compilation = compilation()
         self._load = read_host_load()
-        self._started = self._read_at = time.perf_counter()
+        self._started = self._read_at = now_s()
 
     def start(self, *, warm: bool = True) -> None:
         """Begin measuring. `warm`: the devices have just worked, so the verdict includes their present clocks."""
@@ -370,7 +370,7 @@ class Monitor:
 
     def watch(self, *, last: bool = False) -> None:
         """Read the GPUs' state, at most once a second and at the end. Called between steps."""
-        now = time.perf_counter()
+        now = now_s()
         if last or now - self._read_at >= READ_INTERVAL_S:
             self._read()
             self._read_at = now
@@ -403,7 +403,7 @@ class Monitor:
         if self._on_gpu:
             checks += check_gpus(self._readings, self._own_processes)
             checks.append(self._neighbours())
-        span = time.perf_counter() - self._started
+        span = now_s() - self._started
         checks.append(check_host_load(self._load, read_host_load(), span, matters=not self._on_gpu))
         return verdict(checks)
 

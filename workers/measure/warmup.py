@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
+
+from kernels.clock import now_s
 
 MIN_CALLS = 5
 WINDOW_CALLS = 3
@@ -42,7 +43,7 @@ class WarmUp:
     """
 
     def __init__(
-        self, fixed_calls: int | None, *, window_s: float = WINDOW_S, clock: Callable[[], float] = time.perf_counter
+        self, fixed_calls: int | None, *, window_s: float = WINDOW_S, clock: Callable[[], float] = now_s
     ) -> None:
         self.fixed_calls = fixed_calls
         self.window_s = window_s

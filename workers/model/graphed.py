@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.device_events import Event, synchronize
+
 WARMUP_STEPS = 3
 """Steps in the capture's stream before the capture. They compile, choose kernels and make the optimizer's state."""
 NO_EVENTS = "torch {version} cannot record events that time the phases inside a CUDA graph"
@@ -49,7 +51,7 @@ class GraphedStep:
     def __init__(self, step: GraphableStep) -> None:
         self._step = step
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._marks: list[torch.cuda.Event] = []
+        self._marks: list[Event] = []
         self.phases: dict[str, Callable[[], None]] = {"graph": self.run}
         self.inner_phases = tuple(step.phases)
         """The phases that the graph holds, in order."""
@@ -78,7 +80,7 @@ class GraphedStep:
 
     def inner_times_ms(self) -> Mapping[str, float]:
         """Return the times of the phases in the last replay, which must have ended; empty if they cannot be timed."""
-        times = (start.elapsed_time(end) for start, end in pairwise(self._marks))
+        times = (start.milliseconds_to(end) for start, end in pairwise(self._marks))
         return dict(zip(self.inner_phases, times, strict=False))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
@@ -91,7 +93,7 @@ class GraphedStep:
                 for work in step.phases.values():
                     work()
                 _drop_gradients(step)
-        torch.cuda.synchronize()
+        synchronize()
         self._marks = self._make_marks(len(self.inner_phases) + 1)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats()
@@ -108,9 +110,9 @@ class GraphedStep:
         self.peak_mib = torch.cuda.max_memory_allocated() / 2**20
         return graph
 
-    def _make_marks(self, count: int) -> list[torch.cuda.Event]:
+    def _make_marks(self, count: int) -> list[Event]:
         try:
-            return [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)]  # type: ignore[no-untyped-call]
+            return [Event(external=True) for _ in range(count)]
         except TypeError:
             self.why_no_phases = NO_EVENTS.format(version=torch.__version__)
             return []

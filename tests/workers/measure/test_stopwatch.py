@@ -103,7 +103,7 @@ class Simulated(DeviceClock):
 
 def simulated(host_s: list[float], monkeypatch: pytest.MonkeyPatch, *, calls: int) -> tuple[Timing, Simulated]:
     """The GPU stopwatch's timing without any warm-up, where the device takes 5 µs."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(device_clock, "synchronize", lambda device: None)
     watch = CudaStopwatch.__new__(CudaStopwatch)
     clock = Simulated(host_s, device_ms=0.005)
     watch._clock = clock

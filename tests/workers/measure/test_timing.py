@@ -126,7 +126,7 @@ def test_phases_inside_a_phase_are_samples_too() -> None:
 
 def test_progress_comes_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(0.1 * tick for tick in range(1000))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(timing, "now_s", lambda: next(now))
     calls: list[tuple[int, int]] = []
     time_steps(
         {"x": lambda: None},

@@ -11,13 +11,13 @@ import abc
 import contextlib
 import functools
 import gc
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from kernels.clock import now_s
 from workers.jobs._base import Unit
 from workers.jobs._values import FAULTS, Metric, Values
 from workers.outcome import Failed, RunnerError, Unsupported
@@ -178,7 +178,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         with frozen_objects():
             for index, cell in enumerate(cells[first:], start=first):
                 report.progress(index, len(cells), cell.title)
-                began = time.perf_counter()
+                began = now_s()
                 values = Values(self.metrics(spec, cell))
                 if index == first and crashed is not None:
                     values.set_missing("crashed", crashed)
@@ -199,7 +199,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                     title=cell.title,
                     outcome=values.outcome,
                     headline=values.headline(),
-                    seconds=time.perf_counter() - began,
+                    seconds=now_s() - began,
                 )
         self.close(spec, context)
         if crashed is None and not outcomes["ok"]:

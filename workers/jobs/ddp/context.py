@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from app.specs.ddp import DdpSpec
+from kernels.clock import now_s
 from parallel.process_group import Rank
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT
 from workers.measure.memory import OutOfMemory
@@ -60,7 +60,7 @@ class RankContext:
 
     def report_progress(self, message: str) -> None:
         """Report progress, in measured steps of all turns; from one rank and not too often."""
-        now = time.monotonic()
+        now = now_s()
         total = self.spec.measure_steps * len(self.sides)
         if self.rank.index == 0 and (self.measured_steps == total or now - self._reported_at >= REPORT_INTERVAL_S):
             self._reported_at = now

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
+from kernels.device_events import synchronize
 from workers.jobs import _training
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT, Trained
@@ -59,7 +58,7 @@ class StepTimer:
         with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
             step.prepare()
         if context.on_gpu:
-            torch.cuda.synchronize()
+            synchronize()
         context.exchange(0.0)
         with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
             run_step(step.phases, self._observers)

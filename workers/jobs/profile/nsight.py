@@ -222,13 +222,15 @@ def tool_on(device: torch.device) -> Iterator[None]:
     """Let an Nsight tool record the work inside the context, and only that."""
     import torch
 
+    from kernels.device_events import synchronize
+
     if device.type != "cuda":  # without CUDA there is nothing to turn on
         yield
         return
-    torch.cuda.synchronize()
+    synchronize()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     yield
-    torch.cuda.synchronize()
+    synchronize()
     torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity
 
+from kernels.device_events import synchronize
 from workers.measure.paths import without_folders
 from workers.measure.profiling.products import FACTORS, Product, product_of
 
@@ -103,7 +104,7 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False) -> P
         with torch.profiler.profile(activities=activities, with_stack=python, record_shapes=not python) as profiler:
             work()
             if on_gpu:
-                torch.cuda.synchronize()
+                synchronize()
     inner: Any = profiler.profiler
     results = inner.kineto_results
     events = results.events()
