@@ -8,14 +8,12 @@ The processes are those of jobs of kind `compare`, some of one spec against itse
 operation with 3 % more work (A/B): an attention forward pass on one thread, whose longer sequence is the work, since
 naive attention takes time in proportion to the length's square, and (130 / 128)² = 1.031. Several servers, each held to
 cores of its own, may measure at once on one host: give the data folder of each. A draw takes its processes from one
-server, in the order in which they ran; of two successive ones in a draw, one goes to each side, as in a job that
-measures in turns.
+server, in the order in which they ran; of two successive ones in a draw, one goes to each side.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -133,11 +131,10 @@ def _turns(measured: Sequence[Process]) -> list[tuple[float, float]]:
 
     They are relative to the median of the shorter side, since one core may be faster than another.
     """
-    pairs = [
-        (one.ms, other.ms) if one.length < other.length else (other.ms, one.ms)
-        for one, other in itertools.pairwise(measured)
-        if one.job == other.job and one.unit % 2 == 0 and one.length != other.length
-    ]
+    by_job: dict[int, tuple[list[float], list[float]]] = {}
+    for process in measured:
+        by_job.setdefault(process.job, ([], []))[process.length == LONG].append(process.ms)
+    pairs = [pair for sides in by_job.values() for pair in zip(*sides, strict=False)]
     unit = statistics.median(one for one, _ in pairs) if pairs else 1.0
     return [(one / unit, other / unit) for one, other in pairs]
 

@@ -141,7 +141,7 @@ def run_here(arguments: list[str]) -> int:
     parser.add_argument("--code", type=Path, action="append", default=[], help="a file that the spec's `code` names")
     options = parser.parse_args(arguments)
     try:
-        spec = _read(options.spec)
+        spec = _read(options.spec).drawn()
     except (OSError, ValueError) as error:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2

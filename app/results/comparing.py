@@ -33,7 +33,7 @@ from flopwatch.text.cases import ARROW, case_text, in_use
 from flopwatch.text.numbers import finite
 
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
-ALTERNATED = "Fresh processes measured both sides in turns."
+ALTERNATED = "Fresh processes measured both sides in turns"
 MEDIANS = "Values are medians: of each process's samples, and of several processes the median of these."
 FASTEST = (
     "Times on a processor, which others use as well, are those of each process's fastest sample, and of several "
@@ -248,7 +248,7 @@ def _notes(
     pair: Pair, differences: Sequence[Difference], of_environments: Sequence[EnvironmentDifference]
 ) -> list[str]:
     """Return the sentences that stand below the table."""
-    notes = [ALTERNATED if pair.alternated else NOT_ALTERNATED]
+    notes = [_in_turns(pair.baseline.jobs[0].spec.get("seed")) if pair.alternated else NOT_ALTERNATED]
     if not pair.alternated and _same_jobs(*pair.both):
         notes = []  # the sentence above the table says it
     if differences:
@@ -272,6 +272,11 @@ def _notes(
             which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"of {len(side.jobs)} jobs"
             notes.append(f"The {side.name}, {which}, is {side.validity}; its verdict says why.")
     return notes
+
+
+def _in_turns(seed: int | None) -> str:
+    """Say how the order of the turns came about; without a seed, an earlier release has fixed it."""
+    return f"{ALTERNATED}." if seed is None else f"{ALTERNATED}, in an order drawn from seed {seed}."
 
 
 def _with_effect(differences: Sequence[Difference], sides: Sequence[Side]) -> list[Difference]:

@@ -161,6 +161,10 @@ class SpecBase(StrictModel):
         places = [known.index(part) for part in (name, name.partition("-")[0]) if part in known]
         return places[0] if places else len(known)
 
+    def drawn(self) -> Self:
+        """Return the spec as a job keeps it, with what is drawn at random at submission."""
+        return self
+
     def resources(self) -> Resources:
         """Return the devices that this job needs."""
         raise NotImplementedError

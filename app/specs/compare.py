@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from app.specs._base import Resources, SpecBase, field_error
+from app.specs._base import Resources, Seed, SpecBase, field_error
 from app.specs._identity import Case, Scalar
 from app.specs._union import KINDS, PlainSpec
+
+MAX_SEED = 2**31
 
 
 def _tiny(precision: str) -> SpecBase:
@@ -16,7 +19,7 @@ def _tiny(precision: str) -> SpecBase:
 
 
 class CompareSpec(SpecBase):
-    """Measure a baseline and a candidate in turns: A B B A …, each in a fresh process."""
+    """Measure a baseline and a candidate in turns, whose order is drawn, each in a fresh process."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -27,6 +30,8 @@ class CompareSpec(SpecBase):
     """The spec that is compared. It has the baseline's kind and uses the same devices."""
     replicates: int = Field(default=8, ge=1, le=100)
     """Fresh processes of each side. With fewer than 4, a difference cannot be distinguished from chance."""
+    seed: Seed | None = None
+    """Seed from which the order of the turns is drawn; null: drawn itself, at submission, and kept here."""
 
     holds_specs: ClassVar[bool] = True
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"replicates"}
@@ -54,8 +59,12 @@ class CompareSpec(SpecBase):
         """Return a small comparison. Only clients know what to compare, so the sides have no defaults."""
         return cls(baseline=_tiny("fp32"), candidate=_tiny("bf16"))
 
+    def drawn(self) -> Self:
+        """Return the spec with a seed. Each comparison has another: no load can keep time with all of them."""
+        return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
+
     def sides(self) -> dict[str, SpecBase]:
-        """Return the two specs by side, in the order they take turns."""
+        """Return the two specs by side."""
         return {"baseline": self.baseline, "candidate": self.candidate}
 
     def resources(self) -> Resources:

@@ -1,10 +1,13 @@
-"""Runs `compare`: baseline and candidate take turns, each turn in fresh processes, on the same device.
+"""Runs `compare`: baseline and candidate take turns, in an order that is drawn, each turn in fresh processes, on the
+same device.
 
 Both specs have one kind, whose runner measures them without knowing of the comparison.
 """
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,8 +21,33 @@ if TYPE_CHECKING:
     from workers.outcome import Failed
 
 Side = Literal["baseline", "candidate"]
-TURNS: tuple[tuple[Side, Side], ...] = (("baseline", "candidate"), ("candidate", "baseline"))
-"""The order of the sides in each replicate; after the last, the first again."""
+FEWEST_OF_BLOCK = 4
+"""Fewest turns of a side in a block: fewer say nothing by themselves (`app.results.inference.FEWEST`)."""
+
+
+def turns(replicates: int, seed: int | None) -> list[Side]:
+    """Draw the order in which the sides take their turns.
+
+    In each block every order of its turns is equally likely. So no load keeps time with them, whatever its period, and
+    slow changes of the host affect both sides of a block alike. Randomised blocks (Fisher, The Design of Experiments,
+    1935) are what makes the test of a comparison valid: but for the sides' difference, each value could as well be one
+    of the other side. The test ranks the values of all blocks together, so blocks must not be small: if a load comes in
+    half of the turns of every block of k, the ranks vary by up to k / (k - 1) of what the test expects, which is twice
+    as much for two turns.
+
+    Args:
+        replicates: Turns of each side.
+        seed: The same seed draws the same order; None, of a job that an earlier release has queued: any order.
+    """
+    draw = random.Random(seed)
+    blocks = max(1, replicates // FEWEST_OF_BLOCK)
+    order: list[Side] = []
+    for block in range(blocks):
+        size = replicates // blocks + (block < replicates % blocks)
+        of_block: list[Side] = ["baseline", "candidate"] * size
+        draw.shuffle(of_block)
+        order += of_block
+    return order
 
 
 class CompareRunner:
@@ -28,22 +56,23 @@ class CompareRunner:
     kind = "compare"
 
     def plan(self, spec: CompareSpec) -> list[Unit]:
-        """Plan turns A B B A A B B A …; each has all units of that side's own plan, exec'd to be independent samples.
-
-        With an even number of replicates, both sides' turns have the same mean and median place in time, so a linear
-        drift of the host changes both alike.
+        """Plan the turns that `turns` draws; each has all units of that side's own plan, exec'd to be independent
+        samples.
         """
         runner = _inner_runner(spec)
         plans: dict[Side, list[Unit]] = {
             "baseline": runner.plan(spec.baseline),
             "candidate": runner.plan(spec.candidate),
         }
-        return [
-            _outer(inner, side, _title(spec, side, replicate, inner, alone=len(plans[side]) == 1))
-            for replicate in range(spec.replicates)
-            for side in TURNS[replicate % len(TURNS)]
-            for inner in plans[side]
-        ]
+        replicates: Counter[Side] = Counter()
+        units: list[Unit] = []
+        for side in turns(spec.replicates, spec.seed):
+            replicates[side] += 1
+            alone = len(plans[side]) == 1
+            units += [
+                _outer(inner, side, _title(spec, side, replicates[side], inner, alone=alone)) for inner in plans[side]
+            ]
+        return units
 
     def run(self, spec: CompareSpec, unit: Unit, report: Reporter) -> None:
         """Run one unit of one side, as a job of that side alone would."""
@@ -92,7 +121,7 @@ def _side(spec: CompareSpec, unit: Unit) -> SpecBase:
 
 
 def _title(spec: CompareSpec, side: Side, replicate: int, inner: Unit, *, alone: bool) -> str:
-    turn = f"{side}, replicate {replicate + 1} of {spec.replicates}"
+    turn = f"{side}, replicate {replicate} of {spec.replicates}"
     return turn if alone else f"{turn}: {inner.title}"
 
 

@@ -46,7 +46,7 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
     return {
         **options,
         "kind": new.spec.kind,
-        "spec": new.spec.model_dump(mode="json"),
+        "spec": new.spec.drawn().model_dump(mode="json"),
         "summary": new.spec.summary(),
         "device_type": resources.device_type,
         "devices": resources.devices,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from app.results.inference import estimate
 from app.specs import spec_adapter
 from app.specs.compare import CompareSpec
 from workers.jobs import RUNNERS
 from workers.jobs._base import Collecting, Resumable, Unit, Wrapping
-from workers.jobs.compare import RUNNER
+from workers.jobs.compare import RUNNER, turns
 from workers.outcome import Failed
 
+SEED = 5  # draws b c c b of two replicates
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 8}
 GRID = {"kind": "attention", "implementations": ["eager", "tiled"], "sequence_lengths": [16], "dtypes": ["fp32"]}
 
 
 def compare(baseline: dict[str, Any], candidate: dict[str, Any], replicates: int = 2) -> CompareSpec:
-    spec = {"kind": "compare", "baseline": baseline, "candidate": candidate, "replicates": replicates}
+    spec = {"kind": "compare", "baseline": baseline, "candidate": candidate, "replicates": replicates, "seed": SEED}
     found = spec_adapter.validate_json(json.dumps(spec))
     assert isinstance(found, CompareSpec)
     return found
@@ -34,21 +36,36 @@ def sent(unit: Unit) -> Unit:
     return Unit(**json.loads(json.dumps(asdict(unit))))
 
 
-def ratio_under_drift(sides: Sequence[str | None]) -> float:
-    """The ratio that equal sides show if each turn takes 1 % of the first longer than the one before."""
-    times: dict[str, list[float]] = {"baseline": [], "candidate": []}
-    for turn, side in enumerate(sides):
-        times[str(side)].append(100.0 + turn)
-    ratio = estimate(times["baseline"], times["candidate"]).ratio
-    assert ratio is not None
-    return ratio
+def initials(order: Sequence[str | None]) -> str:
+    return "".join(str(side)[0] for side in order)
 
 
-@pytest.mark.parametrize("replicates", [2, 4, 8])
-def test_a_linear_drift_cancels(replicates: int) -> None:
-    units = RUNNER.plan(compare(TINY, TINY, replicates=replicates))
-    assert ratio_under_drift([unit.side for unit in units]) == 1
-    assert ratio_under_drift(["baseline", "candidate"] * replicates) > 1.008, "control: A B A B has one drift more"
+def test_turns_are_drawn_in_blocks_from_a_seed() -> None:
+    drawn = [initials(turns(8, seed)) for seed in range(700)]
+    assert len(set(drawn)) > 600, "of 70 · 70"
+    halves = Counter(half for order in drawn for half in (order[:8], order[8:]))
+    assert {(half.count("b"), half.count("c")) for half in halves} == {(4, 4)}
+    assert len(halves) == 70, "every order of a block comes"
+    assert max(halves.values()) < 45, "and none much more often than the 20 times of its share"
+    assert turns(8, 7) == turns(8, 7)
+
+
+@pytest.mark.parametrize("replicates", [1, 3, 4, 7, 9, 11, 30, 100])
+def test_each_side_has_its_turns_in_blocks_of_four_or_more_each(replicates: int) -> None:
+    order = initials(turns(replicates, 1))
+    assert (order.count("b"), order.count("c")) == (replicates, replicates)
+    longest = max(len(run) for run in re.findall("b+|c+", order))
+    assert longest <= 14, "two blocks of seven turns a side at most meet with the same side"
+
+
+def test_a_comparison_without_a_seed_gets_one_at_submission_and_keeps_it() -> None:
+    spec = compare(TINY, TINY, replicates=8).model_copy(update={"seed": None})
+    kept = [spec.drawn() for _ in range(5)]
+    assert len({one.seed for one in kept}) == 5
+    orders = [[unit.side for unit in RUNNER.plan(one)] for one in kept]
+    assert orders == [[unit.side for unit in RUNNER.plan(one.drawn())] for one in kept], "another attempt"
+    assert len(set(map(tuple, orders))) > 1
+    assert kept[0].cases() == spec.cases()
 
 
 class Recorder:
@@ -89,25 +106,19 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def test_sides_take_turns_in_fresh_processes() -> None:
     units = RUNNER.plan(compare(TINY, {**TINY, "precision": "bf16"}, replicates=3))
-    assert [unit.side for unit in units] == [
-        *("baseline", "candidate"),
-        *("candidate", "baseline"),
-        *("baseline", "candidate"),
-    ]
+    assert [unit.side for unit in units] == turns(3, SEED)
     assert {unit.start for unit in units} == {"exec"}
-    assert [unit.title for unit in units[:3]] == [
-        "baseline, replicate 1 of 3",
+    assert [unit.title for unit in units if unit.side == "candidate"] == [
         "candidate, replicate 1 of 3",
         "candidate, replicate 2 of 3",
+        "candidate, replicate 3 of 3",
     ]
-    assert len({unit.title for unit in units}) == len(units)
 
 
 def test_a_turn_runs_every_unit_of_the_inner_plan(recorder: Recorder) -> None:
     units = RUNNER.plan(compare(TINY, TINY))
-    assert [unit.side for unit in units] == [
-        side for side in ("baseline", "candidate", "candidate", "baseline") for _ in "ab"
-    ]
+    assert [unit.side for unit in units] == [side for side in turns(2, SEED) for _ in "ab"]
+    units.sort(key=lambda unit: str(unit.side))
     assert [unit.title for unit in units[:2]] == [
         "baseline, replicate 1 of 2: model",
         "baseline, replicate 1 of 2: profile",

@@ -9,6 +9,7 @@ the strategy also runs some steps under the profiler (overlap.py).
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -37,7 +38,7 @@ from workers.outcome import RunnerError
 from workers.torch_host import set_precision
 
 ROUNDS = 6
-"""Turns of each side. Their order is reversed in every second round, so that a linear drift cancels."""
+"""Turns of each side. Their order is drawn anew for every second round, and reversed in the next."""
 
 
 def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> None:
@@ -114,9 +115,14 @@ class RankRun:
         turns: list[Turn] = []
         # A step of the user's own is the only side, and its code is imported once.
         rounds = ROUNDS if self.context.spec.step_code is None else 1
+        sides, draw = list(self.context.sides), random.Random(self.context.spec.seed)
         for number in range(min(rounds, self.context.spec.measure_steps)):
             steps = self.context.spec.measure_steps // rounds + (number < self.context.spec.measure_steps % rounds)
-            for side in self.context.sides[:: -1 if number % 2 else 1]:
+            if number % 2:
+                sides.reverse()  # so a drift changes all sides alike
+            elif number:
+                draw.shuffle(sides)  # so no load keeps time with them; all ranks draw the same
+            for side in sides:
                 if side == NO_COMMUNICATION and found["alone"] is not None:
                     continue
                 try:
