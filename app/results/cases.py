@@ -208,7 +208,8 @@ def cases_of(
                     coordinates = {**coordinates, VERSION: short_version(version)}
                 case = of_job[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
             case.add(name, row)
-        cases += of_job.values()
+        # The first of the drawn turns may be the candidate's.
+        cases += sorted(of_job.values(), key=lambda case: str(case.coordinates.get("side", "")))
         if job.stopped is not None:
             measured_keys = {key for key, _, _ in of_job}
             cases += [

@@ -37,4 +37,5 @@ def samples_of(database: Database, jobs: Sequence[int], metric: str, coordinates
         key = (row.job_id, row.side, case)
         values.setdefault(key, []).extend(row.samples)
         units[key] = row.unit
-    return [CaseSamples(*key, unit=units[key], values=of_case) for key, of_case in values.items() if of_case]
+    in_order = sorted(values, key=lambda key: (jobs.index(key[0]), key[1] or ""))  # drawn turns begin with either side
+    return [CaseSamples(*key, unit=units[key], values=values[key]) for key in in_order if values[key]]
