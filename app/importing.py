@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-HOME = Path(__file__).resolve().parent.parent
-"""The folder of our packages."""
+from flopwatch.packages import START
 
 
-def program(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs one of our modules with this interpreter.
+def program(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs one of our programs, `workers` or `app.cli`, with this interpreter, from any folder.
 
-    Python looks first in the current folder, which may be a project with modules of our names; only where we are not
-    installed, that folder is ours.
+    In that process no module of a user's has the name of one of ours: see flopwatch/packages.py.
     """
-    safe = [] if HOME.samefile(os.curdir) else ["-P"]
-    return [sys.executable, *safe, "-m", module, *arguments]
+    return [sys.executable, "-P", START, name, *arguments]
 
 
 @contextlib.contextmanager

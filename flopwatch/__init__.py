@@ -1,5 +1,6 @@
 """The client of a Flopwatch server: `from flopwatch import Flopwatch`, and the errors that it raises; and what training
-scripts say of their own steps: `flopwatch.phase`, `flopwatch.work`, `flopwatch.measure`.
+scripts say of their own steps: `flopwatch.phase`, `flopwatch.work`, `flopwatch.measure`. `flopwatch.kernels` and
+`flopwatch.parallel` are libraries (packages.py).
 
 The client is imported on first use, since the command line imports modules of this package and starts in milliseconds.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flopwatch import packages
 from flopwatch.steps import measure, phase, work
 
 if TYPE_CHECKING:
@@ -38,8 +40,12 @@ __all__ = [
     "work",
 ]
 
+packages.use()
+
 
 def __getattr__(name: str) -> Any:
+    if name in packages.PUBLIC:
+        return importlib.import_module(f"flopwatch.{name}")
     if name in __all__:
         return getattr(importlib.import_module("flopwatch.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,16 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernels import attention, registry
-    from kernels.adamw_triton import adamw
-    from kernels.attention.flash_triton import flash_attention
-    from kernels.linear_cross_entropy_triton import linear_cross_entropy
-    from kernels.rms_norm_triton import rms_norm
-    from kernels.rope_triton import rope
-    from kernels.weighted_sum_triton import weighted_sum
+    from . import attention, registry
+    from .adamw_triton import adamw
+    from .attention.flash_triton import flash_attention
+    from .linear_cross_entropy_triton import linear_cross_entropy
+    from .rms_norm_triton import rms_norm
+    from .rope_triton import rope
+    from .weighted_sum_triton import weighted_sum
 
 _TRITON = ("adamw", "linear_cross_entropy", "rms_norm", "rope", "weighted_sum")
-_HOMES = {"flash_attention": "kernels.attention.flash_triton", **{name: f"kernels.{name}_triton" for name in _TRITON}}
+_HOMES = {"flash_attention": ".attention.flash_triton", **{name: f".{name}_triton" for name in _TRITON}}
 
 __all__ = [
     "adamw",
@@ -35,7 +35,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.triton.inputs import capability
-from kernels.interpreted import patch_interpreter
-from kernels.launching import Address, Launch
-from kernels.rows import check_device
+from .attention.triton.inputs import capability
+from .interpreted import patch_interpreter
+from .launching import Address, Launch
+from .rows import check_device
 
 patch_interpreter()
 

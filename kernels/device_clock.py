@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.clock import now_s
-from kernels.device_events import Event, spin, synchronize
+from .clock import now_s
+from .device_events import Event, spin, synchronize
 
 FLUSHED_CACHE_SIZES = 4
 """Size of the buffer that flushes the cache, as a multiple of the L2 cache, which does not replace lines in order."""

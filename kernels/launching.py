@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.versions import KNOWN_VERSIONS
+from .versions import KNOWN_VERSIONS
 
 REMEMBERED_CALLS = 2048
 """Number of calls, of all launches together, whose arguments are kept, up to 3 KiB each. Enough for a model's step."""

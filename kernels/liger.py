@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.library import optional
+from .attention.library import optional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import chunked_cross_entropy as chunked
-from kernels.interpreted import patch_interpreter
-from kernels.rows import check_device, wide
+from . import chunked_cross_entropy as chunked
+from .interpreted import patch_interpreter
+from .rows import check_device, wide
 
 patch_interpreter()
 

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-import kernels
-from kernels import liger
-from kernels.registry import DEVICES, DTYPES, Implementation, Kernel
+from . import liger
+from .registry import DEVICES, DTYPES, Implementation, Kernel
 
+_PACKAGE: Any = importlib.import_module(__name__.rpartition(".")[0])
+"""It imports its functions on first use."""
 EPSILON = 1e-5
 HEAD_DIM = 64
 """Size of a head in `rope`."""
@@ -45,14 +48,14 @@ def _implementations(
 
 def _ours(name: str) -> Function:
     """Return the kernel of this name, which is imported when it is called."""
-    return lambda *inputs: getattr(kernels, name)(*inputs)
+    return lambda *inputs: getattr(_PACKAGE, name)(*inputs)
 
 
 def compiled(function: Function) -> Function:
     """Return the function through torch.compile, anew for each size."""
 
     def call(*inputs: Tensor) -> Tensor:
-        from kernels import compiling
+        from . import compiling
 
         with compiling.each_size_compiled():
             out: Tensor = compiling.compiled(function)(*inputs)
@@ -73,7 +76,7 @@ rms_norm = Kernel(
     kernels=_implementations(
         "rms_norm",
         compiled(_plain_rms_norm),
-        lambda x, weight: kernels.rms_norm(x, weight, EPSILON),
+        lambda x, weight: _PACKAGE.rms_norm(x, weight, EPSILON),
         lambda x, weight: liger.rms_norm(x, weight, EPSILON),
     ),
 )
@@ -157,7 +160,7 @@ def _plain_linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor)
 
 
 def _chunked_linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    from kernels.chunked_cross_entropy import linear_cross_entropy
+    from .chunked_cross_entropy import linear_cross_entropy
 
     return linear_cross_entropy(hidden, weight, targets)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.attention.problem import AttentionProblem
+    from .attention.problem import AttentionProblem
 
 AttentionFunction: TypeAlias = "Callable[..., Tensor]"
 """(q, k, v, is_causal, **options) -> output, with shapes and alignment as in `kernels.attention`. The options are those
@@ -29,6 +29,7 @@ DEVICES: Final = frozenset({"cpu", "cuda"})
 """Types of devices that jobs can ask for."""
 DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 """Data types that an implementation may support. Only tests use float64."""
+_HERE = __name__.rpartition(".")[0]
 TuneFunction: TypeAlias = "Callable[..., str]"
 """(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None, **options) -> a line that names the choice.
 The options are those of the call that follows."""
@@ -269,23 +270,23 @@ ATTENTION = Registry(
     "attention implementation",
     "flopwatch.attention",
     {
-        "compiled": "kernels.attention.library:compiled",
-        "cpu_blocked": "kernels.attention.cpu.implementations:cpu_blocked",
-        "cpu_flash": "kernels.attention.cpu.implementations:cpu_flash",
-        "cpu_fused": "kernels.attention.cpu.implementations:cpu_fused",
-        "cpu_naive": "kernels.attention.cpu.implementations:cpu_naive",
-        "eager": "kernels.attention.library:eager",
-        "flash_attn": "kernels.attention.installed:flash_attn",
-        "flash_attn_3": "kernels.attention.installed:flash_attn_3",
-        "flash_attn_4": "kernels.attention.installed:flash_attn_4",
-        "flex": "kernels.attention.library:flex",
-        "hopper": "kernels.attention.flash_triton:hopper_implementation",
-        "sdpa_cudnn": "kernels.attention.library:sdpa_cudnn",
-        "sdpa_efficient": "kernels.attention.library:sdpa_efficient",
-        "sdpa_flash": "kernels.attention.library:sdpa_flash",
-        "sdpa_math": "kernels.attention.library:sdpa_math",
-        "tiled": "kernels.attention.tiled:implementation",
-        "triton": "kernels.attention.flash_triton:implementation",
+        "compiled": f"{_HERE}.attention.library:compiled",
+        "cpu_blocked": f"{_HERE}.attention.cpu.implementations:cpu_blocked",
+        "cpu_flash": f"{_HERE}.attention.cpu.implementations:cpu_flash",
+        "cpu_fused": f"{_HERE}.attention.cpu.implementations:cpu_fused",
+        "cpu_naive": f"{_HERE}.attention.cpu.implementations:cpu_naive",
+        "eager": f"{_HERE}.attention.library:eager",
+        "flash_attn": f"{_HERE}.attention.installed:flash_attn",
+        "flash_attn_3": f"{_HERE}.attention.installed:flash_attn_3",
+        "flash_attn_4": f"{_HERE}.attention.installed:flash_attn_4",
+        "flex": f"{_HERE}.attention.library:flex",
+        "hopper": f"{_HERE}.attention.flash_triton:hopper_implementation",
+        "sdpa_cudnn": f"{_HERE}.attention.library:sdpa_cudnn",
+        "sdpa_efficient": f"{_HERE}.attention.library:sdpa_efficient",
+        "sdpa_flash": f"{_HERE}.attention.library:sdpa_flash",
+        "sdpa_math": f"{_HERE}.attention.library:sdpa_math",
+        "tiled": f"{_HERE}.attention.tiled:implementation",
+        "triton": f"{_HERE}.attention.flash_triton:implementation",
     },
     _check_implementation,
 )
@@ -295,7 +296,7 @@ KERNELS = Registry(
     "kernel",
     "flopwatch.kernels",
     {
-        name: f"kernels.operations:{name}"
+        name: f"{_HERE}.operations:{name}"
         for name in ("linear_cross_entropy", "rms_norm", "rope", "swiglu", "weighted_sum")
     },
     _check_kernel,

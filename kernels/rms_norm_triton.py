@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreted import patch_interpreter
-from kernels.rows import as_rows, check_device, check_floating, wide, wide_dtype
+from .interpreted import patch_interpreter
+from .rows import as_rows, check_device, check_floating, wide, wide_dtype
 
 patch_interpreter()
 

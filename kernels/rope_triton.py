@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreted import patch_interpreter
-from kernels.rows import check_device, check_floating, wide
+from .interpreted import patch_interpreter
+from .rows import check_device, check_floating, wide
 
 patch_interpreter()
 

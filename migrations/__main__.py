@@ -5,12 +5,27 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any, Literal
 
 from alembic import command
+from alembic.autogenerate.api import AutogenContext
 from alembic.config import Config
+from sqlmodel.sql.sqltypes import AutoString
 
+from app.store.column_types import StoredJson, UtcDateTime
 from app.store.database.engine import Database
 from app.store.database.migrating import migrations_folder, revisions
+
+
+def plain_type(kind: str, item: Any, _context: AutogenContext) -> str | Literal[False]:
+    """Types of ours, in revisions to come, as SQLAlchemy's: a revision must not change when the code does."""
+    if kind == "type" and isinstance(item, UtcDateTime):
+        return "sa.DateTime(timezone=True)"
+    if kind == "type" and isinstance(item, StoredJson):
+        return 'sa.JSON().with_variant(sa.Text(), "postgresql")'
+    if kind == "type" and isinstance(item, AutoString):
+        return "sa.String()"
+    return False
 
 
 def main() -> None:
@@ -25,7 +40,7 @@ def main() -> None:
         database = Database(f"sqlite:///{Path(folder) / 'current.sqlite3'}")
         database.migrate()
         with database.migration() as connection:
-            config.attributes["connection"] = connection
+            config.attributes.update(connection=connection, render_item=plain_type)
             command.revision(config, message, autogenerate=True, rev_id=number)
         database.close()
 

@@ -11,18 +11,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parallel import accounting, collectives, process_group, scaling
-    from parallel.collectives import recorded
-    from parallel.data_parallel import (
+    from . import accounting, collectives, process_group, scaling
+    from .collectives import recorded
+    from .data_parallel import (
         BucketedDataParallel,
         FlatDataParallel,
         NaiveDataParallel,
         OverlappedDataParallel,
     )
-    from parallel.fully_sharded import FullyShardedDataParallel
-    from parallel.process_group import Rank, RanksFailed, RanksTimedOut, launch
-    from parallel.sharded_optimizer import ShardedOptimizer
-    from parallel.uneven import in_step
+    from .fully_sharded import FullyShardedDataParallel
+    from .process_group import Rank, RanksFailed, RanksTimedOut, launch
+    from .sharded_optimizer import ShardedOptimizer
+    from .uneven import in_step
 
 __all__ = [
     "BucketedDataParallel",
@@ -46,24 +46,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BucketedDataParallel": "parallel.data_parallel",
-    "FlatDataParallel": "parallel.data_parallel",
-    "FullyShardedDataParallel": "parallel.fully_sharded",
-    "NaiveDataParallel": "parallel.data_parallel",
-    "OverlappedDataParallel": "parallel.data_parallel",
-    "Rank": "parallel.process_group",
-    "RanksFailed": "parallel.process_group",
-    "RanksTimedOut": "parallel.process_group",
-    "ShardedOptimizer": "parallel.sharded_optimizer",
-    "in_step": "parallel.uneven",
-    "launch": "parallel.process_group",
-    "recorded": "parallel.collectives",
+    "BucketedDataParallel": ".data_parallel",
+    "FlatDataParallel": ".data_parallel",
+    "FullyShardedDataParallel": ".fully_sharded",
+    "NaiveDataParallel": ".data_parallel",
+    "OverlappedDataParallel": ".data_parallel",
+    "Rank": ".process_group",
+    "RanksFailed": ".process_group",
+    "RanksTimedOut": ".process_group",
+    "ShardedOptimizer": ".sharded_optimizer",
+    "in_step": ".uneven",
+    "launch": ".process_group",
+    "recorded": ".collectives",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from kernels.clock import now_s
 from kernels.device_events import Event, synchronize
-from parallel import silent_group
+
+from . import silent_group
 
 MIB = 2**20
 END_S = 1.0

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel.collectives import (
+from .collectives import (
     MIB,
     Averaging,
     GradientUsage,
@@ -49,7 +49,7 @@ from parallel.collectives import (
     strides_of,
     view_like,
 )
-from parallel.step_check import check_steps_of
+from .step_check import check_steps_of
 
 
 class DataParallel(nn.Module):

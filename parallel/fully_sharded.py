@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from parallel.collectives import (
+from .collectives import (
     Averaging,
     GradientUsage,
     StartedTogether,
@@ -49,17 +49,17 @@ from parallel.collectives import (
     start_together,
     strides_of,
 )
-from parallel.data_parallel import dense_gradient
-from parallel.meta import children_first, materialise, reset_parameters
-from parallel.sharded_gradient import ShardedPart
-from parallel.sharded_state import (
+from .data_parallel import dense_gradient
+from .meta import children_first, materialise, reset_parameters
+from .sharded_gradient import ShardedPart
+from .sharded_state import (
     broadcast_objects,
     broadcast_whole,
     full_optimizer_state,
     is_first,
     load_full_optimizer_state,
 )
-from parallel.step_check import check_steps_of
+from .step_check import check_steps_of
 
 Owner = tuple[nn.Module, str]
 """A module that uses a parameter, and the parameter's name in the module."""

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
-from parallel.nodes import Nodes
-from parallel.process_group import (
+from .nodes import Nodes
+from .process_group import (
     END_S,
     Elastic,
     LaunchRequest,

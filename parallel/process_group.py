@@ -41,7 +41,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kernels.clock import now_s
-from parallel.nodes import Nodes, RemoteNode, accepted, interface_to
+
+from .nodes import Nodes, RemoteNode, accepted, interface_to
 
 if TYPE_CHECKING:
     import torch
@@ -337,11 +338,11 @@ class Elastic(threading.Thread):
 
 
 # The launcher would open the logs for its children, and leave them open.
-_RANK_PROGRAM = """
+_RANK_PROGRAM = f"""
 import os
 log = os.open(os.environ["PARALLEL_RANK_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 os.dup2(log, 1), os.dup2(log, 2), os.close(log)
-from parallel.process_group import rank_main
+from {__name__} import rank_main
 rank_main()
 """
 
@@ -639,6 +640,7 @@ def shared_memory_of(pid: int) -> set[Path]:
 def rank_main() -> None:
     """Run as a rank: connect to the launching process, join the process group, call the function, send its result."""
     request = LaunchRequest.from_json(os.environ.pop(REQUEST))
+    sys.path[:] = request.path  # without what a rank's own start has added: where the launching process does not look
     _die_with_parent(request.parent)
     # The elastic launcher sends SIGTERM to all ranks when one has ended. They are killed anyway, and if they ended now,
     # it would look as if they had died first.

@@ -18,7 +18,7 @@ from torch.optim.optimizer import _foreach_supported_types as _in_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _in_clipping
 from torch.utils._pytree import tree_leaves
 
-from parallel.collectives import start_all_reduce
+from .collectives import start_all_reduce
 
 
 class ShardedGradient(Tensor):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from parallel.collectives import (
+from .collectives import (
     MIB,
     Work,
     aligned,

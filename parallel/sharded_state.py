@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from parallel.fully_sharded import UnitParameter
+    from .fully_sharded import UnitParameter
 
 
 class Travelling:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel.collectives import group_of, start_all_gather
+from .collectives import group_of, start_all_gather
 
 Batch = TypeVar("Batch")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from app import logs
 from app.errors import FlopwatchError
 from app.importing import without_collector
-from workers.installed import check_dependencies, check_packages
+from workers.installed import check_dependencies
 from workers.outcome import InvalidEnvironment
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 def set_up_worker() -> Settings:
     """Check what a worker needs, and set up its log and its umask; returns its settings."""
     check_dependencies()
-    check_packages()
     with without_collector():
         from app.settings import Settings
         from app.store.database.private import UMASK
@@ -62,7 +61,6 @@ def main(arguments: list[str]) -> int:
             return 0
         case ["run", *rest]:
             check_dependencies()
-            check_packages()
             with without_collector():
                 from workers.run_here import run_here
 
@@ -91,10 +89,15 @@ def main(arguments: list[str]) -> int:
     return 2
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Run the process that the command line names, and exit."""
     try:
         sys.exit(main(sys.argv[1:]))
     except InvalidEnvironment as error:
         sys.exit(f"flopwatch: {error}")
     except FlopwatchError as error:
         sys.exit(f"flopwatch: {error.title}: {error.detail}")
+
+
+if __name__ == "__main__":
+    run()

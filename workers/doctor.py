@@ -17,8 +17,8 @@ from typing import Any
 
 from app.checkup import Finding, absent, broken, works
 from workers import tools
-from workers.installed import NEEDED, check_packages
-from workers.outcome import InvalidEnvironment, Unsupported
+from workers.installed import NEEDED
+from workers.outcome import Unsupported
 from workers.torch_host import as_runner_error
 
 COMPILED = ("compiled", "flex")
@@ -30,26 +30,14 @@ INSTALL_COMPILER = "install one (Debian: apt-get install g++), or name it in CXX
 
 
 def main() -> None:
-    for check in (_packages, _requirements, _compiler, _driver, _tools, _torch):
+    for check in (_requirements, _compiler, _driver, _tools, _torch):
         try:
             for finding in check():
                 print(json.dumps(finding.as_json()), flush=True)
-                if finding.name == "kernels" and finding.state == "broken":
-                    return  # nothing of another's package may be imported
         except Exception as error:  # noqa: BLE001 - a broken installation can raise anything
             name = check.__name__.strip("_")
             finding = broken(name, f"{type(error).__name__}: {error}", NEW_ENVIRONMENT)
             print(json.dumps(finding.as_json()), flush=True)
-
-
-def _packages() -> Iterator[Finding]:
-    try:
-        check_packages()
-    except InvalidEnvironment as error:
-        yield broken("kernels", str(error), NEW_ENVIRONMENT)
-    else:
-        spec = importlib.util.find_spec("kernels")
-        yield works("kernels", f"the import name is Flopwatch's: {spec.origin if spec else None}")
 
 
 def _requirements() -> Iterator[Finding]:

@@ -7,6 +7,7 @@ that is meant. Only agents started with --allow-code do so.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import importlib.util
 import inspect
@@ -21,7 +22,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flopwatch.packing import MAX_BYTES, MAX_FILES, is_packed
@@ -183,7 +184,7 @@ def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path |
     try:
         compiled = compile(source, name, "exec", dont_inherit=True)
         _remember_lines(Path(name), source)
-        exec(compiled, vars(module))  # noqa: S102  # only under --allow-code
+        _execute(compiled, module)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise BrokenCode(f"{name} has ended itself with exit code {end.code}") from end
@@ -259,7 +260,7 @@ def _module(code: CodeSpec) -> ModuleType:
         # The very bytes whose hash was checked: the loader would read the file a second time.
         compiled = compile(source, str(shown), "exec", dont_inherit=True)
         _remember_lines(shown, source)
-        exec(compiled, vars(module))  # noqa: S102  # only under --allow-code
+        _execute(compiled, module)
     except Exception as error:
         del sys.modules[name]
         traceback.print_exc()
@@ -267,6 +268,12 @@ def _module(code: CodeSpec) -> ModuleType:
             raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, shown)}: {cure}") from error
         raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, shown)}") from error
     return module
+
+
+def _execute(compiled: CodeType, module: ModuleType) -> None:
+    """Run a module's code. Without builtins of its own it would get this module's, whose `__import__` finds ours."""
+    module.__dict__["__builtins__"] = builtins
+    exec(compiled, vars(module))  # noqa: S102  # only under --allow-code
 
 
 def _remember_lines(path: Path, content: bytes) -> None:

@@ -1,5 +1,6 @@
 """Runs `flopwatch` as `python -m app.cli`, also where the command is not on the path."""
 
-from app.cli import main
+from app.cli import main as run
 
-main()
+if __name__ == "__main__":
+    run()

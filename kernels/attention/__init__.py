@@ -15,22 +15,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernels.attention import cpu
-    from kernels.attention.flash_triton import TritonFlashAttention2, flash_attention
-    from kernels.attention.tiled import TiledFlashAttention2
+    from . import cpu
+    from .flash_triton import TritonFlashAttention2, flash_attention
+    from .tiled import TiledFlashAttention2
 
 __all__ = ["TiledFlashAttention2", "TritonFlashAttention2", "cpu", "flash_attention"]
 
 _HOMES = {
-    "TiledFlashAttention2": "kernels.attention.tiled",
-    "TritonFlashAttention2": "kernels.attention.flash_triton",
-    "flash_attention": "kernels.attention.flash_triton",
+    "TiledFlashAttention2": ".tiled",
+    "TritonFlashAttention2": ".flash_triton",
+    "flash_attention": ".flash_triton",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

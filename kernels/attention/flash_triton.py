@@ -28,12 +28,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from kernels.attention.hopper import launch as hopper
-from kernels.attention.hopper import native
-from kernels.attention.masks import check_documents
-from kernels.attention.problem import check_options
-from kernels.attention.triton import decoding, launch
-from kernels.attention.triton.inputs import (
+from ..registry import FEATURES, Implementation
+from .hopper import launch as hopper
+from .hopper import native
+from .masks import check_documents
+from .problem import check_options
+from .triton import decoding, launch
+from .triton.inputs import (
     allocate_results,
     cast_for_autocast,
     check_device,
@@ -42,8 +43,7 @@ from kernels.attention.triton.inputs import (
     tf32_is_allowed,
     with_heads,
 )
-from kernels.attention.triton.tilings import precision_of
-from kernels.registry import FEATURES, Implementation
+from .triton.tilings import precision_of
 
 PLAIN = frozenset({Tensor, Parameter})
 
@@ -352,7 +352,7 @@ native.begin(differentiate)
 def _tune(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None], **given: Any
 ) -> str:
-    from kernels.attention.triton.tune import tune  # used on request only
+    from .triton.tune import tune  # used on request only
 
     options = Options(**given)
     scoring = options.scoring(q, k, is_causal)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.attention.library import HALF, NO_KERNEL, optional
-from kernels.attention.masks import check_documents, version_of
-from kernels.registry import FEATURES, Implementation
+from ..registry import FEATURES, Implementation
+from .library import HALF, NO_KERNEL, optional
+from .masks import check_documents, version_of
 
 
 @dataclass(frozen=True)

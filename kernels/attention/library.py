@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels import compiling
-from kernels.attention.masks import check_documents, documents_of, version_of, visible_keys
-from kernels.attention.problem import Band, band_of
-from kernels.attention.reference import attention
-from kernels.compiling import each_size_compiled
-from kernels.registry import FEATURES, AttentionFunction, Implementation
+from .. import compiling
+from ..compiling import each_size_compiled
+from ..registry import FEATURES, AttentionFunction, Implementation
+from .masks import check_documents, documents_of, version_of, visible_keys
+from .problem import Band, band_of
+from .reference import attention
 
 HALF = frozenset({"bfloat16", "float16"})
 SINGLE_AND_HALF = HALF | {"float32"}

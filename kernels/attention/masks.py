@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.problem import band_of, may_see_nothing
+from .problem import band_of, may_see_nothing
 
 
 class VisibleKeys(NamedTuple):

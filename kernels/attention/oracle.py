@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.masks import VisibleKeys, visible_keys
-from kernels.attention.problem import AttentionProblem
-from kernels.attention.reference import attend
-from kernels.tolerance import Error, error, limits_beside_plain
+from ..tolerance import Error, error, limits_beside_plain
+from .masks import VisibleKeys, visible_keys
+from .problem import AttentionProblem
+from .reference import attend
 
 SCORE_BYTES = 256 << 20
 """Size of one part's scores; about six tensors of it live at a time."""

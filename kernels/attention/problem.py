@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernels.registry import FEATURES
+from ..registry import FEATURES
 
 if TYPE_CHECKING:
     import torch

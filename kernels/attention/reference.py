@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.masks import visible_keys
-from kernels.attention.problem import check_options
-from kernels.ranges import named
+from ..ranges import named
+from .masks import visible_keys
+from .problem import check_options
 
 
 def attention(

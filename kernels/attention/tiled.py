@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.attention.masks import VisibleKeys, visible_keys
-from kernels.attention.problem import Band, band_of, check_options
-from kernels.attention.reference import repeated
-from kernels.registry import FEATURES, Implementation
+from ..registry import FEATURES, Implementation
+from .masks import VisibleKeys, visible_keys
+from .problem import Band, band_of, check_options
+from .reference import repeated
 
 TILE = 128
 """Queries and keys of a tile."""

@@ -3,8 +3,6 @@
 import sqlalchemy as sa
 from alembic import op
 
-from app.store.column_types import UtcDateTime
-
 revision = "0013"
 down_revision = "0012"
 branch_labels = None
@@ -19,7 +17,7 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(), nullable=True),
         sa.Column("size", sa.BigInteger(), nullable=True),
         sa.Column("removing", sa.Boolean(), server_default=sa.false(), nullable=False),
-        sa.Column("created_at", UtcDateTime(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_index("ix_stored_object_sha256", "stored_object", ["sha256"])

@@ -3,8 +3,6 @@
 import sqlalchemy as sa
 from alembic import op
 
-from app.store.column_types import UtcDateTime
-
 revision = "0016"
 down_revision = "0015"
 branch_labels = None
@@ -32,7 +30,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("message_id", sa.String(), nullable=False),
         sa.Column("tries", sa.Integer(), nullable=False),
-        sa.Column("due_at", UtcDateTime(), nullable=True),
+        sa.Column("due_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("error", sa.String(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["sweep_id"], ["sweep.id"], ondelete="CASCADE"),

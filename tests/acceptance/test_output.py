@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from flopwatch.packages import START
 from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import get, open_gate, plain_job, plain_kind, wait_for_start, wait_for_state
 from tests.app.api.streams import STREAM, parse_stream
@@ -93,7 +94,7 @@ def test_each_replicate_has_an_interpreter(start_beside: Callable[..., Site]) ->
     client, folder = site.client, site.folder
     job_id = submit(client, short_job("gated", replicates=2))
     (first,) = wait_for_start(folder)
-    assert psutil.Process(first).cmdline()[1:4] == ["-m", "workers", "child"]
+    assert psutil.Process(first).cmdline()[1:5] == ["-P", START, "workers", "child"]
 
     def making(data: dict[str, Any], done: int = 0) -> bool:
         progress = data.get("done"), data.get("total"), str(data.get("message")).rpartition(", ")[2]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.importing import HOME, program, without_collector
+from app.importing import program, without_collector
+from flopwatch.packages import FOLDER
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -30,17 +31,13 @@ def test_the_collector_works_again_after_an_import_that_fails() -> None:
     assert gc.isenabled()
 
 
-def test_modules_of_the_current_folder_do_not_stand_in_for_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "workers.py").write_text("raise SystemExit('of a user')\n")
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("installed_by", ["the path", "nothing"])
+def test_modules_of_the_current_folder_do_not_stand_in_for_ours(installed_by: str, tmp_path: Path) -> None:
+    for name in ("app", "workers", "flopwatch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of a user')\n")
+    path = {"PYTHONPATH": FOLDER} if installed_by == "the path" else {}
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run(
-        program("workers"), env={**os.environ, "PYTHONPATH": str(HOME)}, capture_output=True, text=True, check=False
+        program("workers"), cwd=tmp_path, env={**others, **path}, capture_output=True, text=True, check=False
     )
     assert ran.stderr.startswith("`python -m workers agent")
-
-
-def test_a_checkout_that_is_not_installed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(HOME)
-    assert "-P" not in program("workers")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("app", "flopwatch", "kernels", "migrations", "parallel", "workers")
+INSIDE = ("app", "kernels", "migrations", "parallel", "workers")
+"""Packages that the wheel has as folders of `flopwatch`."""
 
 HIDE_THE_EXTRA = """
 import importlib.machinery
@@ -24,9 +25,9 @@ importlib.machinery.PathFinder.find_spec = lambda name, *rest: None if name in h
 SERVE_A_JOB = """
 import json, sys
 from pathlib import Path
-import app, flopwatch, kernels, migrations, parallel, workers
-from app.main import create_app
-from app.settings import Settings
+import flopwatch, flopwatch.app, flopwatch.kernels, flopwatch.migrations, flopwatch.parallel, flopwatch.workers
+from flopwatch.app.main import create_app
+from flopwatch.app.settings import Settings
 from fastapi.testclient import TestClient
 
 folder = Path(sys.argv[1])
@@ -34,7 +35,8 @@ with TestClient(create_app(Settings(data_dir=folder)), base_url="http://localhos
     answers = {path: client.get(path) for path in ("/healthz", "/ui", "/docs", "/specs")}
     answers["POST /jobs"] = client.post("/jobs", json={"spec": {"kind": "benchmark"}})
     print(json.dumps({
-        "files": [module.__file__ for module in (app, flopwatch, kernels, migrations, parallel, workers)],
+        "files": [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "flopwatch"],
+        "short": [name for name in ("app", "kernels", "migrations", "parallel", "workers") if name in sys.modules],
         "statuses": {path: answer.status_code for path, answer in answers.items()},
     }))
 """
@@ -57,7 +59,9 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_has_every_file_of_the_packages(wheel: Path, root: Path, sources: list[Path]) -> None:
-    expected = {path.relative_to(root).as_posix() for path in sources if path.relative_to(root).parts[0] in PACKAGES}
+    files = [path.relative_to(root) for path in sources]
+    expected = {file.as_posix() for file in files if file.parts[0] == "flopwatch"}
+    expected |= {f"flopwatch/{file.as_posix()}" for file in files if file.parts[0] in INSIDE}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == expected, "tools, tests and benchmarks stay out"
@@ -90,9 +94,9 @@ def test_the_wheel_runs_without_torch(wheel: Path, tmp_path: Path) -> None:
     assert server.returncode == 0, server.stderr
     answer = json.loads(server.stdout)
     assert all(Path(file).is_relative_to(tmp_path) for file in answer["files"])
+    assert answer["short"] == []
     assert answer["statuses"] == {"/healthz": 200, "/ui": 200, "/docs": 200, "/specs": 200, "POST /jobs": 201}
-    start_worker = "import runpy; runpy.run_module('workers', run_name='__main__')"
-    worker = run_without_the_extra(start_worker, "agent", folder=tmp_path)
+    worker = run_without_the_extra("from flopwatch.start import run; run('workers', 'agent')", folder=tmp_path)
     assert worker.returncode == 1
     assert worker.stderr.splitlines() == [
         "flopwatch: a worker needs torch, psutil, pynvml, too: install flopwatch[worker]"

@@ -29,6 +29,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flopwatch import packages
+from flopwatch.packages import START
+
 LARGEST_ORDER = 1 << 20
 """Bytes of a warm parent's order, at most: its variables."""
 SHOWN_FIRST = ("FLOPWATCHED_BY", "RANK", "TORCHELASTIC_RUN_ID", "TMPDIR", "MISBEHAVE_FOLDER")
@@ -53,7 +56,7 @@ def prepare() -> None:
     started = launch.subprocess.Popen
 
     def start(arguments: Sequence[str], **options: Any) -> Any:
-        if list(arguments[1:4]) == ["-m", "workers", "warm"] and waiting.is_there:
+        if list(arguments[1:5]) == ["-P", START, "workers", "warm"] and waiting.is_there:
             return waiting.begin(arguments, options["env"], *options["pass_fds"])
         return started(arguments, **options)
 
@@ -116,6 +119,7 @@ def _be_warm_parent(orders: socket.socket) -> None:
     os.setsid()
     become([*arguments, str(descriptors[0])], environment)
     subprocess_handler.SubprocessHandler._popen = _start_rank
+    packages.hide()  # what plugins have imported by short names
     warm.main(descriptors[0])
 
 

@@ -33,16 +33,18 @@ from typing import Any, NoReturn
 import forks
 import second_folder
 
+from flopwatch import start
+
 PRELOADED = (
     "alembic.command",
-    "app.server.access",
-    "app.cli.commands",
-    "app.server.process",
-    "app.store.queue.lease",
+    "flopwatch.app.server.access",
+    "flopwatch.app.cli.commands",
+    "flopwatch.app.server.process",
+    "flopwatch.app.store.queue.lease",
     "pysqlite3",
     "sqlalchemy.dialects.sqlite",
     "torch.distributed.launcher.api",
-    "workers.agent.agent",
+    "flopwatch.workers.agent.agent",
 )
 
 
@@ -52,9 +54,10 @@ def main(descriptor: int) -> None:
     gc.disable()
     # The environment that it was started with has the kind `plain` on its path.
     second_folder.add(Path(__file__).with_name("staged_kind"))
+    second_folder.use_long_names()
     for name in PRELOADED:
         importlib.import_module(name)
-    importlib.import_module("workers.processes.warm").preload()
+    importlib.import_module("flopwatch.workers.processes.warm").preload()
     gc.disable()
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
     gc.freeze()
@@ -146,7 +149,9 @@ def _run(arguments: list[str], before: str) -> None:
     exec(before, {})
     if arguments == ["-m", "workers", "agent"]:
         forks.prepare()
-    if option == "-m":
+    if option == "-m" and program in ("app.cli", "workers"):
+        start.run(program, *others)
+    elif option == "-m":
         sys.argv = [program, *others]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from kernels.registry import Registry
 
+_HERE = __name__.rpartition(".")[0]
+
 
 def _check_model(_name: str, loaded: object) -> None:
     if not callable(loaded):
         raise TypeError(f"expected a model class or a function that builds one, not {type(loaded).__name__}")
 
 
-MODELS = Registry(
-    "model", "flopwatch.models", {"transformer_lm": "workers.model.transformer:TransformerLM"}, _check_model
-)
+MODELS = Registry("model", "flopwatch.models", {"transformer_lm": f"{_HERE}.transformer:TransformerLM"}, _check_model)
 """Every model; `MODELS.load(name)` returns the class or function that builds it."""

@@ -18,6 +18,7 @@ import psutil
 
 from app.importing import program
 from app.settings import OBJECT_STORES
+from flopwatch.packages import without_checkout
 from workers.devices.locks import lock_folder
 from workers.outcome import HostExhausted, InvalidEnvironment
 from workers.processes import keeper, warm
@@ -349,6 +350,8 @@ def units_environment(mark: str) -> dict[str, str]:
     store = os.environ.get("FLOPWATCH_ARTIFACTS_URL", "").partition("://")[0]
     hidden = (SETTINGS_PREFIX, "PGPASSWORD", OBJECT_STORES.get(store, SETTINGS_PREFIX))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    if path := kept.get("PYTHONPATH"):
+        kept["PYTHONPATH"] = os.pathsep.join(without_checkout(path.split(os.pathsep)))
     return {**kept, VARIABLE: mark}
 
 

@@ -31,7 +31,10 @@ PID = struct.Struct("=i")
 NOT_FORKED = -1
 
 # torch._dynamo is preloaded because optimizers and checkpointing import it, which takes more than a second.
-PRELOADED = ("torch", "torch._dynamo", "app.specs", "workers.jobs", "workers.model", "workers.measure", "kernels")
+OURS = ("app.specs", "workers.jobs", "workers.model", "workers.measure", "kernels")
+PREFIX = __name__.removesuffix("workers.processes.warm")
+"""The begin of our packages' names in this process: see flopwatch/packages.py."""
+PRELOADED = ("torch", "torch._dynamo", *(f"{PREFIX}{name}" for name in OURS))
 
 
 def preload() -> None:
@@ -55,7 +58,7 @@ def preload() -> None:
 def _import_all() -> None:
     for name in PRELOADED:
         module = importlib.import_module(name)
-        if name.partition(".")[0] == "workers":
+        if name.startswith(f"{PREFIX}workers."):
             for info in pkgutil.walk_packages(module.__path__, f"{name}."):
                 importlib.import_module(info.name)
 

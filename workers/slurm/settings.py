@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Self
@@ -10,6 +9,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from app.errors import CannotRunHere
+from app.importing import program
 
 Word = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]+$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
@@ -41,7 +41,7 @@ class SlurmSettings(BaseModel):
     """Lines of shell that run on each node before the agent: modules, variables."""
     container: list[Word] = []
     """A command before the agent's, such as ["apptainer", "exec", "--nv", "flopwatch.sif"]."""
-    command: list[Word] = Field(default=[sys.executable, "-m", "app.cli"], min_length=1)
+    command: list[Word] = Field(default=program("app.cli"), min_length=1)
     """The command `flopwatch` on the nodes; by default this installation's."""
     tools: list[Name] = []
     """Profilers that the nodes have (nsys, ncu), whether this host has them or not."""

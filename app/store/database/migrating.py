@@ -8,12 +8,12 @@ databases are refused.
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy import Connection, column, inspect, select, table
 
 from app.errors import CannotRunHere, DatabaseNewer
+from flopwatch.packages import FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,7 @@ LAST_DEVELOPMENT_COMMIT = "68770c8"
 
 def migrations_folder() -> Path:
     """Return the folder of the `migrations` package, in the checkout or in the installed wheel."""
-    spec = find_spec("migrations")
-    if spec is None or spec.origin is None:
-        raise CannotRunHere("The package `migrations` is not installed.")
-    return Path(spec.origin).parent
+    return Path(FOLDER, "migrations")
 
 
 def revisions() -> list[str]:

@@ -4,7 +4,7 @@
 built together, with the same flags, when one of them is first called. `memory` returns how much a call allocates.
 """
 
-from kernels.attention.cpu.operations import ForwardMemory, blocked, flash, fused, memory, naive
-from kernels.building import BuildError, CompilerMissing
+from ...building import BuildError, CompilerMissing
+from .operations import ForwardMemory, blocked, flash, fused, memory, naive
 
 __all__ = ["BuildError", "CompilerMissing", "ForwardMemory", "blocked", "flash", "fused", "memory", "naive"]

@@ -10,7 +10,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from kernels.building import BuildError, Library
+from ...building import BuildError, Library
 
 COMPILER_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-Wall", "-Wextra")
 """Flags of all implementations. No -ffast-math: NaN and infinity must propagate."""

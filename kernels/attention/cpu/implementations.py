@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kernels.attention.cpu.operations import BLOCK, blocked, flash, fused, memory, naive
-from kernels.registry import AttentionFunction, Implementation
+from ...registry import AttentionFunction, Implementation
+from .operations import BLOCK, blocked, flash, fused, memory, naive
 
 SINGLE_ON_CPU = {"cpu": frozenset({"float32"})}
 

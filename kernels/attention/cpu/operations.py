@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.cpu.build import Problem, library
+from .build import Problem, library
 
 BLOCK = 32
 BR, BC = 32, 128

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import (
+from .barriers import (
     add_through_copy_engine,
     after_the_kernel_before,
     along_rows,
@@ -31,7 +31,7 @@ from kernels.attention.hopper.barriers import (
     known_late,
     wait_at,
 )
-from kernels.attention.hopper.visible import between, span, span_of_tile
+from .visible import between, span, span_of_tile
 
 
 @gluon.jit

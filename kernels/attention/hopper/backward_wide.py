@@ -23,10 +23,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.backward import hide, query_tiles
-from kernels.attention.hopper.barriers import after_the_kernel_before, along_rows, known_late
-from kernels.attention.hopper.forward import free_tiles, key_tiles, visible
-from kernels.attention.hopper.visible import span
+from .backward import hide, query_tiles
+from .barriers import after_the_kernel_before, along_rows, known_late
+from .forward import free_tiles, key_tiles, visible
+from .visible import span
 
 
 @gluon.jit

@@ -20,8 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import along_rows, arrive_at, packed, sums_by_thread, wait_at
-from kernels.attention.hopper.visible import between, span, span_of_tile
+from .barriers import along_rows, arrive_at, packed, sums_by_thread, wait_at
+from .visible import between, span, span_of_tile
 
 LN_2 = gl.constexpr(0.6931471805599453)
 

@@ -19,19 +19,19 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.attention.hopper import native
-from kernels.attention.triton.inputs import (
+from ...launching import ALIGNMENT, Address, Launch, Window
+from ...versions import KNOWN_VERSIONS, attention_kernels, why_not_hopper
+from ..triton.inputs import (
     allocate_results,
     capability,
     has_tensor_descriptors,
     on_device,
     strides_allow_descriptors,
 )
-from kernels.attention.triton.kernels import finish_kernel, rows_kernel
-from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, Scoring, rows_per_program, some
-from kernels.attention.triton.tilings import padded_width
-from kernels.launching import ALIGNMENT, Address, Launch, Window
-from kernels.versions import KNOWN_VERSIONS, attention_kernels, why_not_hopper
+from ..triton.kernels import finish_kernel, rows_kernel
+from ..triton.launch import LAUNCHES, ROW_TILE, Scoring, rows_per_program, some
+from ..triton.tilings import padded_width
+from . import native
 
 Sizes = tuple[int, ...]
 
@@ -394,7 +394,7 @@ def _forward_launch(
     windows = (shape, q_strides), (key_shape, k_strides), (key_shape, v_strides), (shape, out_strides)
     if not _is_supported(device, dtype, head_dim, windows):
         return None
-    from kernels.attention.hopper.forward import forward_kernel
+    from .forward import forward_kernel
 
     how = CHOICES[width].forward_long if queries >= LONG and bounded is None else CHOICES[width].forward
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -602,7 +602,7 @@ class BackwardProblem(NamedTuple):
 
 def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
     """Return the launch of the kernel that gives dK and dV, and adds dQ up."""
-    from kernels.attention.hopper.backward import backward_kernel
+    from .backward import backward_kernel
 
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
     padded, width = problem.padded, problem.width
@@ -633,7 +633,7 @@ def _keys_and_sum(problem: BackwardProblem, how: Backward) -> Launch:
 
 def _wide_keys(problem: BackwardProblem, how: TwoPasses) -> Launch:
     """Return the launch of the kernel that gives dK and dV."""
-    from kernels.attention.hopper.backward_wide import wide_keys_kernel
+    from .backward_wide import wide_keys_kernel
 
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
     return Launch(
@@ -651,7 +651,7 @@ def _wide_keys(problem: BackwardProblem, how: TwoPasses) -> Launch:
 
 def _wide_queries(problem: BackwardProblem, how: TwoPasses) -> Launch:
     """Return the launch of the kernel that gives dQ."""
-    from kernels.attention.hopper.backward_wide import wide_queries_kernel
+    from .backward_wide import wide_queries_kernel
 
     (batches, heads, queries, _), keys = problem.shape, problem.key_shape[2]
     return Launch(

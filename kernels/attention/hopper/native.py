@@ -20,8 +20,8 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.building import Library
-from kernels.launching import Launch, hooks_are_set
+from ...building import Library
+from ...launching import Launch, hooks_are_set
 
 LIBRARY = Library(
     name="flopwatch_hopper_calls",

@@ -25,14 +25,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.attention.flash_triton import flash_attention
-from kernels.attention.hopper import launch
-from kernels.attention.hopper.launch import CHOICES, Backward, KernelChoice, TwoPasses
-from kernels.attention.library import sdpa_cudnn
-from kernels.attention.reference import attention
-from kernels.attention.triton.tilings import padded_width
-from kernels.device_clock import DeviceClock
-from kernels.tolerance import TOLERANCES, error
+from ...device_clock import DeviceClock
+from ...tolerance import TOLERANCES, error
+from ..flash_triton import flash_attention
+from ..library import sdpa_cudnn
+from ..reference import attention
+from ..triton.tilings import padded_width
+from . import launch
+from .launch import CHOICES, Backward, KernelChoice, TwoPasses
 
 CUDNN = "cuDNN"
 ODD_SHAPES = (
@@ -177,7 +177,7 @@ class Candidate:
     """A process that runs `serve` for one candidate."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
-        command = [sys.executable, "-m", "kernels.attention.hopper.tune", *arguments, "--candidate", name]
+        command = [sys.executable, "-m", __spec__.name, *arguments, "--candidate", name]
         self.name = name
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -20,11 +20,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.triton.inputs import capability, has_tensor_descriptors
-from kernels.attention.triton.kernels import LN_2, attend, program
-from kernels.attention.triton.launch import LAUNCHES, Kind, Scoring, kind, source
-from kernels.attention.triton.tilings import padded_width
-from kernels.launching import Address, Launch
+from ...launching import Address, Launch
+from .inputs import capability, has_tensor_descriptors
+from .kernels import LN_2, attend, program
+from .launch import LAUNCHES, Kind, Scoring, kind, source
+from .tilings import padded_width
 
 MOST_QUERIES = 16
 FEWEST_KEYS = 512

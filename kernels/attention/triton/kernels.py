@@ -34,9 +34,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.triton.operands import add_product, as_operand, held, product, split, transposed
-from kernels.attention.triton.visible import span, span_of_tile, visible
-from kernels.interpreted import patch_interpreter
+from ...interpreted import patch_interpreter
+from .operands import add_product, as_operand, held, product, split, transposed
+from .visible import span, span_of_tile, visible
 
 patch_interpreter()
 

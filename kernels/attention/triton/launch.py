@@ -16,10 +16,11 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.attention.problem import band_of
-from kernels.attention.triton import tilings
-from kernels.attention.triton.inputs import has_tensor_descriptors
-from kernels.attention.triton.kernels import (
+from ...launching import Address, Launch, Window
+from ..problem import band_of
+from . import tilings
+from .inputs import has_tensor_descriptors
+from .kernels import (
     finish_kernel,
     forward_kernel,
     keys_kernel,
@@ -27,10 +28,9 @@ from kernels.attention.triton.kernels import (
     rows_kernel,
     split_kernel,
 )
-from kernels.attention.triton.operands import PARTS
-from kernels.attention.triton.tilings import Tiling, padded_width
-from kernels.attention.triton.visible import bounds_kernel
-from kernels.launching import Address, Launch, Window
+from .operands import PARTS
+from .tilings import Tiling, padded_width
+from .visible import bounds_kernel
 
 ROW_TILE = 128
 """Lengths of the backward pass's buffers are multiples of this, and thus of every tile of queries."""

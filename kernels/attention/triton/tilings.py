@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.attention.triton.inputs import capability, has_tensor_descriptors
+from .inputs import capability, has_tensor_descriptors
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from kernels.attention.triton import launch, tilings
-from kernels.attention.triton.inputs import allocate_results, empty_like, on_device, tf32_is_allowed, with_heads
-from kernels.attention.triton.launch import Scoring
-from kernels.attention.triton.tilings import Tiling, Tilings, padded_width, precision_of
-from kernels.device_clock import DeviceClock, Workload, host_lap_ms
-from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error, fixed_limits
+from ...device_clock import DeviceClock, Workload, host_lap_ms
+from ...tolerance import TF32_TOLERANCE, TOLERANCES, error, fixed_limits
+from . import launch, tilings
+from .inputs import allocate_results, empty_like, on_device, tf32_is_allowed, with_heads
+from .launch import Scoring
+from .tilings import Tiling, Tilings, padded_width, precision_of
 
 _ANY = (Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 32, 4, 1), Tiling(16, 16, 4, 1))
 _FLAT = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.interpreted import patch_interpreter
+from ...interpreted import patch_interpreter
 
 patch_interpreter()
 

@@ -392,12 +392,10 @@ def test_up_ends_when_a_child_does(start: Any, tmp_path: Path) -> None:
 
 def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
     """A service manager's signals, or a profiler, must reach the worker itself. `run` hands it the whole spec."""
-    package = tmp_path / "workers"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(
+    stand_in = tmp_path / "stand_in.py"
+    stand_in.write_text(
         "import os, sys, json\n"
-        "given = [json.load(open(one)) if one.startswith('/dev/fd/') else one for one in sys.argv[1:]]\n"
+        "given = [json.load(open(one)) if one.startswith('/dev/fd/') else one for one in sys.argv[2:]]\n"
         "print(json.dumps([os.getpid(), given]))"
     )
     spec = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -410,11 +408,15 @@ def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
         (["run", "-", "--json", "--output", "x"], ["run", spec, "--output", "x", "--json"]),
         (["run", "benchmark", "--preset", "tiny", "model.num_layers=1"], ["run", deeper, "--output", "."]),
     ]:
-        code = f"import sys; sys.argv = ['flopwatch', *{arguments!r}]; from app.cli import main; main()"
+        code = (
+            f"import sys; sys.argv = ['flopwatch', *{arguments!r}]\n"
+            f"from app import importing; importing.START = {str(stand_in)!r}\n"
+            "from app.cli import main; main()"
+        )
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+            env={**os.environ, "PYTHONPATH": str(PROJECT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -26,7 +26,8 @@ def replace(owner: Any, name: str, replacement: Any) -> None:
     setattr(owner, name, replacement)
     if getattr(original, "__module__", None) == getattr(owner, "__name__", ""):
         for module in [*sys.modules.values()]:
-            if module.__name__.startswith(("app.", "workers.")) and vars(module).get(name) is original:
+            ours = module.__name__.removeprefix("flopwatch.").startswith(("app.", "workers."))
+            if ours and vars(module).get(name) is original:
                 setattr(module, name, replacement)
 
 
