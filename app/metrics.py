@@ -17,6 +17,7 @@ TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
 DIFFERENCES = frozenset({"exposed_communication_ms", "net_cost_ms", "rest_ms", "skew_ms", "uncovered_communication_ms"})
 """Metrics whose samples are differences of two times: their smallest is no fastest."""
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
+_SHARES_OF_RATES = frozenset({"mfu", "ceiling_percent"})
 _RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "items/s", "steps/s"})
 
 
@@ -107,6 +108,11 @@ def better(metric: str, unit: str | None) -> Direction | None:
 def is_speed(metric: str, unit: str | None) -> bool:
     """Return True if a metric is a time or a rate, of which people say that it is faster or slower."""
     return metric_of(metric, unit).is_speed
+
+
+def is_rate(metric: str, unit: str | None) -> bool:
+    """Return True if a metric is work divided by a time, or a share of such a rate: it falls as the time rises."""
+    return (unit or _unit_in(metric)) in _RATES or metric_of(metric, unit).name in _SHARES_OF_RATES
 
 
 def is_error(metric: str) -> bool:

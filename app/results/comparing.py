@@ -17,11 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.errors import FieldError, InvalidRequest
+from app.metrics import DIFFERENCES
 from app.results import environments, findings
 from app.results.cases import CaseOfJob
 from app.results.environments import Difference, EnvironmentDifference
 from app.results.pivoting import coordinates_of
+from app.results.process_values import ProcessValues, process_values
 from app.results.profiles import ComparedProfiles, change_and_ratio
+from app.results.remedies import Remedy
 from app.results.sheet import NOT_MEASURED, Cell
 from app.results.sides import Pair, Side, joins_of, sides_of_baseline, sides_of_job, sides_of_jobs
 from app.results.versions import VERSION
@@ -34,10 +37,15 @@ from flopwatch.text.numbers import finite
 
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns"
-MEDIANS = "Values are medians: of each process's samples, and of several processes the median of these."
+RATIO = "Ratios and intervals are Hodges and Lehmann's, of all pairs of a process of either side."
+MEDIANS = f"Values are medians: of each process's samples, and of several processes the median of these. {RATIO}"
 FASTEST = (
-    "Times on a processor, which others use as well, are those of each process's fastest sample, and of several "
-    "processes the median of these; other values are medians."
+    "Times on a processor, which others use as well, are those of each process's fastest sample, and rates follow from "
+    f"them; other values are medians, and so is what stands for several processes. {RATIO}"
+)
+CUT = (
+    "Processes with more samples would seem faster: of each, the first samples count, as many as the shortest process "
+    "of the case has (some have {})."
 )
 MAX_DISTRIBUTIONS = 200
 """Largest number of rows whose single processes are listed; those of the headline metric come first."""
@@ -72,6 +80,8 @@ class ComparedMetric:
         baseline, candidate = row.cells
         estimate = row.estimate or findings.NOTHING
         change, ratio = change_and_ratio(baseline.value, candidate.value)
+        if estimate.ratio is not None:
+            ratio = estimate.ratio
         smallest = row.smallest_difference
         return {
             "metric": row.metric,
@@ -98,6 +108,8 @@ class ComparedMetric:
             "candidate_outcome": candidate.outcome,
             "baseline_validity": row.verdicts[0],
             "candidate_validity": row.verdicts[1],
+            "statistic": row.statistic,
+            "samples": row.samples,
             "case_key": self.case_key,
         }
 
@@ -199,7 +211,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
     baseline, candidate = pair.both
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
-    rows = _rows(baseline, candidate, {difference.name for difference in differences}, question.metrics)
+    rows = _rows(pair, {difference.name for difference in differences}, question.metrics)
     kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     unjudged = [row.judged for row in rows]
     headline = question.metrics[0] if question.metrics else findings.headline_of(unjudged, _columns_of(kind))
@@ -218,7 +230,9 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
     )
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
     if profiles is None and any(cell.value is not None for row in judged for cell in row.cells):
-        notes.insert(0, FASTEST if pair.takes_fastest else MEDIANS)
+        cut = [row.cut_from for row in judged if row.cut_from is not None]
+        how = FASTEST if pair.takes_fastest else MEDIANS
+        notes.insert(0, f"{how} {CUT.format(max(cut))}" if cut else how)
     return Comparison(
         baseline=baseline,
         candidate=candidate,
@@ -331,10 +345,10 @@ def _differences(baseline: Side, candidate: Side) -> list[Difference]:
     return differences
 
 
-def _rows(
-    baseline: Side, candidate: Side, differing: Collection[str], requested: Sequence[str]
-) -> list[ComparedMetric]:
+def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> list[ComparedMetric]:
     """Return a row for each metric of each case."""
+    baseline, candidate = pair.both
+    fastest, remedy = pair.takes_fastest, _remedy(pair)
     apart = {*differing, "side", VERSION}  # versions of one case meet
     devices = {case.coordinates.get("device") for side in (baseline, candidate) for case in side.cases} - {None}
     if len(devices) == 1:  # a case that was not measured, which has no device, is matched with the one that was
@@ -350,14 +364,15 @@ def _rows(
     metrics = list(requested) or list(dict.fromkeys([*baseline.metrics, *candidate.metrics]))
     rows = []
     for key in keys:
-        pair = (ones.get(key), others.get(key))
+        cases = (ones.get(key), others.get(key))
         place = {name: either[key].show(name) for name in shown}
         words = case_text({name: place[name] for name in varying})
-        case_keys = {case.key for case in pair if case is not None}
+        case_keys = {case.key for case in cases if case is not None}
         case_key = case_keys.pop() if len(case_keys) == 1 else None
-        verdicts = (_verdict(pair[0]), _verdict(pair[1]))
+        verdicts = (_verdict(cases[0]), _verdict(cases[1]))
         for metric in metrics:
-            one, other = (_cell(case, metric) for case in pair)
+            values = process_values(cases, metric, fastest=fastest)
+            one, other = (_cell(case, rows) for case, rows in zip(cases, values.sides, strict=True))
             if one.value is None and other.value is None and {one.outcome, other.outcome} <= {None, "unknown"}:
                 continue
             row = findings.Row(
@@ -366,8 +381,16 @@ def _rows(
                 unit=units.get(metric, ""),
                 cells=(one, other),
                 verdicts=verdicts,
-                baseline=_values(pair[0], metric, one),
-                candidate=_values(pair[1], metric, other),
+                baseline=_values(values.sides[0], one),
+                candidate=_values(values.sides[1], other),
+                statistic=values.statistic,
+                samples=values.samples,
+                sample_s=values.sample_s,
+                witnesses=values.witnesses,
+                cut_from=values.cut_from,
+                unequal=values.unequal,
+                is_phase=_is_phase(values, metric),
+                remedy=remedy,
             )
             rows.append(ComparedMetric(place, case_key, row))
     return rows
@@ -397,11 +420,28 @@ def _pooled(cases: Sequence[CaseOfJob]) -> CaseOfJob:
     )
 
 
-def _cell(case: CaseOfJob | None, metric: str) -> Cell:
-    """Return the median of a metric. A job that did not succeed has no numbers in a comparison."""
+def _remedy(pair: Pair) -> Remedy | None:
+    """Return how commands measure these jobs again; None for several jobs of a side, and for a baseline."""
+    jobs = tuple(dict.fromkeys(job.id for side in pair.both for job in side.jobs))
+    if pair.baseline.baseline is not None or len(jobs) != (1 if pair.alternated else 2):
+        return None
+    kind = next((case.tabled_as[-1] for side in pair.both for case in side.cases), "")
+    fields = frozenset(KINDS[kind].model_fields) if kind in KINDS else frozenset[str]()
+    return Remedy(jobs, fields, findings.SIDES if pair.alternated else ())
+
+
+def _is_phase(values: ProcessValues, metric: str) -> bool:
+    """Return True if a metric is the time of one phase of a step."""
+    if metric in DIFFERENCES:
+        return False
+    phases = {row.phase for rows in values.sides for row in rows}
+    return any(phase is not None and metric == f"{phase}_ms" for phase in phases - {"step", "first_step"})
+
+
+def _cell(case: CaseOfJob | None, rows: Sequence[Any]) -> Cell:
+    """Return the median of processes' values. A job that did not succeed has no numbers in a comparison."""
     if case is None:
         return NOT_MEASURED
-    rows = () if case.stopped is not None else case.processes.get(metric, ())
     return Cell(*summarise(rows, case.planned_processes, case.stopped, "median")[:4], case.job)
 
 
@@ -413,11 +453,11 @@ def _verdict(case: CaseOfJob | None) -> str | None:
     return case.validity()
 
 
-def _values(case: CaseOfJob | None, metric: str, cell: Cell) -> list[float]:
-    """Return the median of each process, in the order in which they ran; nothing if one of them has none."""
-    if case is None or cell.value is None:
+def _values(rows: Sequence[Any], cell: Cell) -> list[float]:
+    """Return the value of each process, in the order in which they ran; nothing if one of them has none."""
+    if cell.value is None:
         return []
-    return [value for row in case.processes[metric] if (value := finite(row.value)) is not None]
+    return [value for row in rows if (value := finite(row.value)) is not None]
 
 
 def _known(case: CaseOfJob, apart: Collection[str]) -> list[tuple[str, Scalar]]:

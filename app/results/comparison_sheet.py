@@ -35,9 +35,12 @@ METRIC_COLUMNS = (
     *(Column(f"{side}_n", "integer", in_text=False) for side in SIDES),
     *(Column(f"{side}_outcome", "string") for side in SIDES),
     *(Column(f"{side}_validity", "string") for side in SIDES),
+    Column("statistic", "string", in_text=False),
+    Column("samples", "integer", in_text=False),
     Column("case_key", "string", in_text=False),
 )
-"""Columns of a metric of a case. `ratio` is candidate / baseline, with its interval of 95 %."""
+"""Columns of a metric of a case. `ratio` is candidate / baseline, with its interval of 95 %. `statistic` is what a
+process counts as ("fastest" or "median"; null if it has a single value), of so many `samples` of each."""
 
 
 def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.metrics import Direction, better, headline, is_error, is_size, is_speed
 from app.results import inference
 from app.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
+from app.results.remedies import Remedy, steps_of_a_second
 from app.results.sheet import Cell
 
 Finding = Literal["better", "worse", "changed", "no_difference", "differs", "within_margin", "inconclusive"]
@@ -38,7 +39,12 @@ RELEVANT_PERCENT = 5.0
 DEFAULT_REPLICATES = 8
 MOST_PROCESSES = 100
 """If a difference needs more processes of each side than this, the answer is that the host is too noisy to find it."""
-BY_CHANCE = "with so few processes, up to 1 of 20 equal cases would seem to differ"
+APART = 0.01
+"""Two statistics of the same processes tell different stories if their intervals are further apart than this."""
+MAX_PHASES = 3
+"""Most phases that the sentence of an inconclusive comparison names."""
+STATISTICS = {"fastest": "fastest samples", "median": "medians", "mean": "means"}
+"""The names of the statistics by which a process counts, or could count."""
 
 NOTHING = Estimate(None, None, None, None)
 """The estimate if there is nothing to compare."""
@@ -70,6 +76,24 @@ class Row:
     """The largest relative change within one side, if the sides were not alternated."""
     finding: Finding | None = None
     """None if a side has no value."""
+    statistic: Literal["fastest", "median"] | None = None
+    """By what a process counts that took several samples."""
+    samples: int | None = None
+    """The number of samples of each process that count."""
+    sample_s: float | None = None
+    """Seconds of one sample; None if it is no time."""
+    witnesses: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
+    """Both sides' values by other statistics of the same samples; their names are keys of STATISTICS."""
+    stories: Sequence[tuple[str, Estimate]] = ()
+    """The witnesses whose intervals lie apart from the estimate's: they tell a different story."""
+    cut_from: int | None = None
+    """The largest number of samples of a process, if some of them do not count."""
+    unequal: str | None = None
+    """Why processes with different numbers of samples could not be compared by equally many."""
+    is_phase: bool = False
+    """True if it is the time of one phase of a step."""
+    remedy: Remedy | None = None
+    """How to measure again; None if no single command does."""
 
     @property
     def better(self) -> Direction | None:
@@ -88,9 +112,10 @@ class Row:
 
     @property
     def is_up(self) -> bool:
-        """True if the candidate's median is above the baseline's. Unlike a ratio, this is also known for values below
+        """True if the candidate's values are above the baseline's. Unlike a ratio, this is also known for values below
         0."""
-        return statistics.median(self.candidate) > statistics.median(self.baseline)
+        ratio = (self.estimate or NOTHING).ratio
+        return ratio > 1 if ratio is not None else inference.is_above(self.baseline, self.candidate)
 
     @property
     def invalid_sides(self) -> tuple[str, ...]:
@@ -122,38 +147,62 @@ class Row:
 
     @property
     def processes(self) -> str:
-        """The numbers of processes, in words."""
+        """The numbers of processes, in words, and by what each of them counts."""
+        if self.statistic is None or self.samples is None:
+            return self._number
+        return f"{self._number}, by the {self.statistic} of {self.samples} samples"
+
+    @property
+    def _number(self) -> str:
         baseline, candidate = len(self.baseline), len(self.candidate)
         if baseline == candidate:
             return f"{baseline} process{'es' if baseline > 1 else ''} each"
         return f"{baseline} and {candidate} processes"
 
-    def loss(self) -> tuple[float, float, float] | None:
+    @property
+    def contradicted(self) -> tuple[str, Estimate] | None:
+        """The witness that comes to another conclusion than the estimate; None if all agree on the direction."""
+        own = _side_of_one(self.estimate or NOTHING)
+        return next(((name, story) for name, story in self.stories if _side_of_one(story) != own), None)
+
+    def loss(self, by: Estimate | None = None) -> tuple[float, float, float] | None:
         """Return the fraction by which the candidate is worse, with the ends of its interval; negative: it is better.
 
         None if the metric has no direction, or no interval.
+
+        by: an estimate of another statistic; None: the row's own.
         """
-        estimate = self.estimate or NOTHING
+        estimate = by or self.estimate or NOTHING
         if self.better is None or estimate.ratio is None or estimate.low is None or estimate.high is None:
             return None
         if self.better == "less":
             return estimate.ratio - 1, estimate.low - 1, estimate.high - 1
         return 1 - estimate.ratio, 1 - estimate.high, 1 - estimate.low
 
+    def may_lose(self, limit: float) -> bool:
+        """Return True if the candidate may be worse by more than this fraction by another statistic that tells a
+        different story."""
+        losses = [self.loss(story) for _, story in self.stories]
+        return any(loss is not None and loss[2] > limit for loss in losses)
+
     def sentence(self) -> str | None:
         """State the finding; None if a side has no value."""
         if self.finding is None:
             return None
         if self.finding in ("better", "worse", "changed", "differs"):
-            return f"candidate is {self._factor()}; {self.processes}"
+            return f"candidate is {self.factor()}{self._other_stories()}; {self.processes}"
         if self.finding in ("no_difference", "within_margin"):
             if not self.bound:
                 return f"no difference: the same in all processes; {self.processes}"
             return f"no difference larger than {percent(self.bound)}; {self.processes}"
         return f"inconclusive: {self.doubt()}"
 
-    def _factor(self) -> str:
-        estimate = self.estimate
+    def factor(self, by: Estimate | None = None) -> str:
+        """Write by how much the candidate differs, with its interval: "1.25× faster, 95 % CI 1.24–1.26".
+
+        by: an estimate of another statistic; None: the row's own.
+        """
+        estimate = by or self.estimate
         assert estimate is not None
         if estimate.ratio is None:
             return self.word()
@@ -163,34 +212,90 @@ class Row:
         factor = estimate.ratio if up else 1 / estimate.ratio
         digits = 2 if factor >= 1.1 else 3
         interval = f"95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
-        return f"{factor:.{digits}f}× {self.word()}, {interval}"
+        return f"{factor:.{digits}f}× {self.word(up=up)}, {interval}"
 
-    def word(self) -> str:
-        """Return the adjective for what the candidate is: faster, slower, larger, smaller, higher, lower."""
+    def word(self, *, up: bool | None = None) -> str:
+        """Return the adjective for what the candidate is: faster, slower, larger, smaller, higher, lower.
+
+        up: whether its values are above the baseline's; None: as they are.
+        """
+        up = self.is_up if up is None else up
         if self.better is not None and is_speed(self.metric, self.unit):
-            return "faster" if self.is_up == (self.better == "more") else "slower"
+            return "faster" if up == (self.better == "more") else "slower"
         if is_size(self.metric, self.unit):
-            return "larger" if self.is_up else "smaller"
-        return "higher" if self.is_up else "lower"
+            return "larger" if up else "smaller"
+        return "higher" if up else "lower"
+
+    def _end(self, end: float) -> str:
+        """Write an end of the interval as a difference with its direction: "19 % faster"; "0 %" for none."""
+        if end == 1:
+            return "0 %"
+        return f"{percent((end if end > 1 else 1 / end) - 1)} {self.word(up=end > 1)}"
+
+    def _range(self) -> str:
+        """Write the interval as differences, from the lower to the upper ratio: "19 % faster to 1 % slower"."""
+        estimate = self.estimate
+        assert estimate is not None
+        assert estimate.low is not None
+        assert estimate.high is not None
+        return f"{self._end(estimate.low)} to {self._end(estimate.high)}"
+
+    def _other_stories(self) -> str:
+        """Write what other statistics of the same samples say, where that is something else."""
+        return "".join(
+            f", but by {STATISTICS[name]} "
+            + (self.factor(story) if _side_of_one(story) else f"there is no difference larger than {_most(story)}")
+            for name, story in self.stories
+        )
 
     def doubt(self, limit_percent: float = RELEVANT_PERCENT) -> str:
         """Say why it is inconclusive, and how to detect a difference of this many percent."""
         if min(len(self.baseline), len(self.candidate)) < FEWEST:
             return (
-                f"{self.processes}, and fewer than {FEWEST} cannot tell a difference from chance; the steps of one "
+                f"{self._number}, and fewer than {FEWEST} cannot tell a difference from chance; the steps of one "
                 f"process are no independent samples; measure both sides with {DEFAULT_REPLICATES} replicates"
+                f"{self._command(DEFAULT_REPLICATES)}"
             )
         if self.estimate is not None and self._is_drift(self.estimate):
             return (
                 f"the sides differ by {percent(abs((self.estimate.ratio or 1) - 1))}, and one side alone drifted by "
                 f"{percent(self.drift)}; measure them in turns, with a job of kind compare"
             )
+        if self.unequal is not None:
+            return f"{self.unequal}; {self.processes}"
         if self.bound is None:
             return f"no interval, since not all values are positive; {self.processes}"
+        if self.contradicted is not None:
+            return self._contradiction()
         cure = self.cure(limit_percent)
+        if self.is_beyond_correction:
+            return f"{self._beyond_correction()}; the interval goes from {self._range()}; {self.processes}{cure}"
         if (self.estimate or NOTHING).excludes_one and (self.p_adjusted or 0) > ALPHA:
             return f"the interval excludes 1, but {self._p_in_words()}; {self.processes}{cure}"
-        return f"no difference found, but there may be one of up to {percent(self.bound)}; {self.processes}{cure}"
+        return f"no difference found, but the candidate may be {self._range()}; {self.processes}{cure}"
+
+    def _contradiction(self) -> str:
+        """Say that other statistics of the same samples come to another conclusion."""
+        estimate = self.estimate or NOTHING
+        own = (
+            f"candidate is {self.factor()}"
+            if _side_of_one(estimate)
+            else f"no difference larger than {_most(estimate)}"
+        )
+        by = STATISTICS[self.statistic] if self.statistic else "these values"
+        return f"by {by} {own}{self._other_stories()}: only some of the steps differ; {self.processes}"
+
+    @property
+    def is_beyond_correction(self) -> bool:
+        """True if the interval excludes 1, and so few processes could not pass the correction for all cases."""
+        smallest = inference.smallest_p_value(len(self.baseline), len(self.candidate))
+        return self.is_tested and self.alpha < smallest and (self.estimate or NOTHING).excludes_one
+
+    def _beyond_correction(self) -> str:
+        return (
+            f"{round(ALPHA / self.alpha)} tests at once need p of at most {self.alpha:.2g}, which takes "
+            f"{inference.fewest_for(self.alpha)} processes each"
+        )
 
     def _p_in_words(self) -> str:
         """Say which p-value is too large for a finding, and whether the correction has made it larger."""
@@ -208,13 +313,34 @@ class Row:
             return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
         if self.estimate is None or self.estimate.spread is None:
             return ""
+        more_steps = self._more_steps()
+        present = min(len(self.baseline), len(self.candidate))
         needed = self.replicates_for(limit_percent)
         if needed is None or needed > MOST_PROCESSES:
+            if more_steps:
+                return f"; {more_steps}"
             differ = percent(self.estimate.spread)
             return f"; this host is too noisy to find {limit_percent:g} %: its processes differ by {differ}"
-        if needed > min(len(self.baseline), len(self.candidate)):
-            return f"; {needed} processes each would find {limit_percent:g} %"
-        return "; more processes would narrow the interval"
+        if needed > present:
+            more = f"{needed} processes each would find {limit_percent:g} %{self._command(needed)}"
+        else:
+            more = f"more processes would narrow the interval{self._command(2 * present)}"
+        return f"; {more_steps}; otherwise {more}" if more_steps else f"; {more}"
+
+    def _more_steps(self) -> str:
+        """Say how many steps take about a second, where processes that count by their fastest took fewer; or ""."""
+        if self.statistic != "fastest" or self.samples is None or self.sample_s is None or self.remedy is None:
+            return ""
+        steps = steps_of_a_second(self.samples, self.sample_s)
+        command = None if steps is None else self.remedy.steps(steps)
+        if steps is None or command is None:
+            return ""
+        processes = len(self.baseline) + len(self.candidate)
+        return f"first try more steps, {processes * steps * self.sample_s:.0f} s in all: {command}"
+
+    def _command(self, processes: int) -> str:
+        command = None if self.remedy is None else self.remedy.replicates(processes)
+        return "" if command is None else f": {command}"
 
     def _is_drift(self, estimate: Estimate) -> bool:
         """Return True if the sides differ, but by no more than the drift within one side."""
@@ -235,7 +361,8 @@ class Row:
         """Return the finding that follows from estimate, p-value and drift."""
         if self.estimate is None:
             return None
-        if min(len(self.baseline), len(self.candidate)) < FEWEST or self._is_drift(self.estimate):
+        too_few = min(len(self.baseline), len(self.candidate)) < FEWEST
+        if too_few or self.unequal is not None or self._is_drift(self.estimate) or self._is_reversed():
             return "inconclusive"
         if len({*self.baseline, *self.candidate}) == 1:  # 0 has no ratio
             return "no_difference" if self.is_tested else "within_margin"
@@ -245,13 +372,48 @@ class Row:
             if self.better is None:
                 return "changed"
             return "better" if self.is_up == (self.better == "more") else "worse"
-        if self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT and self._may_be_equal(self.estimate):
+        is_small = self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT
+        if is_small and self.contradicted is None and self._may_be_equal(self.estimate):
             return "no_difference" if self.is_tested else "within_margin"
         return "inconclusive"
+
+    def _is_reversed(self) -> bool:
+        """Return True if a witness has the opposite sign: some steps are faster, others slower."""
+        own = _side_of_one(self.estimate or NOTHING)
+        return any(own * _side_of_one(story) < 0 for _, story in self.stories)
 
     def _may_be_equal(self, estimate: Estimate) -> bool:
         """Return True if the interval contains 1, or is the point 1 since both sides are the same in all processes."""
         return not estimate.excludes_one or estimate.low == estimate.high == 1
+
+
+def _side_of_one(estimate: Estimate) -> int:
+    """Return 1 if the interval is above 1, -1 if it is below, and 0 if it contains 1 or is unknown."""
+    if estimate.low is None or estimate.high is None:
+        return 0
+    return (estimate.low > 1) - (estimate.high < 1)
+
+
+def _most(estimate: Estimate) -> str:
+    """Write the largest difference that the interval contains."""
+    return percent(max(abs(end - 1) for end in (estimate.low, estimate.high) if end is not None))
+
+
+def _stories(row: Row) -> list[tuple[str, Estimate]]:
+    """Return the witnesses of a row whose intervals lie apart from its own by more than APART."""
+    own = row.estimate or NOTHING
+    if own.low is None or own.high is None:
+        return []
+    told = []
+    for name, sides in row.witnesses.items():
+        other = inference.interval(*sides)
+        if (
+            other.low is not None
+            and other.high is not None
+            and max(other.low / own.high, own.low / other.high) > 1 + APART
+        ):
+            told.append((name, other))
+    return told
 
 
 def percent(part: float) -> str:
@@ -286,6 +448,7 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
         row = judged[index]
         row.estimate = inference.estimate(row.baseline, row.candidate)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
+        row.stories = _stories(row)
         row.is_tested = row.metric in requested if requested else row.metric == headline
     with_p = [row for row in judged if row.is_tested and (row.estimate or NOTHING).p_value is not None]
     tests = [Hypothesis(row.baseline, row.candidate, _p_value(row)) for row in with_p]
@@ -367,6 +530,8 @@ def conclude(
     metrics = tuple(requested) or ((headline,) if headline is not None else ())
     chosen = [row for row in rows if row.metric in metrics]
     conclusion, sentence = _summed_up(chosen, obstacles)
+    if conclusion == "inconclusive":
+        sentence += _conclusive_phases(rows, chosen)
     if same is not None:
         sentence = same
     elif not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
@@ -394,6 +559,23 @@ def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusio
         of_tested: Any = row.finding
         return of_tested, f"{_where(row, rows)}: {row.sentence()}{others}"
     return _of_many(with_values, rows)
+
+
+def _conclusive_phases(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
+    """Name the phases that differ in cases whose headline metric is inconclusive; their p-values are corrected, too."""
+    cases = {row.case for row in chosen if row.finding == "inconclusive" and not row.invalid_sides and not row.is_wrong}
+    metrics = {row.metric for row in chosen}
+    phases = [row for row in rows if row.is_phase and row.case in cases and row.metric not in metrics]
+    phases = [row for row in phases if row.estimate is not None and row.estimate.p_value is not None]
+    values, _ = inference.adjusted([Hypothesis(row.baseline, row.candidate, _p_value(row)) for row in phases])
+    found = [
+        row
+        for row, value in zip(phases, values, strict=True)
+        if value <= ALPHA and row.finding in ("differs", "better", "worse")
+    ]
+    named = [f"{_where(row, rows)} is {row.factor()}" for row in found[:MAX_PHASES]]
+    more = f" (and {len(found) - MAX_PHASES} more)" if len(found) > MAX_PHASES else ""
+    return f"; of the phases, {', '.join(named)}{more}" if named else ""
 
 
 def _of_other_work(invalid: Sequence[Row]) -> str:
@@ -434,7 +616,8 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
     if matching := of.get("no_difference"):
         parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in matching))} in {len(matching)}")
     if matching := of.get("inconclusive"):
-        parts.append(f"inconclusive in {len(matching)} ({matching[0].doubt()})")
+        most_telling = next((row for row in matching if row.stories or row.is_beyond_correction), matching[0])
+        parts.append(f"inconclusive in {len(matching)} ({_where(most_telling, rows)}: {most_telling.doubt()})")
     if missing := len(rows) - len(with_values):
         parts.append(f"no value on a side in {missing}")
     found_any = [finding for finding in ("better", "worse", "changed") if finding in of]
@@ -444,16 +627,7 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
     else:
         conclusion = "inconclusive" if "inconclusive" in of else "no_difference"
     metrics = ", ".join(dict.fromkeys(row.metric for row in with_values))
-    if not found_any:
-        return conclusion, f"{metrics}, {len(rows)} cases: {', '.join(parts)}"
-    caution = f"; {BY_CHANCE}" if _is_uncorrected(with_values) else ""
-    return conclusion, f"{metrics}, {len(rows)} cases: candidate is {', '.join(parts)}{caution}"
-
-
-def _is_uncorrected(rows: Sequence[Row]) -> bool:
-    """Return True if several cases were tested and `inference.adjusted` could not correct for it."""
-    smallest = min(inference.smallest_p_value(len(row.baseline), len(row.candidate)) for row in rows)
-    return smallest * len({row.case for row in rows}) > ALPHA
+    return conclusion, f"{metrics}, {len(rows)} cases: {'candidate is ' if found_any else ''}{', '.join(parts)}"
 
 
 def _how_far(row: Row) -> float:
@@ -501,6 +675,8 @@ def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
     loss = row.loss()
     if row.finding == "worse" and (loss is None or loss[0] > limit):
         return "slower"
+    if row.contradicted is not None or row.unequal is not None or row.may_lose(limit):
+        return "inconclusive"
     if loss is not None and min(len(row.baseline), len(row.candidate)) >= FEWEST and max(loss[2], row.drift) <= limit:
         return "passed"
     return "passed" if row.finding == "better" else "inconclusive"
@@ -524,8 +700,8 @@ def _gate_sentence(
     loss = row.loss()
     if row.finding == "inconclusive":
         return f"{where}: inconclusive: {row.doubt(fail_above_percent)}{more}"
-    if loss is None:
-        return f"inconclusive: {where}{more}"
+    if loss is None or row.stories:
+        return f"inconclusive: {where}: {row.sentence()}{more}"
     return (
         f"inconclusive: {where}: the candidate may be worse by up to {percent(max(loss[2], row.drift))}; "
         f"{row.processes}{row.cure(fail_above_percent)}{more}"

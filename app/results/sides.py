@@ -11,7 +11,6 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from app.errors import Conflict, FieldError, InvalidRequest
-from app.metrics import DIFFERENCES, TIMES
 from app.results.cases import CaseOfJob, cases_of
 from app.results.environments import Setup
 from app.results.former import joined, matching_keys
@@ -108,7 +107,7 @@ def sides_of_jobs(snapshot: Snapshot, baseline: Sequence[int], candidate: Sequen
     """Read two finished jobs of one kind, or two sets of them. Errors as those of `comparing.compare`."""
     ones, others = (_finished(snapshot, jobs) for jobs in (baseline, candidate))
     _check_kinds(ones, others)
-    return _joined(Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others)))
+    return _joined(snapshot, Pair(_side(snapshot, "baseline", ones), _side(snapshot, "candidate", others)))
 
 
 def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
@@ -129,7 +128,7 @@ def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
         )
         for name in SIDES
     )
-    return _joined(Pair(baseline, candidate, alternated=True))
+    return _joined(snapshot, Pair(baseline, candidate, alternated=True))
 
 
 def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -> Pair:
@@ -168,6 +167,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
             joins["candidate"].setdefault((key, device), []).append(join)
             joins["baseline"].setdefault((key, other), []).append(join)
     return _joined(
+        snapshot,
         Pair(
             replace(whole, cases=cases, baseline=name, joins=joins["baseline"]),
             replace(side, joins=joins["candidate"]),
@@ -175,7 +175,7 @@ def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -
                 (other, device) for (_, device), devices in matched.items() for other in devices if device != other
             ],
             notes=notes,
-        )
+        ),
     )
 
 
@@ -187,11 +187,15 @@ def _keys_of_candidate(snapshot: Snapshot, kept: Iterable[BaselineCase], cases: 
     return matching_keys(_side(snapshot, "baseline", _finished(snapshot, others)).cases, cases) if others else {}
 
 
-def _joined(pair: Pair) -> Pair:
-    """Return both sides, with cases of release 0.1.0 as later ones have them."""
+def _joined(snapshot: Snapshot, pair: Pair) -> Pair:
+    """Return both sides, with cases of release 0.1.0 as later ones have them, and with the samples of metrics whose
+    processes have different numbers of them."""
     cases = joined([*pair.baseline.cases, *pair.candidate.cases])
-    if pair.takes_fastest:
-        cases = list(map(_with_fastest, cases))
+    rows = [row for case in cases for rows in case.processes.values() for row in rows]
+    if unequal := _unequal(rows):
+        jobs = list({job.id: job for side in pair.both for job in side.jobs}.values())
+        samples = measurements.packed_samples(snapshot, jobs, unequal)
+        cases = [_with_samples(case, samples) for case in cases]
     number = len(pair.baseline.cases)
     return replace(
         pair,
@@ -200,19 +204,26 @@ def _joined(pair: Pair) -> Pair:
     )
 
 
-def _with_fastest(case: CaseOfJob) -> CaseOfJob:
-    """Return a case with the fastest samples of its processes as the values of times."""
+def _unequal(rows: Iterable[Any]) -> set[tuple[str, str | None]]:
+    """Return the metrics, with their phases, whose processes have different numbers of samples."""
+    numbers: dict[tuple[str, str | None], set[int]] = {}
+    for row in rows:
+        if row.n is not None:
+            numbers.setdefault((row.metric, row.phase), set()).add(row.n)
+    return {metric for metric, of_metric in numbers.items() if len(of_metric) > 1}
+
+
+def _with_samples(case: CaseOfJob, samples: Mapping[measurements.Key, bytes]) -> CaseOfJob:
     processes = {
-        metric: [row._replace(value=row.fastest, low=None, high=None) if row.unit in TIMES else row for row in rows]
-        for metric, rows in case.processes.items()
-        if metric not in DIFFERENCES
+        name: [row._replace(samples=samples.get(measurements.key_of(row))) for row in rows]
+        for name, rows in case.processes.items()
     }
-    return replace(case, processes=case.processes | processes)
+    return replace(case, processes=processes)
 
 
 def _side(snapshot: Snapshot, name: SideName, jobs: Sequence[FinishedJob]) -> Side:
     """Read one side, all of whose units count."""
-    measured = measurements.measurements(snapshot, jobs, "median", with_fastest=True)
+    measured = measurements.measurements(snapshot, jobs, "median", compared=True)
     side_of_unit = measurements.sides(snapshot, jobs)
     cases, metrics = cases_of(jobs, measured, lambda row: side_of_unit.get((row.job_id, row.attempt, row.unit_index)))
     return Side(name, jobs, cases, metrics, None, Setup.read(snapshot, jobs))

@@ -64,9 +64,23 @@ class Measured(NamedTuple):
     """The interval of the median, if that is the statistic."""
     high: float | None = None
     fastest: float | None = None
-    """The smallest sample, read for comparisons."""
+    """The smallest sample, read for comparisons, and so are `mean` and `samples`."""
+    mean: float | None = None
+    samples: bytes | None = None
+    """The samples as they are stored, where processes have different numbers of them."""
 
 
+Key = tuple[int, int, int, str, str, str, str | None]
+"""Names a measurement of a table: job, attempt, unit, case, device, metric and phase."""
+
+
+def key_of(row: Any) -> Key:
+    """Return the key of a measurement."""
+    return row.job_id, row.attempt, row.unit_index, row.case_key, row.device_key, row.metric, row.phase
+
+
+_FACTS = Measured._fields[: Measured._fields.index("case")]
+"""The columns that every table reads."""
 Labels = Sequence[tuple[str, str]]
 
 
@@ -219,11 +233,11 @@ def measurements(
     statistic: Statistic,
     metrics: Collection[str] | None = None,
     *,
-    with_fastest: bool = False,
+    compared: bool = False,
 ) -> list[Measured]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
-    `metrics`: only these; None: all. `with_fastest`: medians with their intervals, and the smallest samples.
+    `metrics`: only these; None: all. `compared`: medians with their intervals, with the smallest sample and the mean.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
@@ -232,8 +246,8 @@ def measurements(
     rows: list[Measured] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
-        if with_fastest:
-            query = query.add_columns(_measurement.min)
+        if compared:
+            query = query.add_columns(_measurement.min, _measurement.mean)
         if metrics is not None:
             query = query.where(_measurement.metric.in_(metrics))
         rows += _read(snapshot, query.limit(MAX_MEASUREMENTS + 1 - len(rows)))
@@ -243,6 +257,25 @@ def measurements(
                 "label, since, until), or read each job's measurements page by page at /jobs/{id}/measurements."
             )
     return rows
+
+
+def packed_samples(
+    snapshot: Snapshot, jobs: Iterable[FinishedJob], metrics: Collection[tuple[str, str | None]]
+) -> dict[Key, bytes]:
+    """Return the samples, as they are stored, of these metrics with their phases, of each job's last recorded
+    attempt."""
+    recorded = _recorded(jobs)
+    columns = [_measurement[name] for name in ("job_id", "attempt", "unit_index", "case_key", "device_key")]
+    names = sorted({name for name, _ in metrics})
+    query = select(*columns, _measurement.metric, _measurement.phase, _measurement.samples).where(
+        _measurement.metric.in_(names), _measurement.samples.is_not(None)
+    )
+    found: dict[Key, bytes] = {}
+    for part in _parts(sorted(recorded)):
+        for row in snapshot.execute(query.where(_measurement.job_id.in_(part))):
+            if row.attempt == recorded[row.job_id] and (row.metric, row.phase) in metrics:
+                found[key_of(row)] = row.samples
+    return found
 
 
 def first_measurements(
@@ -277,7 +310,7 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
 
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
-    facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value", "low", "high", "fastest")]
+    facts = [_measurement[name] for name in _FACTS]
     interval = (_measurement.median_low, _measurement.median_high) if statistic == "median" else ()
     columns = (*facts, cast(_measurement.case, Text), _measurement[statistic], *interval)
     query = select(*columns).where(_measurement.job_id.in_(sorted(attempts)))
