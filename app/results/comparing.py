@@ -131,7 +131,10 @@ class Comparison:
     """The coordinates that are the subject of the comparison."""
     spec_differences: Sequence[Difference]
     environment_differences: Sequence[EnvironmentDifference]
+    how: str | None
+    """What the values, ratios and intervals of `rows` are; None if there are none."""
     notes: Sequence[str]
+    """Further sentences."""
 
     @property
     def wrong_sides(self) -> list[str]:
@@ -229,10 +232,12 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
         fail_above_percent=question.fail_above_percent,
     )
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
+    how = None
     if profiles is None and any(cell.value is not None for row in judged for cell in row.cells):
-        cut = [row.cut_from for row in judged if row.cut_from is not None]
         how = FASTEST if pair.takes_fastest else MEDIANS
-        notes.insert(0, f"{how} {CUT.format(max(cut))}" if cut else how)
+        cut = [row.cut_from for row in judged if row.cut_from is not None]
+        if cut:
+            how += f" {CUT.format(max(cut))}"
     return Comparison(
         baseline=baseline,
         candidate=candidate,
@@ -243,6 +248,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
         differences=differences,
         spec_differences=_with_effect(environments.spec_differences(baseline.setup, candidate.setup), pair.both),
         environment_differences=of_environments,
+        how=how,
         notes=notes,
     )
 

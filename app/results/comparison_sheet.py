@@ -50,7 +50,7 @@ def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:
     """
     profiles = comparison.profiles
     sheet = _metric_sheet(comparison.rows) if profiles is None else profiles.sheet(limit)
-    notes = [*comparison.notes, *sheet.notes]
+    notes = [*filter(None, [comparison.how]), *comparison.notes, *sheet.notes]
     return replace(sheet, notes=notes, lead=_lead(comparison.judgement), about=_about(comparison, notes))
 
 

@@ -18,6 +18,7 @@ from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.metrics import better
+from app.results.findings import Row
 from app.specs import KINDS
 from app.web import plots
 from app.web.parameters import NONE_IF_EMPTY
@@ -180,7 +181,8 @@ def shown(comparison: results.Comparison, sides: tuple[str, str]) -> dict[str, A
         "sides": sides,
         "comparison": comparison,
         "judgement": comparison.judgement,
-        "notes": sheet.notes,
+        "how": comparison.how,
+        "notes": [note for note in sheet.notes if note != comparison.how],
         "headline": comparison.judgement.headline if is_judged else None,
         "metrics": list(dict.fromkeys(row.judged.metric for row in comparison.distributions())) if is_judged else [],
         "rows": rows[:SHOWN_ROWS],
@@ -195,7 +197,7 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
     """Return a figure of the medians of each side's processes, case by case, or of all samples if a side has few
     processes; None if nothing was measured."""
     medians: dict[tuple[str, str], plots.Samples] = {}
-    unit = None
+    unit, by = None, ""
     for shown in comparisons:
         comparison: results.Comparison | None = shown["comparison"]
         if comparison is None or comparison.profiles is not None:  # it cannot be compared: the page says why
@@ -203,7 +205,7 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
         for row in comparison.distributions():
             if row.judged.metric != metric:
                 continue
-            unit = row.judged.unit
+            unit, by = row.judged.unit, _by(row.judged)
             case = case_text(row.place) or "the case"
             for name, processes in zip(shown["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
                 medians.setdefault((name, case), plots.Samples(name, case, (), processes=processes))
@@ -215,7 +217,14 @@ def distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], 
     if not groups:
         return None
     of: Literal["samples", "processes"] = "samples" if samples else "processes"
-    return {"of": of, **embedded(plots.distributions(groups, metric, unit, of=of))}
+    return {"of": of, "by": by, **embedded(plots.distributions(groups, metric, unit, of=of))}
+
+
+def _by(row: Row) -> str:
+    """Say what a process counts as: "its fastest of 200 samples"."""
+    return (
+        "its value" if row.statistic is None or row.samples is None else f"its {row.statistic} of {row.samples} samples"
+    )
 
 
 def _with_short_names(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:

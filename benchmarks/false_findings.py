@@ -1,0 +1,158 @@
+"""Simulates comparisons with the product's functions: false findings, power, and whether ratios lie in their intervals.
+
+    python -m benchmarks.false_findings [--draws 2000] [--seed 2026]
+
+The first two tables draw one value for each process, of noise that is normal (1 %), heavy-tailed (a quarter of the
+processes is slowed down by 20 % on average) or bimodal (half of them by 8 %), and judge them as a comparison does. The
+third draws the steps of processes, of which each depends on the one before (AR 0.9, exponential load), and compares
+identical code with other numbers of steps on the two sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from app.results import findings
+from app.results.cases import CaseOfJob
+from app.results.findings import Row
+from app.results.process_values import process_values
+from app.results.sheet import Cell
+from app.store.reading.measurements import Measured
+from benchmarks._shared import print_table
+from workers.measure.measurement import pack
+
+METRIC = "step_ms"
+PROCESSES = (4, 5, 8, 16, 30)
+CASES = (1, 10, 50)
+STEPS = ((5, 300), (10, 40), (50, 50))
+PLANTED = 1.05
+FOUND = ("better", "worse", "changed", "mixed")
+NOISE: dict[str, Callable[[random.Random], float]] = {
+    "normal": lambda rng: rng.gauss(0, 0.01),
+    "heavy-tailed": lambda rng: rng.gauss(0, 0.005) + (rng.expovariate(5) if rng.random() < 0.25 else 0.0),
+    "bimodal": lambda rng: rng.gauss(0, 0.003) + rng.choice((0.0, 0.08)),
+}
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=2026)
+    arguments = parser.parse_args()
+    rng, draws = random.Random(arguments.seed), arguments.draws
+    title = f"{draws} draws (of many cases fewer), seed {arguments.seed}"
+    print_table(
+        f"Comparisons of equal sides that find a difference in some case: {title}",
+        (false_findings(kind, number, draws, rng) for kind in NOISE for number in PROCESSES),
+    )
+    print_table(
+        f"One case, the candidate {PLANTED - 1:.0%} slower: {title}",
+        (planted(kind, number, draws, rng) for kind in NOISE for number in PROCESSES),
+    )
+    print_table(
+        f"Identical code, with other numbers of steps: {title}",
+        (other_steps(steps, number, max(100, draws // 10), rng) for steps in STEPS for number in (4, 8)),
+    )
+
+
+def false_findings(kind: str, processes: int, draws: int, rng: random.Random) -> dict[str, str]:
+    """Return in which share of comparisons any of so many equal cases is found to differ."""
+    shares = {}
+    for cases in CASES:
+        several = max(100, draws // cases)
+        found = sum(judged(kind, processes, cases, 1.0, rng)[1].conclusion in FOUND for _ in range(several))
+        shares[f"{cases} case{'s' if cases > 1 else ''}"] = f"{found / several:.1%}"
+    return {"noise": kind, "processes of a side": str(processes), **shares}
+
+
+def planted(kind: str, processes: int, draws: int, rng: random.Random) -> dict[str, str]:
+    """Return how often a slowdown is found, and how often the ratio lies outside its interval."""
+    found = outside = 0
+    for _ in range(draws):
+        (row,), whole = judged(kind, processes, 1, PLANTED, rng)
+        assert row.estimate is not None
+        assert row.estimate.ratio is not None
+        assert row.estimate.low is not None
+        assert row.estimate.high is not None
+        found += whole.conclusion == "worse"
+        outside += not row.estimate.low <= row.estimate.ratio <= row.estimate.high
+    return {
+        "noise": kind,
+        "processes of a side": str(processes),
+        "found": f"{found / draws:.1%}",
+        "ratio outside its interval": f"{outside / draws:.1%}",
+    }
+
+
+def judged(
+    kind: str, processes: int, cases: int, factor: float, rng: random.Random
+) -> tuple[list[Row], findings.Judgement]:
+    """Draw and judge a comparison of so many cases, in each of which the candidate takes `factor` times as long."""
+    rows = [
+        _row(*([scale * math.exp(NOISE[kind](rng)) for _ in range(processes)] for scale in (1.0, factor)), case=str(at))
+        for at in range(cases)
+    ]
+    return _judged(rows)
+
+
+def _judged(rows: Sequence[Row]) -> tuple[list[Row], findings.Judgement]:
+    found = findings.judge(rows, METRIC, alternated=True)
+    return found, findings.conclude(found, METRIC, (), alternated=True)
+
+
+def _row(baseline: Sequence[float], candidate: Sequence[float], case: str = "") -> Row:
+    cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
+    return Row(case, METRIC, "ms", cells, ("valid", "valid"), list(baseline), list(candidate))
+
+
+def other_steps(steps: tuple[int, int], processes: int, draws: int, rng: random.Random) -> dict[str, str]:
+    """Return how often identical code is found to differ: by equally many samples, and by all that there are."""
+    equally = of_all = 0
+    for _ in range(draws):
+        sides = [[drawn_steps(number, rng) for _ in range(processes)] for number in steps]
+        values = process_values((_case(sides[0]), _case(sides[1])), METRIC, fastest=True)
+        one, other = ([row.value for row in rows] for rows in values.sides)
+        equally += _judged([_row(one, other)])[1].conclusion in FOUND
+        of_all += _judged([_row(*([min(process) for process in side] for side in sides))])[1].conclusion in FOUND
+    return {
+        "steps of the baseline": str(steps[0]),
+        "of the candidate": str(steps[1]),
+        "processes of a side": str(processes),
+        "draws": str(draws),
+        "found to differ": f"{equally / draws:.1%}",
+        "by the fastest of all steps": f"{of_all / draws:.1%}",
+    }
+
+
+def drawn_steps(number: int, rng: random.Random) -> list[float]:
+    """Return the times in ms of a process's steps: 10 ms, and a load that changes slowly."""
+    level, times = rng.gauss(0, 1), []
+    for _ in range(number):
+        level = 0.9 * level + math.sqrt(1 - 0.9**2) * rng.gauss(0, 1)
+        times.append(10 * (1 + 0.1 * math.exp(level)) * (1 + 0.002 * rng.random()))
+    return times
+
+
+def _case(processes: Sequence[Sequence[float]]) -> CaseOfJob:
+    case = CaseOfJob(1, "benchmark", ("benchmark",), {})
+    for at, samples in enumerate(processes):
+        case.add(METRIC, _measured(at, samples))
+    return case
+
+
+def _measured(unit: int, samples: Sequence[float]) -> Measured:
+    """Return a process's steps as they are read from the store."""
+    ordered = sorted(samples)
+    facts = (1, 1, unit, "case", "cpu", "valid", "step", METRIC, "ms", "ok", None)
+    return Measured(
+        *facts, n=len(samples), std=None, case="{}", value=ordered[len(samples) // 2], fastest=ordered[0],
+        mean=sum(samples) / len(samples), samples=pack(samples),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
