@@ -92,10 +92,10 @@ def judged(
     kind: str, processes: int, cases: int, factor: float, rng: random.Random
 ) -> tuple[list[Row], findings.Judgement]:
     """Draw and judge a comparison of so many cases, in each of which the candidate takes `factor` times as long."""
-    rows = [
-        _row(*([scale * math.exp(NOISE[kind](rng)) for _ in range(processes)] for scale in (1.0, factor)), case=str(at))
-        for at in range(cases)
-    ]
+    rows = []
+    for at in range(cases):
+        one, other = ([scale * math.exp(NOISE[kind](rng)) for _ in range(processes)] for scale in (1.0, factor))
+        rows.append(_row(one, other, str(at)))
     return _judged(rows)
 
 
@@ -117,7 +117,8 @@ def other_steps(steps: tuple[int, int], processes: int, draws: int, rng: random.
         values = process_values((_case(sides[0]), _case(sides[1])), METRIC, fastest=True)
         one, other = ([row.value for row in rows] for rows in values.sides)
         equally += _judged([_row(one, other)])[1].conclusion in FOUND
-        of_all += _judged([_row(*([min(process) for process in side] for side in sides))])[1].conclusion in FOUND
+        one, other = (list(map(min, side)) for side in sides)
+        of_all += _judged([_row(one, other)])[1].conclusion in FOUND
     return {
         "steps of the baseline": str(steps[0]),
         "of the candidate": str(steps[1]),

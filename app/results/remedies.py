@@ -60,5 +60,5 @@ def steps_of_a_second(samples: int, sample_s: float) -> int | None:
 
 def round_up(number: float) -> int:
     """Return the smallest of 1, 2, 5, 10, 20, 50, … that is not less."""
-    power = 10 ** math.floor(math.log10(max(number, 1)))
+    power = int(10 ** math.floor(math.log10(max(number, 1))))
     return next(factor * power for factor in (*ROUND, 10) if factor * power >= number * (1 - 1e-9))
