@@ -1,4 +1,4 @@
-"""Comparisons in turns, for a check of jobs that ran at different times and could not tell."""
+"""Comparisons in turns, for a check of jobs that ran at different times, and could not tell or found a slowdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def comparisons(
     for work, spec in after.items():
         same = next((one for one in (_as_now(one, spec) for one in before) if _work(one) == work), spec)
         if versions(same) != versions(spec):
-            pairs.append({"kind": "compare", "baseline": _of_side(same), "candidate": _of_side(spec)})
+            pairs.append({"kind": "compare", "baseline": of_side(same), "candidate": of_side(spec)})
     return pairs, len(pairs) == len(after)
 
 
@@ -41,10 +41,11 @@ def _as_now(former: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any
 
 def replicates(comparison: Mapping[str, Any], percent: float, most: int | None = None) -> int:
     """Return how many processes of each side would find a difference of so many percent, within FEWEST and `most`, by
-    default MOST; of single processes, whose spread is unknown, FEWEST."""
+    default MOST; of single processes, whose spread is unknown, FEWEST. Cases that were slower are measured again, as
+    those that were inconclusive."""
     limits = [number for number in (1, 3, 5) if number <= percent]
     column = f"replicates_for_{max(limits, default=1)}_percent"
-    needed = [row.get(column) for row in comparison["rows"] if row.get("finding") == "inconclusive"]
+    needed = [row.get(column) for row in comparison["rows"] if row.get("finding") in ("inconclusive", "worse")]
     known: list[int] = [number for number in needed if number is not None]
     return min(most or MOST, max(FEWEST, *known)) if known else FEWEST
 
@@ -58,7 +59,8 @@ def _is_code(value: object) -> bool:
     return isinstance(value, Mapping) and "sha256" in value
 
 
-def _of_side(spec: Mapping[str, Any]) -> dict[str, Any]:
+def of_side(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec as a side of a comparison, which has no replicates of its own."""
     return {name: value for name, value in spec.items() if name != "replicates"}
 
 

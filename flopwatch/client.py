@@ -101,8 +101,10 @@ MAX_NAME = 200
 ALL = 1_000_000
 """More entries than a list has."""
 FINISHED = ("succeeded", "failed", "cancelled")
-CHECKED = ("wrong", "slower", "invalid", "missing", "inconclusive", "passed")
+CHECKED = ("wrong", "slower", "invalid", "missing", "not_confirmed", "inconclusive", "passed")
 """Outcomes of a check, the worst first."""
+UNDECIDED = ("not_confirmed", "inconclusive")
+"""Outcomes that measuring in turns decides."""
 
 
 class JobFailed(ClientError):
@@ -784,6 +786,25 @@ class Flopwatch(Connection):
         gate, sentence = (answer.headers.get(name, "") for name in ("Flopwatch-Gate", "Flopwatch-Gate-Sentence"))
         return ComparisonText(answer.text, gate, unquote(sentence), answer.headers.get("Flopwatch-Wrong", ""))
 
+    def measure_in_turns(
+        self, baseline: Thing, candidate: Thing, *, replicates: int = 8, timeout_s: float | None = None
+    ) -> Answer:
+        """Measure the specs of two jobs of one kind again, in turns, and return the job of kind `compare` that did.
+
+        Args:
+            baseline: the job to compare with.
+            candidate: the job that is compared.
+            replicates: fresh processes of each.
+            timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
+        """
+        sides = {
+            side: alternating.of_side(self.job(job)["spec"])
+            for side, job in (("baseline", baseline), ("candidate", candidate))
+        }
+        name = f"jobs {id_of(baseline)} → {id_of(candidate)}, in turns"
+        job = self.submit({"kind": "compare", **sides, "replicates": replicates}, name=name)
+        return self.wait(job, timeout_s=timeout_s)
+
     # Exports
 
     def export_job(self, job: Thing, *, metric: str | None = None, rows: int | None = None) -> str:
@@ -904,14 +925,14 @@ class Flopwatch(Connection):
             labels: of the jobs that run again, beside `check`, which names the baseline unless it is among them. Labels
                 of the baseline's own jobs tell of their run, and are not copied.
             timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
-            alternate: where that is inconclusive, and the jobs run another version of your own code than the baseline,
-                measure both versions in turns, and judge that.
+            alternate: where that is inconclusive or a slowdown is not confirmed, and the jobs run another version of
+                your own code than the baseline, measure both versions in turns, and judge that.
             show: called with each step of progress, in place of a bar.
 
         Returns:
-            `outcome`: passed, slower, inconclusive, invalid or missing, the worst of all; on another device or in
-            another environment, inconclusive. `sentence` says it in words, `jobs` are those that were checked, and
-            `comparisons` has the server's answer for each kind of job.
+            `outcome`, the worst of all: wrong, slower, invalid, missing, not_confirmed (slower, but not in turns),
+            inconclusive (also on another device or in another environment) or passed. `sentence` says it in words,
+            `jobs` are those that were checked, and `comparisons` has the server's answer for each kind of job.
 
         Raises:
             ClientError: `jobs` is empty.
@@ -928,7 +949,7 @@ class Flopwatch(Connection):
         else:
             checked = [self.job(job) for job in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
         answer = self._checked(baseline, checked, metrics, fail_above_percent)
-        if not alternate or answer["outcome"] != "inconclusive":
+        if not alternate or answer["outcome"] not in UNDECIDED:
             return answer
         return self._alternated(answer, metrics, fail_above_percent, timeout_s, show)
 
@@ -944,9 +965,10 @@ class Flopwatch(Connection):
         comparisons: list[Answer] = []
         for comparison in answer["comparisons"]:
             specs, are_all = self._in_turns(comparison)
-            if comparison["gate"]["outcome"] != "inconclusive" or not are_all:
+            is_undecided = comparison["gate"]["outcome"] in UNDECIDED
+            if not is_undecided or not are_all:
                 comparisons.append(comparison)  # what is not measured in turns stays as it is
-            if comparison["gate"]["outcome"] == "inconclusive":
+            if is_undecided:
                 number = alternating.replicates(comparison, fail_above_percent)
                 jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
                 self._wait_for_all(jobs, timeout_s, show)
@@ -956,10 +978,10 @@ class Flopwatch(Connection):
         return _answer_of(answer["jobs"], comparisons)
 
     def can_alternate(self, checked: Answer) -> bool:
-        """Return True if `check(…, alternate=True)` would measure something in turns where this answer of `check` is
-        inconclusive: the jobs run another version of your own code than the baseline, and are otherwise the same."""
-        inconclusive = (each for each in checked["comparisons"] if each["gate"]["outcome"] == "inconclusive")
-        return any(self._in_turns(comparison)[0] for comparison in inconclusive if not comparison["alternated"])
+        """Return True if `check(…, alternate=True)` would measure something in turns that this answer of `check` leaves
+        undecided: the jobs run another version of your own code than the baseline, and are otherwise the same."""
+        undecided = (each for each in checked["comparisons"] if each["gate"]["outcome"] in UNDECIDED)
+        return any(self._in_turns(comparison)[0] for comparison in undecided if not comparison["alternated"])
 
     def _in_turns(self, comparison: Answer) -> tuple[list[Answer], bool]:
         """Return the specs that measure a comparison's jobs in turns; see `alternating.comparisons`."""

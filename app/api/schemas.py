@@ -152,7 +152,9 @@ class ComparedProcesses(TypedDict):
 class Gate(TypedDict):
     fail_above_percent: float
     metrics: list[str]
-    outcome: Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable", "wrong"]
+    outcome: Literal[
+        "passed", "slower", "not_confirmed", "inconclusive", "invalid", "missing", "not_comparable", "wrong"
+    ]
     sentence: str
 
 

@@ -26,6 +26,7 @@ EXIT_CODES = {
     "missing": 6,
     "not_comparable": 7,
     "wrong": WRONG,
+    "not_confirmed": 9,
 }
 """Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""
 DEFAULT_LIMIT_PERCENT = 5.0
@@ -67,6 +68,12 @@ def compare(
             metavar="PERCENT", help="Exit with 3 if the candidate is worse by more than this, such as 5%; see the docs."
         ),
     ] = None,
+    alternate: Annotated[
+        bool, typer.Option("--alternate", help="Measure the specs of both jobs again, in turns, and compare that.")
+    ] = False,
+    replicates: Annotated[
+        int, typer.Option(min=1, max=100, help="With --alternate: fresh processes of each job's spec.")
+    ] = 8,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
@@ -76,8 +83,11 @@ def compare(
     """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
     that is more than chance.
     """
+    sides = _sides(server, baseline, candidate, sweep_id or [])
+    if alternate:
+        sides = _again_in_turns(server, *sides, replicates), None
     comparison = server.compare_text(
-        *_sides(server, baseline, candidate, sweep_id or []),
+        *sides,
         format=format_of(output_format),
         metrics=metric,
         fail_above_percent=_percent(fail_above),
@@ -92,6 +102,16 @@ def compare(
         sides = comparison.wrong_sides.replace(",", " and the")
         echo(f"wrong: a result of the {sides} is not that of the reference", err=True)
         raise typer.Exit(WRONG)
+
+
+def _again_in_turns(
+    server: Flopwatch, baseline: str | list[int], candidate: list[int] | None, replicates: int
+) -> list[int]:
+    """Measure two jobs again, in turns; return the id of the job of kind compare that did."""
+    if isinstance(baseline, str) or candidate is None or len(baseline) != 1 or len(candidate) != 1:
+        raise typer.BadParameter("needs one job as BASELINE and one as CANDIDATE", param_hint="--alternate")
+    job = server.measure_in_turns(baseline[0], candidate[0], replicates=replicates)
+    return [job["id"]]
 
 
 def _sides(
@@ -158,7 +178,7 @@ def check(
         bool,
         typer.Option(
             "--alternate",
-            help="If it is inconclusive: measure both versions of your own code in turns.",
+            help="If it is inconclusive or slower: measure both versions of your own code again, in turns.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -166,7 +186,7 @@ def check(
     """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
 
     Exit codes: 0 passed, 3 slower, 4 inconclusive (also on another device or environment), 5 invalid, 6 missing,
-    8 wrong.
+    8 wrong, 9 slower but not confirmed, since both were not measured in turns.
     """
     from app.cli.output import print_json, progress_display
 

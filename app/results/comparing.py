@@ -230,6 +230,7 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
         same=None if pair.alternated else _same_jobs(baseline, candidate),
         requested=question.metrics,
         fail_above_percent=question.fail_above_percent,
+        confirm=_how_to_confirm(pair, is_same_work=not differences),
     )
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
     how = None
@@ -292,6 +293,19 @@ def _notes(
             which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"of {len(side.jobs)} jobs"
             notes.append(f"The {side.name}, {which}, is {side.validity}; its verdict says why.")
     return notes
+
+
+def _how_to_confirm(pair: Pair, *, is_same_work: bool) -> str:
+    """Say what measures both sides in turns: a command, if there is one."""
+    if is_same_work:
+        return "both have the same spec and the same code, which cannot take turns with itself; measure them again"
+    ones, others = (",".join(str(job.id) for job in side.jobs) for side in pair.both)
+    if pair.baseline.baseline is not None:
+        ids = others.replace(",", " ")
+        return f"flopwatch check --baseline {pair.baseline.baseline} {ids} --alternate measures both in turns"
+    if "," in ones or "," in others:
+        return findings.IN_TURNS
+    return f"flopwatch compare {ones} {others} --alternate measures both in turns"
 
 
 def _in_turns(seed: int | None) -> str:

@@ -29,7 +29,9 @@ Conclusion = Literal[
     "missing",
     "not_comparable",
 ]
-GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable", "wrong"]
+GateOutcome = Literal[
+    "passed", "slower", "not_confirmed", "inconclusive", "invalid", "missing", "not_comparable", "wrong"
+]
 
 SIDES = ("baseline", "candidate")
 ASKED_FOR = (1, 3, 5)
@@ -45,6 +47,7 @@ MAX_PHASES = 3
 """Most phases that the sentence of an inconclusive comparison names."""
 STATISTICS = {"fastest": "fastest samples", "median": "medians", "mean": "means"}
 """The names of the statistics by which a process counts, or could count."""
+IN_TURNS = "measure them in turns, with a job of kind compare"
 
 NOTHING = Estimate(None, None, None, None)
 """The estimate if there is nothing to compare."""
@@ -259,7 +262,7 @@ class Row:
         if self.estimate is not None and self._is_drift(self.estimate):
             return (
                 f"the sides differ by {percent(abs((self.estimate.ratio or 1) - 1))}, and one side alone drifted by "
-                f"{percent(self.drift)}; measure them in turns, with a job of kind compare"
+                f"{percent(self.drift)}; {IN_TURNS}"
             )
         if self.unequal is not None:
             return f"{self.unequal}; {self.processes}"
@@ -523,9 +526,11 @@ def conclude(
     same: str | None = None,
     requested: Sequence[str] = (),
     fail_above_percent: float | None = None,
+    confirm: str = IN_TURNS,
 ) -> Judgement:
     """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared; `same` is the sentence
-    to say where both sides are the same jobs, since findings about these mislead.
+    to say where both sides are the same jobs, since findings about these mislead; `confirm` says how to confirm a
+    slowdown that was not measured in turns.
     """
     metrics = tuple(requested) or ((headline,) if headline is not None else ())
     chosen = [row for row in rows if row.metric in metrics]
@@ -536,7 +541,10 @@ def conclude(
         sentence = same
     elif not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
         sentence += "; not alternated, so changes of the host count as well"
-    gate = None if fail_above_percent is None else _gate(chosen, metrics, obstacles, sentence, fail_above_percent)
+    gate = None
+    if fail_above_percent is not None:
+        unconfirmed = None if alternated else confirm
+        gate = _gate(chosen, metrics, obstacles, sentence, fail_above_percent, unconfirmed)
     if same is not None and gate is not None and gate.outcome in ("passed", "inconclusive"):
         gate = replace(gate, sentence=f"{gate.outcome}: {same}")
     return Judgement(headline, conclusion, sentence, gate)
@@ -637,11 +645,18 @@ def _how_far(row: Row) -> float:
 
 
 def _gate(
-    rows: Sequence[Row], metrics: Sequence[str], obstacles: Sequence[str], sentence: str, fail_above_percent: float
+    rows: Sequence[Row],
+    metrics: Sequence[str],
+    obstacles: Sequence[str],
+    sentence: str,
+    fail_above_percent: float,
+    unconfirmed: str | None,
 ) -> Gate:
     """Judge for every row whether the candidate is worse by more than the limit; the worst answer counts.
 
-    "slower" needs a found difference larger than the limit; "passed" needs an interval that excludes a larger one.
+    "slower" needs a found difference larger than the limit; "passed" needs an interval that excludes a larger one. Of
+    sides that were not measured in turns a slowdown may be the host's: it is "not_confirmed", and `unconfirmed` says
+    how to confirm it.
     """
 
     def answer(outcome: GateOutcome, text: str) -> Gate:
@@ -650,16 +665,27 @@ def _gate(
     if obstacles:
         return answer("not_comparable", sentence)
     judged = [(row, _gate_outcome(row, fail_above_percent / 100)) for row in rows]
-    for outcome in ("wrong", "slower", "invalid", "missing", "inconclusive"):
+    if unconfirmed is not None:
+        judged = [(row, _unconfirmed(row) if its == "slower" else its) for row, its in judged]
+    for outcome in ("wrong", "slower", "invalid", "missing", "not_confirmed", "inconclusive"):
         matching = [row for row, its in judged if its == outcome]
         if matching:
-            return answer(outcome, _gate_sentence(outcome, matching, rows, fail_above_percent))
+            text = _gate_sentence(outcome, matching, rows, fail_above_percent)
+            if outcome == "not_confirmed":
+                text = f"not confirmed: {text}; the sides ran one after the other, and the host may have changed: "
+                text += str(unconfirmed)
+            return answer(outcome, text)
     if not any(its == "passed" for _, its in judged):
         return answer("missing", sentence if sentence.startswith("missing") else "missing: there is nothing to judge")
     passed = f"passed: not worse by more than {fail_above_percent:g} %"
     if any(row.finding == "inconclusive" for row in rows):  # too little is known to say more
         return answer("passed", f"{passed}; {', '.join(metrics)}; {rows[0].processes}")
     return answer("passed", f"{passed}; {sentence}")
+
+
+def _unconfirmed(row: Row) -> GateOutcome:
+    """Return the outcome of a row that is slower, of sides that were not measured in turns."""
+    return "not_confirmed" if is_speed(row.metric, row.unit) else "slower"  # the host does not change memory
 
 
 def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
@@ -695,7 +721,7 @@ def _gate_sentence(
         return f"wrong: the candidate's result is not that of the reference: {where}{more}"
     if outcome == "invalid":
         return f"invalid: {where}: {_of_other_work(matching)}{more}"
-    if outcome == "slower":
+    if outcome in ("slower", "not_confirmed"):
         return f"worse by more than {fail_above_percent:g} %: {where}: {row.sentence()}{more}"
     loss = row.loss()
     if row.finding == "inconclusive":

@@ -73,7 +73,9 @@ def run(script: str, checkout: Path, environment: dict[str, str]) -> tuple[int, 
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("answered", "exit_code"), [(0, 0), (3, 3), (4, 0), (5, 5), (6, 6), (8, 8), (1, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("answered", "exit_code"), [(0, 0), (3, 3), (4, 0), (5, 5), (6, 6), (8, 8), (9, 0), (1, 1)], ids=str
+)
 def test_only_what_also_turns_could_not_tell_is_a_warning(
     workflow: dict[str, Any], tmp_path: Path, answered: int, exit_code: int
 ) -> None:

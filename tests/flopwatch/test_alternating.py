@@ -50,4 +50,6 @@ def test_equal_code_and_no_code_are_not() -> None:
 def test_the_number_of_processes_follows_the_noise(needed: dict[str, int], number: int) -> None:
     rows = [{"finding": "inconclusive", "replicates_for_3_percent": 3, **needed}, {"finding": "differs"}]
     assert alternating.replicates({"rows": rows}, 4.5) == number
+    rows[0]["finding"] = "worse"
+    assert alternating.replicates({"rows": rows}, 4.5) == number, "what is slower is measured again, too"
     assert alternating.replicates({"rows": [{"finding": "inconclusive"}]}, 5) == 8, "one process has no spread"

@@ -123,7 +123,7 @@ def test_the_gate_of_a_comparison_with_a_baseline(site: Any, run: Any) -> None:
     }
     assert list(outcomes.values()) == [
         "passed",
-        "slower",
+        "not_confirmed",
         "inconclusive",
         "not_comparable",
         "missing",

@@ -10,6 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from app.store.records import Offer, UnitRecord
+from flopwatch import Flopwatch
+
+CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
+
 STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
 
 
@@ -47,7 +52,7 @@ def ended(result: Any, code: int = 0) -> str:
 def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
     one, same, slower, failed = run(), run(), run(1.2), run(state="failed")
     assert "step_ms: candidate is 1.20× slower" in ended(flopwatch("compare", one, slower))
-    assert "worse by more than 5 %" in ended(flopwatch("compare", one, slower, "--fail-above", "5%"), 3)
+    assert "not confirmed: worse by more than 5 %" in ended(flopwatch("compare", one, slower, "--fail-above", "5%"), 9)
     assert "passed" in ended(flopwatch("compare", one, slower, "--fail-above", "30 %", "--metric", "step_ms"))
     assert "passed" in ended(flopwatch("compare", one, same, "--fail-above", "5"))
     assert "missing" in ended(flopwatch("compare", one, failed, "--fail-above", "5%"), 6)
@@ -56,7 +61,7 @@ def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
     assert itself.startswith(f"{told}\n\nGate: passed: {told}\n\n")
     for format_ in ("json", "csv", "latex", "html"):
         told = flopwatch("compare", one, slower, "--fail-above", "5%", "--format", format_)
-        assert told.returncode == 3
+        assert told.returncode == 9
         assert "worse by more than 5 %: step_ms: candidate is 1.20× slower, 95 % CI" in told.stderr
     told = flopwatch("compare", one, slower, "--fail-above", "30%", "--format", "json")
     assert (told.returncode, json.loads(told.stdout)["gate"]["outcome"]) == (0, "passed")
@@ -161,7 +166,7 @@ def test_sweeps_are_compared_and_checked(flopwatch: Any, swept: Any) -> None:
     assert "candidate is worse in 2" in ended(flopwatch("compare", "--sweep", str(before), "--sweep", str(slower)))
     assert ended(flopwatch("baseline", "set", "swept", "--sweep", str(before))).startswith("baseline swept: 2 cases")
     assert "candidate is worse in 2" in ended(flopwatch("compare", "swept", "--sweep", str(slower)))
-    ended(flopwatch("check", "--baseline", "swept", "--sweep", str(slower)), 3)
+    ended(flopwatch("check", "--baseline", "swept", "--sweep", str(slower)), 9)
     ended(flopwatch("check", "--baseline", "swept", "--sweep", str(swept())), 0)
     ended(flopwatch("check", "--baseline", "swept", "--sweep", "99999"), 1)
 
@@ -191,7 +196,7 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     assert len(json.loads(ended(flopwatch("baseline", "show", "main", "--json")))["cases"]) == 2
     assert "in the baseline main" in ended(flopwatch("delete", one), 1)
     assert "passed" in ended(flopwatch("check", "--baseline", "main", same))
-    assert "slower" in ended(flopwatch("check", "--baseline", "main", slower), 3)
+    assert "slower" in ended(flopwatch("check", "--baseline", "main", slower), 9)
     assert "passed" in ended(flopwatch("check", "--baseline", "main", slower, "--fail-above", "25%"))
     plain = ended(flopwatch("check", "--baseline", "main", slower, "--fail-above", "20.1%"), 4)
     assert "--alternate" not in plain, "nothing of it is code of one's own"
@@ -243,4 +248,41 @@ def test_a_check_without_a_job_runs_the_baselines_jobs_again(
     assert all(job["labels"] == {"check": "nightly"} for job in jobs)
     assert not {int(first), int(second)} & set(found["jobs"])
     behaviour["factor"] = 1.2
-    assert "worse by more than 5 %: step_ms" in ended(flopwatch("check", "--baseline", "nightly"), 3)
+    assert "worse by more than 5 %: step_ms" in ended(flopwatch("check", "--baseline", "nightly"), 9)
+
+
+def test_a_slowdown_is_confirmed_in_turns_or_not(
+    flopwatch: Any, site: Any, run: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidate's job has met a jump of the host, which both sides of the job in turns meet."""
+    one, other = run(seed=1), run(1.2, seed=2)
+    told = ended(flopwatch("compare", one, other, "--fail-above", "5%"), 9)
+    assert f"may have changed: flopwatch compare {one} {other} --alternate measures both in turns" in told
+    again = run(1.2, seed=1)
+    assert "the same code, which cannot take turns with itself" in ended(
+        flopwatch("compare", one, again, "--fail-above", "5%"), 9
+    )
+    ended(flopwatch("compare", f"{one},{other}", other, "--alternate"), 2)
+    submitted: list[Any] = []
+
+    def in_turns(body: Any, **_: Any) -> Any:
+        """Submit the job of both specs, and finish it at once."""
+        site.http.post("/jobs", json={"spec": body}).raise_for_status()
+        offer = Offer(frozenset({"compare"}), CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
+        claim = site.services.queue.claim(site.worker.id, offer)
+        assert claim is not None
+        submitted.append(claim.spec)
+        units = [
+            UnitRecord(unit, "", "succeeded", side=("baseline", "candidate")[unit % 2])
+            for unit in range(2 * claim.spec["replicates"])
+        ]
+        rows = [
+            measured("step_ms", 1.2 * STEADY[unit // 2], unit_index=unit, model="tiny") for unit in range(len(units))
+        ]
+        site.worker.finish(claim, "succeeded", measurements=rows, units=units)
+        return site.job(claim.job_id)
+
+    monkeypatch.setattr(Flopwatch, "submit", lambda _, body, **options: in_turns(body, **options))
+    assert "Gate: passed" in ended(flopwatch("compare", one, other, "--alternate", "--fail-above", "5%"))
+    (spec,) = submitted
+    assert (spec["baseline"]["seed"], spec["candidate"]["seed"], spec["replicates"]) == (1, 2, 8)

@@ -384,6 +384,26 @@ def test_the_gate(candidate: Sequence[float], limit: float, outcome: str) -> Non
     assert whole.gate.metrics == ["step_ms"]
 
 
+def test_a_slowdown_that_was_not_measured_in_turns_is_not_confirmed() -> None:
+    slow = row(STEADY, times(1.2), case="slow")
+    for limit, outcome in ((5.0, "not_confirmed"), (30.0, "passed")):
+        _, whole = judged(replace(slow), alternated=False, limit=limit)
+        assert whole.gate is not None
+        assert whole.gate.outcome == outcome
+    _, whole = judged(replace(slow), row(STEADY, times(1.0, NOISY), case="noisy"), alternated=False, limit=5.0)
+    assert whole.gate is not None
+    assert whole.gate.sentence.startswith(
+        "not confirmed: worse by more than 5 %: step_ms, slow: candidate is 1.20× slo"
+    )
+    assert whole.gate.sentence.endswith("may have changed: measure them in turns, with a job of kind compare")
+    _, whole = judged(replace(slow), row(STEADY, (), case="missing"), alternated=False, limit=5.0)
+    assert whole.gate is not None
+    assert whole.gate.outcome == "missing", "this is certain"
+    _, whole = judged(row(STEADY, times(1.2), "peak_memory_mib", unit="MiB"), alternated=False, limit=5.0)
+    assert whole.gate is not None
+    assert whole.gate.outcome == "slower", "the host does not change it"
+
+
 def test_the_gate_of_rates_and_of_several_cases() -> None:
     slow = row(STEADY, times(0.9), "tokens_per_s", unit="tokens/s", case="a")
     _, whole = judged(slow, limit=5.0)
