@@ -83,11 +83,11 @@ def compare(
     """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
     that is more than chance.
     """
-    sides = _sides(server, baseline, candidate, sweep_id or [])
+    compared = _sides(server, baseline, candidate, sweep_id or [])
     if alternate:
-        sides = _again_in_turns(server, *sides, replicates), None
+        compared = _again_in_turns(server, *compared, replicates), None
     comparison = server.compare_text(
-        *sides,
+        *compared,
         format=format_of(output_format),
         metrics=metric,
         fail_above_percent=_percent(fail_above),
