@@ -72,7 +72,7 @@ MAX_BUSY_PERCENT = 101.0
 step; a larger number cannot be a share."""
 WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
 """Shortest window in seconds of a warm-up that lasts until times are steady. A GPU that multiplies large matrices takes
-a second to settle at its power limit."""
+seconds to settle at its power limit."""
 
 
 def metrics(spec: TrainingSpec, pacing: Pacing = "step", phases: Sequence[str] | None = None) -> list[Metric]:
@@ -486,7 +486,7 @@ def check_times(
     from workers.measure.validity import check_stability, check_steady
 
     checks = [
-        check_steady(times.steady, times.warmup, too_slow=times.too_slow),
+        check_steady(times.steady, times.warmup, too_slow=times.too_slow, hidden=times.hidden),
         *check_stability(step_ms, on_gpu=on_gpu),
     ]
     if spec.compile or (spec.step_code is not None and compilation().graphs):

@@ -384,6 +384,7 @@ class CellTimer:
             warmup=warming.calls,
             steady=warming.steady,
             too_slow=warming.too_slow,
+            hidden_drift=warming.hidden,
             threads=torch.get_num_threads(),
             wrong=wrong or operation.wrong(),
         )

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 Z95 = statistics.NormalDist().inv_cdf(0.975)
 FEWEST_FOR_MODES = 10
+BLOCKS = 20
+MAX_CORRELATION = 0.9
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,30 @@ def drift(samples: Sequence[float]) -> tuple[float, float] | None:
     # The variance of a median over that of a mean is π / 2 (Serfling, section 2.3.3).
     error = math.sqrt(math.pi / 2 * sum(statistics.variance(one) for one in thirds) / third)
     return last / first - 1, error / abs(first)
+
+
+def trend(at: Sequence[float], samples: Sequence[float]) -> tuple[float, float]:
+    """Return the relative change of samples per second, and its standard error.
+
+    A line is fitted by least squares to the medians of up to BLOCKS groups of successive samples. Its error takes into
+    account that successive deviations depend on each other, as those of an autoregressive process of first order.
+
+    Args:
+        at: The moment of each sample in seconds, ascending.
+        samples: More than 2 of them.
+    """
+    count = min(BLOCKS, len(samples))
+    edges = [len(samples) * block // count for block in range(count + 1)]
+    moments = [statistics.fmean(at[begin:end]) for begin, end in itertools.pairwise(edges)]
+    medians = [statistics.median(samples[begin:end]) for begin, end in itertools.pairwise(edges)]
+    level = statistics.median(medians)
+    if not level:
+        return 0.0, 0.0
+    slope, start = statistics.linear_regression(moments, medians)
+    rest = [median - start - slope * moment for moment, median in zip(moments, medians, strict=True)]
+    squares = math.fsum(value**2 for value in rest)
+    correlation = math.fsum(one * next_one for one, next_one in itertools.pairwise(rest)) / squares if squares else 0.0
+    correlation = min(max(correlation, 0.0), MAX_CORRELATION)
+    spread = math.fsum((moment - statistics.fmean(moments)) ** 2 for moment in moments)
+    error = math.sqrt(squares / (count - 2) / spread * (1 + correlation) / (1 - correlation))
+    return slope / level, error / level

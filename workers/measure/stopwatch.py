@@ -39,6 +39,8 @@ class Timing:
     than the driver's queue holds. If False, the median of `samples` is the device's own time even if `host_bound`."""
     too_slow: bool = False
     """True if calls are too slow to judge `steady`."""
+    hidden: float | None = None
+    """As `WarmUp.hidden`."""
 
 
 class Stopwatch(Protocol):
@@ -85,7 +87,7 @@ class HostStopwatch:
             warming.add(self._lap(work, prepare))
         measuring()
         samples = array("d", (self._lap(work, prepare) for _ in range(calls)))
-        return Timing(samples, None, warming.calls, warming.steady, host_bound=False, too_slow=warming.too_slow)
+        return Timing(samples, None, warming.calls, warming.steady, False, False, warming.too_slow, warming.hidden)
 
     def _lap(self, work: Workload, prepare: Workload) -> float:
         return host_lap_ms(work, prepare, self._clock)
@@ -116,7 +118,8 @@ class CudaStopwatch:
         host_us = array("d", (lap.host_us for lap in laps))
         host_bound = statistics.median(host_us) > 1e3 * statistics.median(samples)
         exposed = 2 * sum(lap.hidden for lap in laps) < calls
-        return Timing(samples, host_us, warming.calls, warming.steady, host_bound, exposed, warming.too_slow)
+        told = warming.steady, host_bound, exposed, warming.too_slow, warming.hidden
+        return Timing(samples, host_us, warming.calls, *told)
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

@@ -170,9 +170,11 @@ class StepTimes:
     """Number of steps before measuring began."""
     steady: bool | None = None
     """Whether times were steady then; None if this was not judged, because the caller fixed the number of steps or
-    because they are too slow."""
+    because they are too slow, and where noise hides it."""
     too_slow: bool = False
     """Whether steps are too slow to judge `steady`."""
+    hidden: float | None = None
+    """As `WarmUp.hidden`."""
 
     def keep(self, step: StepTime, inner: Mapping[str, float]) -> None:
         """Add one measured step, with the times of phases inside its phases."""
@@ -207,7 +209,7 @@ def time_steps(
         prepare: Runs before each step, outside its time.
         inner_times_ms: Returns, after each step, times of phases inside its phases: those of a CUDA graph.
         warmup_steps: Exact number of steps without samples; None: as many as it takes until the step's time is steady.
-        window_s: Times are steady when two windows of at least this length agree.
+        window_s: Least length of a window; see `WarmUp`.
         measure_steps: Number of steps with samples, 1 or more.
         measuring: Called once, before the first measured step.
         on_progress: Called between steps with (warm-up steps done, measured steps done), at most every half second,
@@ -232,7 +234,8 @@ def time_steps(
         while not warming.over:
             warming.add(step().wall_ms)
             progress.report(warming.calls, 0)
-        times.warmup, times.steady, times.too_slow = warming.calls, warming.steady, warming.too_slow
+        times.warmup, times.steady = warming.calls, warming.steady
+        times.too_slow, times.hidden = warming.too_slow, warming.hidden
         # Present objects live to the end: the garbage collector need not scan them in the middle of a step.
         gc.collect()
         gc.freeze()

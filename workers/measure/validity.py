@@ -93,14 +93,18 @@ def check_drift(samples: Sequence[float]) -> Check:
     return Check("drift", abs(change) <= limit, f"last third {change:+.1%} against the first, limit {limit:.0%}")
 
 
-def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False) -> Check:
+def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False, hidden: float | None = None) -> Check:
     """Check that times had stopped drifting when measuring began: check `steady`.
 
     Args:
         steady: as `WarmUp` or `Timing` has it; None: not judged.
         warmup: number of calls made before measuring.
         too_slow: True if `steady` was not judged because calls are too long, False if their number was fixed.
+        hidden: the change of times that noise may hide, where it is too large to call them steady.
     """
+    if hidden is not None:
+        detail = f"no drift seen, but noise would hide one of {hidden:.0%}, after a warm-up of {warmup}"
+        return Check("steady", False, detail, "note")
     if too_slow:
         return Check("steady", True, f"too slow to judge: {warmup} calls to warm up")
     if steady is None:

@@ -129,7 +129,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Script]]:
 def done(cell: dict[str, Any], times_ms: list[float], **fields: Any) -> dict[str, Any]:
     """A rank's report about a cell that it has measured."""
     figures = {"bytes": 2**20, "times_ms": times_ms, "host_us": None, "hidden": len(times_ms), "threads": 1}
-    warm = {"warmup": 5, "steady": True, "too_slow": False, "wrong": None}
+    warm = {"warmup": 5, "steady": True, "too_slow": False, "hidden_drift": None, "wrong": None}
     return {"position": cell["position"], "event": "done", **figures, **warm, **fields}
 
 

@@ -170,6 +170,9 @@ def test_a_warm_up_that_never_got_steady_is_suspect() -> None:
     assert not check_steady(False, 12).ok
     assert check_steady(None, 5).ok
     assert "asked for; not judged" in check_steady(None, 5).detail
+    noisy = check_steady(None, 6, hidden=0.083)
+    assert (noisy.ok, noisy.severity) == (False, "note")
+    assert "noise would hide one of 8%" in noisy.detail
     slow = check_steady(None, 6, too_slow=True)
     assert (slow.ok, slow.detail) == (True, "too slow to judge: 6 calls to warm up")
 

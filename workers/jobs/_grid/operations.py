@@ -259,7 +259,7 @@ def check_timing(timing: Timing, device: torch.device) -> list[Check]:
 
     return [
         *validity.check_stability(timing.samples, on_gpu=device.type == "cuda"),
-        validity.check_steady(timing.steady, timing.warmup, too_slow=timing.too_slow),
+        validity.check_steady(timing.steady, timing.warmup, too_slow=timing.too_slow, hidden=timing.hidden),
         validity.check_host_bound(timing),
     ]
 

@@ -30,6 +30,7 @@ class Turn:
     warmup: int = 0
     steady: bool | None = None
     too_slow: bool = False
+    hidden: float | None = None
     peak_mib: float | None = None
     peak_how: str = ""
     reserved_mib: float | None = None
@@ -99,7 +100,8 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
         warming.add(slowest_ms)
         context.report_progress(f"{what}: warming up")
     gc.collect()
-    turn = Turn(trained.strategy, first, warmup=warming.calls, steady=warming.steady, too_slow=warming.too_slow)
+    turn = Turn(trained.strategy, first, warmup=warming.calls)
+    turn.steady, turn.too_slow, turn.hidden = warming.steady, warming.too_slow, warming.hidden
     meter.reset()
     turn.graphs_before = asdict(compilation())
     if context.rank.index == 0:

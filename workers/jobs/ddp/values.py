@@ -365,7 +365,7 @@ def check_times(
     drifting = [turn for turn in first if turn["steady"] is False]
     shown = (drifting or first)[0]
     checks = [
-        check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"]),
+        check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"], hidden=shown["hidden"]),
         *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
         check_host(spec, found),
     ]
