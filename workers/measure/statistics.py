@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 Z95 = statistics.NormalDist().inv_cdf(0.975)
 FEWEST_FOR_MODES = 10
-BLOCKS = 20
+FEWEST_BLOCKS, BLOCKS = 6, 20
 MAX_CORRELATION = 0.9
 
 
@@ -120,14 +120,15 @@ def drift(samples: Sequence[float]) -> tuple[float, float] | None:
 def trend(at: Sequence[float], samples: Sequence[float]) -> tuple[float, float]:
     """Return the relative change of samples per second, and its standard error.
 
-    A line is fitted by least squares to the medians of up to BLOCKS groups of successive samples. Its error takes into
+    A line is fitted by least squares to the medians of up to BLOCKS groups of at least three successive samples (of
+    fewer, if there are fewer than 18). Its error takes into
     account that successive deviations depend on each other, as those of an autoregressive process of first order.
 
     Args:
         at: The moment of each sample in seconds, ascending.
-        samples: More than 2 of them.
+        samples: At least FEWEST_BLOCKS of them.
     """
-    count = min(BLOCKS, len(samples))
+    count = min(BLOCKS, max(FEWEST_BLOCKS, len(samples) // 3))
     edges = [len(samples) * block // count for block in range(count + 1)]
     moments = [statistics.fmean(at[begin:end]) for begin, end in itertools.pairwise(edges)]
     medians = [statistics.median(samples[begin:end]) for begin, end in itertools.pairwise(edges)]
