@@ -48,7 +48,7 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.imports import complaint_about, modules_of
+from flopwatch.imports import clash_in, complaint_about, modules_of
 from flopwatch.own_code import OwnCode, put_into
 from flopwatch.packing import is_packed
 from flopwatch.progress import Show, progress_bar
@@ -393,6 +393,8 @@ class Flopwatch(Connection):
         """Raise ClientError if no living worker has all the modules that the files import. While none lives, or none
         has told what it has, the job's own process will say what is missing."""
         for file in files:
+            if clash := clash_in(file.content, file.name):
+                raise ClientError(clash)
             modules = modules_of(file.content, file.name)
             workers = self.get("/workers/lacking", module=modules)["data"] if modules else []
             if complaint := complaint_about(workers, file.name, is_folder=is_packed(file.content)):

@@ -10,10 +10,19 @@ import ast
 import io
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from flopwatch.packages import cure
 from flopwatch.packing import is_packed
+
+TAKEN = frozenset(
+    {
+        *("annotated_types", "flopwatch", "mpmath", "numpy", "psutil", "pydantic", "pydantic_core", "pynvml", "sympy"),
+        *("torch", "torchgen", "triton", "typing_extensions", "typing_inspection"),
+    }
+)
+"""Names of modules that a job's process has loaded before it runs code of others, beside the standard library's."""
 
 
 def complaint_about(workers: Sequence[Mapping[str, Any]], file: str, *, is_folder: bool) -> str | None:
@@ -25,11 +34,39 @@ def complaint_about(workers: Sequence[Mapping[str, Any]], file: str, *, is_folde
     names = ", ".join(map(repr, nearest["lacking"]))
     others = "" if len(workers) == 1 else ", and no other worker has all that it needs"
     own = "put it into the folder that goes along" if is_folder else "send its folder along with --code FOLDER"
+    cures = [found for name in nearest["lacking"] if (found := cure(name, own))]
+    if len(cures) < len(nearest["lacking"]):
+        cures.append(
+            f"install {'it' if not cures else 'the others'} for that worker and start the worker again; or if it is "
+            f"yours, {own}; or import it where it is needed, in a function or within try, and the job decides"
+        )
     return (
-        f"{file} imports {names}, which the worker {nearest['id']} on {nearest['hostname']} lacks{others}: install it "
-        f"for that worker and start the worker again; or if it is yours, {own}; or import it where it is needed, in a "
-        "function or within try, and the job decides."
+        f"{file} imports {names}, which the worker {nearest['id']} on {nearest['hostname']} lacks{others}: "
+        f"{'; '.join(cures)}."
     )
+
+
+def clash_in(content: bytes, file: str) -> str | None:
+    """Return a sentence for people if a file imports a module of the folder that goes along whose name is TAKEN; None
+    if there is none."""
+    if not is_packed(content):
+        return None
+    taken = sorted(_followed(_sources(content), file)[1] & TAKEN)
+    return clash(file, taken) if taken else None
+
+
+def clash(file: str, names: Sequence[str]) -> str:
+    """Return the sentence for modules of a folder whose names are taken by modules that a job loads before it."""
+    return (
+        f"{file} imports {', '.join(map(repr, names))} of its folder, and a job has loaded another module of that name "
+        "before any code of yours runs: rename yours."
+    )
+
+
+def own_modules(folder: Path, file: str) -> set[str]:
+    """Return the top-level modules of an unpacked folder that a file, and what it imports there, always import."""
+    sources = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
+    return _followed(sources, file)[1]
 
 
 def modules_of(content: bytes, file: str) -> list[str]:
@@ -41,16 +78,20 @@ def modules_of(content: bytes, file: str) -> list[str]:
     """
     if not is_packed(content):
         return sorted({name.partition(".")[0] for name in _imported(content, "")})
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        sources = {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
-    return sorted(_needed(sources, file))
+    return sorted(_followed(_sources(content), file)[0])
 
 
-def _needed(sources: Mapping[str, bytes], file: str) -> set[str]:
-    """Return the modules that a file and those files that it imports need from elsewhere."""
+def _sources(packed: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
+
+
+def _followed(sources: Mapping[str, bytes], file: str) -> tuple[set[str], set[str]]:
+    """Return the modules that a file and those files that it imports need from elsewhere, and those of the folder."""
     beside = str(PurePosixPath(file).parent)
     folders = {part for name in sources for part in map(str, PurePosixPath(name).parents)}
     needed: set[str] = set()
+    own: set[str] = set()
     seen, waiting = {file}, [file]
     while waiting:
         name = waiting.pop()
@@ -58,9 +99,8 @@ def _needed(sources: Mapping[str, bytes], file: str) -> set[str]:
             files, is_here = _files_of(module, beside, sources, folders)
             waiting += [each for each in files if each not in seen]
             seen.update(files)
-            if not is_here:
-                needed.add(module.partition(".")[0])
-    return needed
+            (own if is_here else needed).add(module.partition(".")[0])
+    return needed, own
 
 
 def _files_of(module: str, beside: str, sources: Mapping[str, bytes], folders: set[str]) -> tuple[list[str], bool]:

@@ -144,6 +144,15 @@ def without_checkout(path: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(exposing if os.path.realpath(entry) == FOLDER else entry for entry in path))
 
 
+def cure(module: str, own: str) -> str | None:
+    """Return what to do where a user's code finds no module that has the name of a package of ours; None for other
+    modules. `own` says how one's own goes along. What pip installs by this name is most likely neither."""
+    if module not in PACKAGES:
+        return None
+    ours = f"; if it is Flopwatch's, write {OURS}.{module}" if module in PUBLIC else ""
+    return f"if {module!r} is yours, {own}{ours}; what pip installs by this name is another project's"
+
+
 def use() -> None:
     """Let this process find our packages. `import flopwatch` does."""
     if Finder not in sys.meta_path:

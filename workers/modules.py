@@ -6,6 +6,8 @@ import importlib.metadata
 import pkgutil
 import sys
 
+from flopwatch.packages import without_checkout
+
 MOST = 5000
 """Most names that a worker tells: about 50 kB."""
 
@@ -18,7 +20,7 @@ def importable() -> list[str] | None:
     ways (namespace packages, editable installs).
     """
     names = {
-        *(module.name for module in pkgutil.iter_modules()),
+        *(module.name for module in pkgutil.iter_modules(without_checkout(sys.path))),
         *importlib.metadata.packages_distributions(),
         *sys.stdlib_module_names,
         *sys.builtin_module_names,

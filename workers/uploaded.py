@@ -25,6 +25,8 @@ from pathlib import Path, PurePosixPath
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flopwatch.imports import clash, own_modules
+from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, is_packed
 from workers.outcome import InvalidEnvironment, RunnerError
 
@@ -224,6 +226,7 @@ def let_import(code: CodeSpec) -> None:
     folder of uploaded files last."""
     folder = _folder(code)
     if folder.is_dir():
+        _check_names(code, folder)
         for place in dict.fromkeys([str(folder), str(path(code).parent)]):
             if place not in sys.path:
                 sys.path.insert(0, place)
@@ -231,11 +234,33 @@ def let_import(code: CodeSpec) -> None:
         sys.path.append(files)
 
 
+def _check_names(code: CodeSpec, folder: Path) -> None:
+    """Raise BrokenCode if the code imports a module of its folder by a name by which this process has loaded another:
+    Python would give it that one, and measure it."""
+    files = {entry for place in (folder, path(code).parent) for entry in place.iterdir()}
+    loaded = {
+        entry.stem
+        for entry in files
+        if entry.suffix == ".py" or (entry / "__init__.py").is_file()
+        if (module := sys.modules.get(entry.stem)) is not None and _is_elsewhere(module, folder)
+    }
+    if loaded and (clashing := sorted(loaded & own_modules(folder, str(path(code).relative_to(folder.resolve()))))):
+        raise BrokenCode(clash(code.label(), clashing))
+
+
+def _is_elsewhere(module: ModuleType, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)  # a module that is built in has none
+    return file is None or not Path(file).resolve().is_relative_to(folder.resolve())
+
+
 def _lacking(error: Exception, code: CodeSpec) -> str | None:
     """Return what to do about a module that is not there; None if the error is another one."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     module = error.name.partition(".")[0]
+    own = "put it into the folder that goes along" if _folder(code).is_dir() else "send its folder with --code FOLDER"
+    if ours := cure(module, own):
+        return ours
     also = "" if _folder(code).is_dir() else ", or if it is yours send its folder along with --code FOLDER"
     return f"install {module!r} for the worker{also}"
 
