@@ -98,7 +98,7 @@ class Registry:
         except Exception as error:
             raise BrokenEntryPoint(
                 f"{self.what} {name!r} (entry point {entry.value!r} of group {self.group!r}) could not be loaded: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}{_cure(error)}"
             ) from error
         return loaded
 
@@ -220,7 +220,7 @@ def _check_kernel(name: str, loaded: object) -> None:
         TypeError: a field is wrong.
     """
     if not isinstance(loaded, Kernel):
-        raise TypeError(f"expected a kernels.registry.Kernel, not {type(loaded).__name__}")
+        raise TypeError(f"expected a {__name__}.Kernel, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
     for field in ("shapes", "plain"):
@@ -239,7 +239,7 @@ def _check_implementation(name: str, loaded: object) -> None:
         TypeError: a field is wrong.
     """
     if not isinstance(loaded, Implementation):
-        raise TypeError(f"expected a kernels.registry.Implementation, not {type(loaded).__name__}")
+        raise TypeError(f"expected a {__name__}.Implementation, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
     for field, may_be_none in (("function", False), ("forward_bytes", True), ("tune", True)):
@@ -251,6 +251,12 @@ def _check_implementation(name: str, loaded: object) -> None:
     if not isinstance(loaded.features, Set) or not loaded.features <= FEATURES:
         raise TypeError(f"features must be a set of {', '.join(sorted(FEATURES))}, not {loaded.features!r}")
     _check_dtypes(loaded.dtypes)
+
+
+def _cure(error: Exception) -> str:
+    """Return what to write instead of an import by the name that this package has in its repository only."""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return f"; Flopwatch's is {_HERE}" if _HERE.endswith(f".{missing}") and missing else ""
 
 
 def _check_dtypes(dtypes: object) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.imports import complaint_about, modules_of
+from flopwatch.imports import clash_in, complaint_about, modules_of
 from flopwatch.packing import pack
 
 SOURCE = b"""
@@ -87,3 +87,26 @@ def test_the_complaint_names_module_worker_and_cure() -> None:
     in_folder = complaint_about(workers[1:], "train.py", is_folder=True)
     assert in_folder is not None
     assert "put it into the folder that goes along" in in_folder
+
+
+def test_a_name_of_ours_has_a_cure_of_its_own() -> None:
+    complaint = complaint_about([worker("a", "kernels", "triton")], "train.py", is_folder=False)
+    assert complaint is not None
+    assert "if 'kernels' is yours, send its folder along with --code FOLDER; if it is Flopwatch's, write" in complaint
+    assert "install the others for that worker" in complaint
+    alone = complaint_about([worker("a", "app")], "train.py", is_folder=True)
+    assert alone is not None
+    assert "put it into the folder that goes along" in alone
+    assert "install it" not in alone
+
+
+@pytest.mark.parametrize("name", ["flopwatch", "torch"])
+def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text("import beside, torch, flopwatch\n")
+    (tmp_path / "beside.py").write_text("import statistics\n")
+    assert clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py") is None
+    (tmp_path / f"{name}.py").touch()
+    told = clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py")
+    assert told is not None
+    assert told.startswith(f"train.py imports '{name}' of its folder")
+    assert clash_in(b"import torch\n", "train.py") is None

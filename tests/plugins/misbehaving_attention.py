@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.registry import AttentionFunction, Implementation
+from flopwatch.kernels.registry import AttentionFunction, Implementation
 
 DEADLY_LENGTH = 32
 FLOATS = frozenset({"float32", "bfloat16"})

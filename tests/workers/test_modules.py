@@ -18,7 +18,8 @@ def test_what_can_be_imported_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     told = modules.importable()
     assert told is not None
-    assert {"mine_alone", "torch", "pytest", "json", "sys", "workers"} <= set(told)
+    assert {"mine_alone", "torch", "pytest", "json", "sys", "flopwatch"} <= set(told)
+    assert not {"app", "kernels", "workers"} & set(told), "ours, which a checkout on the path has: jobs do not see them"
     assert "no-module" not in told
     assert told == sorted(told)
     assert not importlib.util.find_spec("not_there_at_all")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from app.specs._code import CodeSpec
+from flopwatch.packages import FOLDER
 from workers import uploaded
 from workers.outcome import InvalidEnvironment
 from workers.uploaded import BrokenCode
@@ -101,6 +102,43 @@ def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: 
     loaded = load_folder(packed(files), tmp_path, monkeypatch)
     assert callable(loaded)
     assert loaded() == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({"train.py": "import turtle, beside\n", "turtle.py": "", "beside.py": ""}, None),
+        ({"train.py": "import queue\n", "queue.py": ""}, ["queue"]),
+        ({"pkg/train.py": "import beside\n", "pkg/beside.py": "import torch.x\n", "torch/__init__.py": ""}, ["torch"]),
+        ({"train.py": "import json\n", "other.py": "import queue\n", "queue.py": ""}, None),
+        ({"train.py": "import beside\n", "beside.py": "", "queue/data.txt": ""}, None),
+    ],
+    ids=["its own", "standard library", "of a module that it imports", "not imported", "no module"],
+)
+def test_a_module_by_whose_name_another_is_loaded_is_refused(
+    files: dict[str, str], names: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would give the code the one that is loaded, and it would be measured."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    train = next(name for name in files if name.endswith("train.py"))
+    content = packed({**files, train: f"{files[train]}def step():\n    pass\n"}, comment=train)
+    if names is None:
+        assert callable(load_folder(content, tmp_path, monkeypatch))
+    else:
+        with pytest.raises(BrokenCode, match=f"imports '{names[0]}' of its folder, and a job has loaded another"):
+            load_folder(content, tmp_path, monkeypatch)
+
+
+def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "migrations"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry).resolve() != Path(FOLDER)])
+    with pytest.raises(
+        InvalidEnvironment, match="if 'migrations' is yours, send its folder with --code FOLDER"
+    ) as raised:
+        uploaded.load(put("import migrations\n"))
+    assert "install 'migrations'" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

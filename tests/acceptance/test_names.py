@@ -1,0 +1,85 @@
+"""A project with `kernels.py`, `app/`, `workers/` and `parallel/`, whose names are those of our packages: what each
+entrance measures is the project's own, which says so itself, and ours goes on measuring beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopwatch import ClientError, Flopwatch
+from flopwatch.packages import START
+
+pytestmark = pytest.mark.acceptance
+
+PROJECT = Path(__file__).resolve().parent.parent / "scripts" / "named"
+QUICK = {"device": "cpu", "warmup_steps": 1, "measure_steps": 2}
+GRID = {**QUICK, "dtypes": ["fp32"], "batch_size": 1, "head_dims": [16], "sequence_lengths": [16]}
+ATTENTION = {"kind": "attention", "implementations": ["eager", "tiled"], **GRID}
+KERNEL = {"kind": "kernel", "kernel": "rms_norm", "implementations": ["torch"], "rows": [8], "columns": [64]}
+ENTRANCES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "step": ({"kind": "benchmark", **QUICK, "replicates": 2}, {"step": "train.py:make_step"}),
+    "ddp": ({"kind": "ddp", "world_size": 2, "backend": "gloo", **QUICK}, {"step": "train.py:spawning"}),
+    "script": ({"kind": "script", "device": "cpu"}, {"script": "script.py:__main__"}),
+    "attention": (ATTENTION, {"implementation": "kernels.py:attention"}),
+    "kernel": ({**KERNEL, **QUICK, "dtypes": ["fp32"]}, {"implementation": "mine.py:rms_norm"}),
+    "model": ({"kind": "benchmark", "model": {"size": "tiny"}, **QUICK}, {"model": "mine.py:Model"}),
+}
+"""By entrance: the spec, and the code that goes with it."""
+
+
+@pytest.fixture
+def flopwatch(site: Any) -> Iterator[Flopwatch]:
+    with Flopwatch(str(site.client.base_url)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_the_users_own_is_measured(flopwatch: Flopwatch, entrance: str) -> None:
+    spec, code = ENTRANCES[entrance]
+    named = {role: f"{PROJECT}/{name}" for role, name in code.items()}
+    job = flopwatch.submit(flopwatch.with_code(spec, code=PROJECT, **named))
+    done = flopwatch.wait(job, timeout_s=120, show=lambda *_: None, check=False)
+    assert done["state"] == "succeeded", done["error"]
+    said = flopwatch.logs(done["id"])
+    rows = flopwatch.get(f"/jobs/{done['id']}/measurements")["rows"]
+    outcomes = {row["outcome"] for row in rows}
+    assert "ok" in outcomes
+    assert not outcomes & {"failed", "wrong", "crashed"}
+    if entrance != "ddp":  # what ranks print is in files of their own
+        assert "the project's own" in said
+        assert "of Flopwatch: []" in said
+    if entrance == "attention":
+        assert {row["implementation"].partition("@")[0] for row in rows} == {"eager", "tiled", "attention"}
+
+
+def test_the_command_run_measures_the_users_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", START, "app.cli", "run", "benchmark", "--step", "train.py:make_step"]
+    command += ["--code", ".", "device=cpu", "warmup_steps=1", "measure_steps=2", "--output", str(tmp_path)]
+    environment = {**os.environ, "FLOPWATCH_DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "the project's own" in done.stderr
+    assert "step_ms" in done.stdout
+
+
+def test_without_its_folder_a_file_is_refused_with_an_honest_cure(flopwatch: Flopwatch) -> None:
+    with pytest.raises(ClientError, match=r"if 'kernels' is yours, send its folder along") as refused:
+        flopwatch.submit({"kind": "benchmark", **QUICK}, step=f"{PROJECT}/mine.py:Model")
+    assert "install it" not in str(refused.value)
+    assert "flopwatch.kernels" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["flopwatch", "torch"])
+def test_a_name_that_cannot_be_the_users_is_refused(flopwatch: Flopwatch, tmp_path: Path, name: str) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project)
+    (project / f"{name}.py").touch()
+    with pytest.raises(ClientError, match=f"imports .*'{name}'.* of its folder, and a job has loaded another"):
+        flopwatch.submit({"kind": "benchmark", **QUICK}, step=f"{project}/train.py:make_step", code=project)

@@ -1,0 +1,1 @@
+NAME = "app of the project"

@@ -1,0 +1,1 @@
+NAME = "workers of the project"
