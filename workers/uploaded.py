@@ -208,6 +208,19 @@ def _shown(code: CodeSpec) -> Path:
     return _files() / code.sha256[:8] / PurePosixPath(code.file).name
 
 
+def own_name(file: str, code: Sequence[CodeSpec]) -> str | None:
+    """Return the name that the author gave to a file of uploaded code: `train.py`, or its path in the folder; None for
+    any other file."""
+    for one in code:
+        folder = _folder(one)
+        for root in {folder, folder.resolve()}:
+            if folder.is_dir() and Path(file).is_relative_to(root):
+                return Path(file).relative_to(root).as_posix()
+        if file in (str(_shown(one)), str(path(one))):
+            return path(one).name if one.file is None else PurePosixPath(one.file).name
+    return None
+
+
 def _name(sha256: str) -> str:
     """Return the module's name. By it the processes that the code spawns import the module again."""
     return f"uploaded_{sha256}"

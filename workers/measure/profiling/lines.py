@@ -1,0 +1,338 @@
+"""The lines of the user's own code: how often a step runs each, and the host's and device's time that it takes.
+
+A line stands for its whole statement, by the number of the statement's first line. Its own time includes the libraries
+that it calls; its total, also the user's own functions that it calls, once however deep they recurse.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import sys
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from workers.measure.profiling.recording import HostEvent, Recording
+from workers.measure.profiling.sampling import Samples
+
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages, which are nobody's own even inside of the user's folder."""
+COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+"""Names of functions that are part of a statement; later versions of Python have none for most of them."""
+MAX_EVENTS = 1_000_000
+"""Most lines whose runs are counted in a step; a second's worth."""
+MAX_CODE = 100
+"""Most characters of a line's text."""
+OUTSIDE = "outside of your code"
+"""The function of the row with the time that is no line's."""
+
+
+class Place(NamedTuple):
+    """A statement: the file as users name it, the number of its first line, and the function."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass
+class Use:
+    """What a line takes in one step; times in ms. Without a GPU, the device's are None."""
+
+    place: Place | None
+    """None: the time outside of the user's own code."""
+    code: str = ""
+    """The text of the line."""
+    self_ms: float = 0.0
+    total_ms: float = 0.0
+    python_ms: float | None = None
+    """Of `self_ms`, the processor's time in which Python itself ran, and no operator, about; None: the system does not
+    tell, or there were too many runs to follow."""
+    device_self_ms: float | None = None
+    device_total_ms: float | None = None
+    calls: int | None = None
+    """None: there were too many to count."""
+    operators: int | None = None
+    """Calls of operators by the line, without those that operators call; None: likewise."""
+
+
+@dataclass
+class Launched:
+    """What one line had the operators and the device do in one step, itself and with the functions that it calls."""
+
+    operators: int = 0
+    operators_ns: int = 0
+    wall_ns: int = 0
+    """Of the line itself. Tracing has slowed down Python in it, and the profiler its operators."""
+    device_self_ns: int = 0
+    device_total_ns: int = 0
+
+
+@dataclass
+class _File:
+    shown: str
+    first_lines: Mapping[int, int]
+    """The first line of the statement that a line belongs to."""
+    withs: Set[int]
+    """The first lines of `with` statements, which run again at their ends."""
+    text: Sequence[str]
+
+
+@dataclass
+class OwnCode:
+    """Tells the user's own code from all other.
+
+    Args:
+        name_of: Returns a file's name as users know it, by the name that its code has; None: it is not the user's own.
+        text_of: Returns the lines of such a file.
+    """
+
+    name_of: Callable[[str], str | None]
+    text_of: Callable[[str], Sequence[str]]
+    _files: dict[str, _File | None] = field(default_factory=dict)
+    _places: dict[tuple[CodeType, int], Place | None] = field(default_factory=dict)
+
+    def is_own(self, code: CodeType) -> bool:
+        """Return True if the user wrote this code."""
+        return self._file(code.co_filename) is not None
+
+    def place(self, code: CodeType, line: int) -> Place | None:
+        """Return the statement that a line of this code belongs to; None if the code is not the user's own."""
+        if (key := (code, line)) not in self._places:
+            file = self._file(code.co_filename)
+            self._places[key] = (
+                None if file is None else Place(file.shown, file.first_lines.get(line, line), function_of(code))
+            )
+        return self._places[key]
+
+    def text(self, place: Place) -> str:
+        """Return a line's text."""
+        file = self._file_of(place)
+        known = file is not None and 0 < place.line <= len(file.text)
+        return file.text[place.line - 1].strip()[:MAX_CODE] if file is not None and known else ""
+
+    def calls(self, place: Place, runs: int) -> int:
+        """Return how often a statement ran, by the runs of its line."""
+        file = self._file_of(place)
+        return (runs + 1) // 2 if file is not None and place.line in file.withs else runs
+
+    def _file(self, name: str) -> _File | None:
+        if name not in self._files:
+            shown = None if INSTALLED & set(Path(name).parts) else self.name_of(name)
+            text = [] if shown is None else self.text_of(name)
+            self._files[name] = None if shown is None else _File(shown, *first_lines(text), text)
+        return self._files[name]
+
+    def _file_of(self, place: Place) -> _File | None:
+        return next((file for file in self._files.values() if file is not None and file.shown == place.file), None)
+
+
+def function_of(code: CodeType) -> str:
+    """Return a function's qualified name; comprehensions have that of the function around them."""
+    names = code.co_qualname.split(".")
+    while len(names) > 1 and names[-1] in COMPREHENSIONS:
+        names = names[:-2] if names[-2] == "<locals>" else names[:-1]
+    return ".".join(name for name in names if name != "<locals>")
+
+
+def first_lines(text: Sequence[str]) -> tuple[dict[int, int], set[int]]:
+    """Return the first line of the statement of each line, and the first lines of all `with` statements.
+
+    The statement of `if`, `for`, `def`, … is its head alone.
+    """
+    try:
+        tree = ast.parse("".join(text))
+    except (SyntaxError, ValueError):  # another version's, or changed since it was loaded
+        return {}, set()
+    first: dict[int, int] = {}
+    withs: set[int] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt):
+            continue
+        if isinstance(node, ast.With | ast.AsyncWith):
+            withs.add(node.lineno)
+        body = getattr(node, "body", None) or getattr(node, "cases", None)
+        last = node.end_lineno or node.lineno
+        if isinstance(body, list):
+            last = min(last, max(node.lineno, getattr(body[0], "lineno", node.lineno) - 1))
+        first |= dict.fromkeys(range(node.lineno, last + 1), node.lineno)
+    return first, withs
+
+
+class LineTrace:
+    """An observer of one step that follows the user's own code in the step's thread, line by line.
+
+    It counts the runs of each line, and keeps which lines were open at what time, by which `launched` finds the lines
+    of a profiler's events. It slows the step down, so it takes no times itself.
+    """
+
+    def __init__(self, own: OwnCode) -> None:
+        self._own = own
+        self.calls = Counter[Place]()
+        self.complete = True
+        """False if there were more than MAX_EVENTS runs of lines: those after them are unknown."""
+        self._events = 0
+        self._open: list[Place | None] = []
+        self._times = array("q")
+        """When the open lines changed, by the Unix clock; first before, then after the profiler's range of the step
+        has begun."""
+        self._stacks: list[tuple[Place | None, ...]] = []
+        self._before: Any = None
+
+    def step_begins(self) -> None:
+        self._note()
+
+    def phase_begins(self, name: str) -> None:
+        if len(self._times) == 1:  # the step's first
+            self._note()
+            self._before = sys.gettrace()
+            sys.settrace(self._enter)
+
+    def phase_ends(self, name: str) -> None:
+        """Do nothing: lines know no phases."""
+
+    def step_ends(self) -> None:
+        sys.settrace(self._before)
+        self._open.clear()
+        self._note()
+
+    def _enter(self, frame: FrameType, event: str, _argument: object) -> Any:
+        """Follow a function that begins, or goes on after a `yield`, if it is the user's own."""
+        code = frame.f_code
+        if event != "call" or not self._own.is_own(code):
+            return None
+        counts = code.co_name not in COMPREHENSIONS
+        # At its beginning a function is in its own line; a generator goes on in the line that yielded.
+        begins = frame.f_lineno == code.co_firstlineno
+        last = None if begins else self._own.place(code, frame.f_lineno)
+        self._open.append(last)
+        self._note()
+
+        def follow(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal last
+            if event == "line":
+                self._events += 1
+                if self._events > MAX_EVENTS:
+                    self.complete = False
+                    sys.settrace(None)
+                    return None
+                place = self._own.place(code, frame.f_lineno)
+                if place != last:
+                    last = self._open[-1] = place
+                    if counts and place is not None:
+                        self.calls[place] += 1
+                    self._note()
+            elif event == "return":
+                self._open.pop()
+                self._note()
+            return follow
+
+        return follow
+
+    def _note(self) -> None:
+        self._times.append(time.time_ns())
+        self._stacks.append(tuple(self._open))
+
+    def launched(self, recording: Recording, begun_ns: int) -> dict[Place | None, Launched]:
+        """Return the operators and the device's work of the step by the line that launched them.
+
+        Args:
+            recording: The step, as the profiler saw it.
+            begun_ns: When the step began by the profiler's clock.
+        """
+        before, after = self._times[:2]
+        shift = 0 if before - MAX_SHIFT_NS <= begun_ns <= after + MAX_SHIFT_NS else begun_ns - before
+        found: dict[Place | None, Launched] = defaultdict(Launched)
+        for number, (begin, end) in enumerate(pairwise(self._times)):
+            stack = [place for place in self._stacks[number] if place is not None]
+            found[stack[-1] if stack else None].wall_ns += end - begin
+        for event in outermost(recording.host, begun_ns):
+            stack = self._stack_at(event.begin_ns - shift)
+            line = found[stack[-1] if stack else None]
+            line.operators += event.kind == "operator"
+            line.operators_ns += event.end_ns - event.begin_ns
+        launches = {event.id: event.begin_ns for event in recording.host if event.kind == "launch"}
+        for work in recording.device:
+            stack = self._stack_at(launches.get(work.launch, work.begin_ns) - shift)
+            taken = work.end_ns - work.begin_ns
+            found[stack[-1] if stack else None].device_self_ns += taken
+            for place in dict.fromkeys(stack or [None]):
+                found[place].device_total_ns += taken
+        return found
+
+    def _stack_at(self, time_ns: int) -> list[Place | None]:
+        index = bisect.bisect_right(self._times, time_ns) - 1
+        return [place for place in (self._stacks[index] if index >= 0 else ()) if place is not None]
+
+
+MAX_SHIFT_NS = 50_000
+"""A profiler's clock that differs by less from the Unix time is the same clock."""
+
+
+def outermost(events: Sequence[HostEvent], begun_ns: int) -> Iterator[HostEvent]:
+    """Yield the operators and calls of the driver that no other one called, of the step's thread and of autograd's.
+
+    Args:
+        events: In the order in which they began.
+        begun_ns: When the step began: the range that began then tells its thread.
+    """
+    thread = next((event.thread for event in events if event.kind == "range" and event.begin_ns == begun_ns), None)
+    until: dict[int, int] = defaultdict(int)
+    for event in events:
+        if event.kind in ("range", "python") or event.begin_ns < begun_ns:
+            continue
+        outer = event.begin_ns >= until[event.thread]
+        if outer:
+            until[event.thread] = event.end_ns
+        if outer and (event.thread == thread or event.kind == "backward"):
+            yield event
+
+
+def uses(
+    samples: Samples,
+    own: OwnCode,
+    step_ms: float,
+    trace: LineTrace,
+    launched: Mapping[Place | None, Launched],
+    *,
+    on_gpu: bool,
+) -> list[Use]:
+    """Return what each line takes in one step, those that take the most time themselves first.
+
+    The own times of all rows add up to `step_ms`; the last row is that of all other code, if it ran.
+
+    Args:
+        samples: Of steps without a profiler.
+        own: Tells the user's own code.
+        step_ms: A step's time without a profiler, of which the samples give the lines' shares.
+        trace: Of one step.
+        launched: What the lines launched in that step, as `LineTrace.launched` returns it.
+        on_gpu: Whether the device is a GPU.
+    """
+    wall, processor, total = Counter[Place | None](), Counter[Place | None](), Counter[Place | None]()
+    for (_phase, frames), sample in samples.stacks.items():
+        places = [place for code, line in frames if (place := own.place(code, line)) is not None] or [None]
+        wall[places[-1]] += sample.wall_ns
+        processor[places[-1]] += sample.processor_ns
+        total.update(dict.fromkeys(places, sample.wall_ns))
+    scale = step_ms / (wall.total() or 1)
+    found = []
+    for place in dict.fromkeys([*total, *trace.calls, *launched]):
+        use = Use(place, "" if place is None else own.text(place), scale * wall[place], scale * total[place])
+        did = launched.get(place, Launched())
+        if trace.complete:
+            use.calls, use.operators = None if place is None else own.calls(place, trace.calls[place]), did.operators
+            if samples.knows_processor:
+                python = 1 - min(1.0, did.operators_ns / did.wall_ns) if did.wall_ns else 1.0
+                use.python_ms = scale * processor[place] * python
+            if on_gpu:
+                use.device_self_ms, use.device_total_ms = 1e-6 * did.device_self_ns, 1e-6 * did.device_total_ns
+        found.append(use)
+    return sorted(found, key=lambda use: (use.place is None, -max(use.self_ms, use.device_self_ms or 0), -use.total_ms))

@@ -1,0 +1,157 @@
+"""Samples where a step's thread is, about every millisecond, from a thread beside it: no profiler slows the step down.
+
+Each sample stands for the time since the one before it, so that their times add up to that of the steps. The step's
+thread may be in an operator, which lets other threads run Python: then the sample comes at once. While it interprets
+Python, it is asked to pause, and does so within microseconds. What holds Python's lock for longer (a sort, a regular
+expression) delays the sample, which then counts for more.
+
+Other threads count by the processor's time that they take: those that wait take none.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+
+from workers.measure.timing import run_step
+
+INTERVAL_S = 1e-3
+"""Mean time between samples; it varies, so that samples do not keep step with loops."""
+SWITCH_INTERVAL_S = 1e-4
+"""For how long a thread may interpret Python while the sampling one waits."""
+MAX_DEPTH = 200
+"""Most frames of a stack, the innermost ones."""
+Frames = tuple[tuple[CodeType, int], ...]
+"""Functions, each with the line that it is in, the outermost first."""
+
+
+@dataclass
+class Sample:
+    """The time of one stack, in ns over all steps."""
+
+    wall_ns: int = 0
+    processor_ns: int = 0
+    """The processor's time that the step's thread used in it: none while it waits."""
+
+
+@dataclass
+class Samples:
+    """What was sampled in several steps."""
+
+    stacks: dict[tuple[str, Frames], Sample] = field(default_factory=lambda: defaultdict(Sample))
+    """By phase and the frames inside of the step, of the step's thread."""
+    others_ns: dict[tuple[str, Frames], int] = field(default_factory=lambda: defaultdict(int))
+    """The processor's time of other threads, by their names and all of their frames."""
+    steps: int = 0
+    knows_processor: bool = hasattr(time, "pthread_getcpuclockid")
+    """Whether the system tells a thread's time on the processor."""
+
+
+class Sampler:
+    """An observer of steps that samples them inside of `running`. Its steps run in the thread that makes it."""
+
+    def __init__(self) -> None:
+        self.samples = Samples()
+        self._thread = threading.get_ident()
+        self._now: tuple[int, int, str] | None = None
+        """Of the running step: the time of all steps before it, when it began, and its phase. None between steps."""
+        self._done_ns = 0
+        self._sampled_ns = 0
+        """How much of the steps' time the samples so far stand for."""
+        self._used_ns: dict[int, int] = {}
+        """The processor's time that each thread had used at the last sample."""
+        self._random = random.Random(0)  # noqa: S311  # the step's own random numbers stay what they are
+        self._stop = threading.Event()
+
+    def step_begins(self) -> None:
+        self._now = (self._done_ns, time.perf_counter_ns(), "")
+
+    def phase_begins(self, name: str) -> None:
+        if self._now is not None:
+            self._now = (*self._now[:2], name)
+
+    def phase_ends(self, name: str) -> None:
+        """Keep the phase until the next one begins."""
+
+    def step_ends(self) -> None:
+        assert self._now is not None
+        before, begun, _ = self._now
+        self._now = None
+        self._done_ns = before + time.perf_counter_ns() - begun
+        self.samples.steps += 1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Sample the steps of the context."""
+        before = sys.getswitchinterval()
+        thread = threading.Thread(target=self._sample_all, name="flopwatch-sampler", daemon=True)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+            sys.setswitchinterval(before)
+
+    def _sample_all(self) -> None:
+        while not self._stop.is_set():
+            time.sleep(INTERVAL_S * self._random.uniform(0.5, 1.5))
+            self._sample()
+
+    def _sample(self) -> None:
+        now = self._now
+        read_at = time.perf_counter_ns()
+        running = sys._current_frames()
+        used = {thread: _processor_ns(thread) for thread in running}
+        gained = {thread: max(0, ns - self._used_ns.get(thread, ns)) for thread, ns in used.items()}
+        self._used_ns = used
+        frame = running.get(self._thread)
+        if now is None or frame is None:
+            return
+        before, begun, phase = now
+        reached = before + read_at - begun
+        if reached <= self._sampled_ns:
+            return
+        stack = _frames_of(frame)
+        sample = self.samples.stacks[phase, _inside_of_the_step(stack)]
+        wall = reached - self._sampled_ns
+        self._sampled_ns = reached
+        sample.wall_ns += wall
+        me = threading.get_ident()
+        for thread, other in running.items():
+            if thread not in (me, self._thread) and gained[thread]:
+                self.samples.others_ns[_name_of(thread), _frames_of(other)] += min(gained[thread], wall)
+        sample.processor_ns += min(gained[self._thread], wall)
+
+
+def _processor_ns(thread: int) -> int:
+    """Return the processor's time that a living thread has used; 0 where the system does not tell."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return 0
+    return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
+
+
+def _name_of(thread: int) -> str:
+    return next((one.name for one in threading.enumerate() if one.ident == thread), "unnamed")
+
+
+def _frames_of(frame: FrameType | None) -> Frames:
+    frames = []
+    while frame is not None and len(frames) < MAX_DEPTH:
+        frames.append((frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno))
+        frame = frame.f_back
+    return tuple(reversed(frames))
+
+
+def _inside_of_the_step(frames: Frames) -> Frames:
+    """Leave out the frames of what drives the step."""
+    outer = max((index for index, (code, _) in enumerate(frames) if code is run_step.__code__), default=-1)
+    return frames[outer + 1 :]
