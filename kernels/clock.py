@@ -14,3 +14,20 @@ import time
 # puts its own in their place.
 now_s = functools.partial(time.perf_counter)
 """Return seconds of the monotonic clock, which all processes of a host share."""
+
+sleep = functools.partial(time.sleep)
+"""Wait for so many seconds."""
+
+unix_ns = functools.partial(time.time_ns)
+"""Return the Unix time in ns, which torch's profiler gives its events."""
+
+_read_ns = functools.partial(time.clock_gettime_ns)
+_clock_of = functools.partial(time.pthread_getcpuclockid) if hasattr(time, "pthread_getcpuclockid") else None
+TELLS_PROCESSOR = _clock_of is not None
+"""Whether `processor_ns` knows threads other than its own."""
+
+
+def processor_ns(thread: int) -> int:
+    """Return the processor's time in ns that a living thread of this process has used, by its identity
+    (`threading.get_ident`); 0 where the system does not tell."""
+    return 0 if _clock_of is None else _read_ns(_clock_of(thread))

@@ -72,6 +72,22 @@ def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool 
         yield
 
 
+@contextmanager
+def named_modules(model: nn.Module) -> Iterator[None]:
+    """Name the work of the context, and in it that of each module of a model, by the module's place in its parent:
+    `attention`, `layers.0`. No module may be compiled: a hook inside would make the compiler compile it again."""
+    with ExitStack() as undo:
+        undo.enter_context(record_ranges())
+        for path, module in model.named_modules():
+            *before, name = path.split(".")
+            if not name or isinstance(module, torch.jit.ScriptModule):
+                continue
+            if name.isdigit():
+                name = f"{before[-1] if before else type(module).__name__}.{name}"
+            undo.callback(_hook(module, name))
+        yield
+
+
 def _hook(module: nn.Module, name: str) -> Callable[[], None]:
     """Name the calls of a module by hooks. Returns a function that removes them."""
     open_ranges: list[ExitStack] = []

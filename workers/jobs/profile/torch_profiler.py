@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,11 @@ from app.specs.profile import ProfileSpec
 from workers.jobs import _training
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
+from workers.jobs.profile import own_lines
 from workers.outcome import InvalidEnvironment, RunnerError
 from workers.reporter import Reporter
 from workers.torch_host import reset_process
+from workers.uploaded import BrokenCode
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
     from workers.measure.check import Check
     from workers.measure.profiling.attention import Part, Roofline
     from workers.measure.profiling.attribution import Attribution, RecordedWork
+    from workers.measure.profiling.lines import LineTrace, OwnCode
     from workers.measure.profiling.recording import Profile
+    from workers.measure.profiling.sampling import Samples
     from workers.measure.profiling.usage import ClassUsage
     from workers.measure.table import Scalar
     from workers.model.accounting import Cost
@@ -53,6 +58,13 @@ EAGER = "eager"
 """The attention for which `accounting.attention_part` gives the cost of its parts."""
 CEILING_STEPS = 5
 """Samples of a ceiling that is measured for the roofline."""
+SLOW_STEP_MS = 100.0
+"""A slower step is recorded once alone, which tells how many events it has."""
+MAX_EVENTS = 200_000
+"""Most events of a step that is profiled several times, with shapes and stacks: each event costs about 20 µs."""
+NO_SHAPES = f"a step has more than {MAX_EVENTS} events, so the shapes of inputs are not recorded"
+MAX_PROFILED_S = 10.0
+"""If all profiled steps would take longer, one is profiled."""
 TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
 
 
@@ -61,9 +73,11 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
 
     Raises:
         InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
+        BrokenCode: the step uses torch's profiler itself.
     """
     from workers.measure import environment
     from workers.measure.memory import OutOfMemory
+    from workers.measure.profiling.recording import AnotherProfiler
 
     device, build_model = _training.prepare(spec)
     report.environment(environment.fingerprint(device))
@@ -77,6 +91,8 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
                 Profiling(timed, values, report, refused).run()
             except OutOfMemory as error:
                 values.set_missing("oom", str(error))
+            except AnotherProfiler as error:
+                raise BrokenCode(str(error)) from error
         else:
             values.set_missing("oom", timed)
     values.report(case, device_key, report)
@@ -108,9 +124,14 @@ def scopes_of(spec: ProfileSpec, phases: Sequence[str]) -> dict[str, tuple[str, 
     return scopes
 
 
-def timing_metrics() -> list[Metric]:
-    """Return the metrics that are measured before the profiler starts."""
-    return [Metric("unprofiled_step_ms", None, "ms"), Metric("host_bound", None, "boolean")]
+def timing_metrics(named: Sequence[str] = ()) -> list[Metric]:
+    """Return the metrics that are measured before the profiler starts; `named` are the phases that a step of the user's
+    own has named."""
+    return [
+        Metric("unprofiled_step_ms", None, "ms"),
+        *(Metric("unprofiled_ms", phase, "ms") for phase in named if phase != WHOLE_STEP),
+        Metric("host_bound", None, "boolean"),
+    ]
 
 
 def profile_metrics(spec: ProfileSpec, named: Sequence[str] = ()) -> list[Metric]:
@@ -224,6 +245,11 @@ def time_unprofiled(
         values.set_missing("oom", timed)
     else:
         samples = times.samples("step_ms", "step") or ()
+        if training.own is not None:
+            values = Values(timing_metrics(training.phases))
+            for phase in training.phases:
+                if phase != WHOLE_STEP:
+                    values.set("unprofiled_ms", phase, times.samples(f"{phase}_ms", phase))
         (host_bound,) = [check for check in checks if check.name == "host_bound"]
         timed = Timed(spec, training, statistics.median(samples), host_bound)
         values.set("unprofiled_step_ms", None, samples)
@@ -232,6 +258,19 @@ def time_unprofiled(
     report.validity(monitor.conclude(checks), case.key, unit.title)
     values.report(case, device_key(device), report)
     return timed
+
+
+@dataclass
+class Alone:
+    """One step that was profiled alone."""
+
+    profile: Profile
+    laps_ms: list[float]
+    phases_ms: dict[str, list[float]]
+    trace: LineTrace | None
+    """Follows the lines of the user's own code; None if the job has none."""
+    suffices: bool
+    """Whether it has so many events that no further step is profiled."""
 
 
 @dataclass
@@ -245,6 +284,14 @@ class Profiling:
     """Why this job has not recorded a ceiling, by the product's data type; None is the copy."""
     summary: list[list[Scalar]] = field(default_factory=list)
     """Rows of the table `summary`."""
+    steps: int = 1
+    """How many steps are profiled."""
+    samples: Samples | None = None
+    """Of steps without a profiler, if they were sampled."""
+    sparing: bool = False
+    """True if a step is so slow, or has so many events, that one alone is profiled."""
+    shapes: bool = True
+    """Whether the shapes of operators' inputs are recorded."""
 
     def run(self) -> None:
         """Profile the steps, then once more with Python's stacks.
@@ -257,14 +304,21 @@ class Profiling:
         from workers.measure.profiling import tables
         from workers.measure.profiling.attribution import Attribution
 
-        profile = self._record()
-        attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu)
-        if len(attribution.steps) != self.spec.profile_steps or not attribution.work:
+        own = own_lines.own_code(self.spec)
+        alone = self._record_alone(own)
+        slow = 1e-3 * self.timed.step_ms * (1 + self.spec.profile_steps) > MAX_PROFILED_S
+        self.sparing = slow or (alone is not None and alone.suffices)
+        self.steps = 1 if self.sparing else self.spec.profile_steps
+        if own is not None or (self.sparing and self.spec.stacks):
+            self._sample(own, alone)
+        profile = self._record(alone)
+        attribution = Attribution(
+            profile.recording, self.phases, on_gpu=self.on_gpu, every_range=self.spec.step_code is not None
+        )
+        if len(attribution.steps) != self.steps or not attribution.work:
             seen, work = len(attribution.steps), len(attribution.work)
-            raise RuntimeError(
-                f"the profiler saw {seen} of {self.spec.profile_steps} steps, and {work} kernels in them"
-            )
-        self.report.progress(self.spec.profile_steps, self.spec.profile_steps, "summing up")
+            raise RuntimeError(f"the profiler saw {seen} of {self.steps} steps, and {work} kernels in them")
+        self.report.progress(self.steps, self.steps, "summing up")
         self._add_times(attribution)
         self._add_kernels(attribution)
         self._add_classes(attribution.work)
@@ -300,13 +354,52 @@ class Profiling:
     def on_gpu(self) -> bool:
         return self.timed.training.device.type == "cuda"
 
-    def _record(self) -> Profile:
-        """Run the steps under the profiler, after a warm-up step, and set their times."""
+    def _record_alone(self, own: OwnCode | None) -> Alone | None:
+        """Record one step alone, if the job has code of the user's own, whose lines are followed in it, or if the step
+        is slow.
+
+        Raises:
+            OutOfMemory: the memory did not suffice.
+        """
+        from workers.measure.profiling.lines import LineTrace
+
+        if own is None and self.timed.step_ms < SLOW_STEP_MS:
+            return None
+        trace = None if own is None else LineTrace(own)
+        profiled = self._profiled(1, warm=True, shapes=False, trace=trace)
+        return Alone(*profiled, trace, suffices=len(profiled[0].recording.host) > MAX_EVENTS)
+
+    def _sample(self, own: OwnCode | None, alone: Alone | None) -> None:
+        """Sample steps without a profiler, and report what the lines of the user's own code take.
+
+        Raises:
+            OutOfMemory: the memory did not suffice.
+        """
+        from workers.measure.profiling import tables
+
+        self.samples = own_lines.sample(self.timed.training, self.timed.step_ms, self.report)
+        if own is None or alone is None or alone.trace is None:
+            return
+        (begun,) = [event.begin_ns for event in alone.profile.recording.host if event.name == "step_1"]
+        launched = alone.trace.launched(alone.profile.recording, begun)
+        found = own_lines.uses_of(
+            self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu
+        )
+        if found:
+            self.report.table("lines", tables.LINES, tables.line_rows(found, self.timed.step_ms))
+            self.summary += own_lines.summary_of(self.samples, found, alone.trace)
+
+    def _record(self, alone: Alone | None) -> Profile:
+        """Run the steps under the profiler, after a warm-up step, and set their times. A step that was recorded alone
+        may suffice."""
         from workers.measure.busy import NOTHING_SEEN
         from workers.measure.compilation import compilation
 
         before = compilation()
-        profile, laps_ms, phases_ms = self._profiled(self.spec.profile_steps, python=False)
+        if alone is not None and alone.suffices:
+            profile, laps_ms, phases_ms, self.shapes = alone.profile, alone.laps_ms, alone.phases_ms, False
+        else:
+            profile, laps_ms, phases_ms = self._profiled(self.steps, warm=self.sparing)
         if self.on_gpu and not profile.recording.device:
             raise InvalidEnvironment(NOTHING_SEEN)
         after = compilation()
@@ -318,45 +411,66 @@ class Profiling:
         self.values.set("graphs_compiled", None, [after.graphs])
         self.values.set("graph_breaks", None, [after.graph_breaks])
         self.values.set("recompiles", None, [after.graphs - before.graphs])
-        self._tell("unprofiled step", self.timed.step_ms, "ms", "median")
+        self.summary.insert(0, ["unprofiled step", self.timed.step_ms, "ms", "median"])
         self._tell("profiled step", statistics.median(laps_ms), "ms", "median")
         self._tell("profiler's overhead", overhead, "%", "profiled times are for shares, not for speed")
         return profile
 
-    def _profiled(self, steps: int, *, python: bool) -> tuple[Profile, list[float], dict[str, list[float]]]:
+    def _profiled(
+        self,
+        steps: int,
+        *,
+        python: bool = False,
+        warm: bool = False,
+        shapes: bool = True,
+        trace: LineTrace | None = None,
+    ) -> tuple[Profile, list[float], dict[str, list[float]]]:
         """Run steps under the profiler. Returns the profile, and the times of steps and phases.
 
-        Unless Python's functions are recorded, a warm-up step precedes them, which absorbs the profiler's start-up.
+        Args:
+            steps: Their number.
+            python: Record Python's functions, too.
+            warm: Leave out the warm-up step before them, which absorbs the profiler's start-up.
+            shapes: Record the shapes of operators' inputs.
+            trace: Follows the lines of the user's own code.
 
         Raises:
             OutOfMemory: the memory did not suffice.
         """
         from workers.measure.memory import translate_oom
         from workers.measure.profiling.recording import record
-        from workers.measure.ranges import Ranges, named_layers
+        from workers.measure.ranges import Ranges
         from workers.measure.timing import make_clock, run_step
 
-        step, spec = self.timed.training.step, self.spec
+        step = self.timed.training.step
         ranges, clock = Ranges(), make_clock(self.timed.training.device)
         laps_ms: list[float] = []
         phases_ms: dict[str, list[float]] = {}
 
         def run() -> None:
-            for number in range(1 if python else 0, 1 + steps):
+            for number in range(1 if warm else 0, 1 + steps):
                 ranges.counting = number > 0
                 step.prepare()
-                run_step(step.phases, [ranges, clock])
+                run_step(step.phases, [*([] if trace is None else [trace]), ranges, clock])
                 if ranges.counting:
                     laps_ms.append(clock.last.wall_ms)
                     for phase, time_ms in clock.last.phases_ms.items():
                         phases_ms.setdefault(phase, []).append(time_ms)
-                message = "recording stacks" if python else "profiling"
-                self.report.progress(number, steps, message)
+                self.report.progress(number, steps, "recording stacks" if python else "profiling")
 
-        # The modules of a step of the user's own may be compiled, in any way: no hook may come into them.
-        whole = spec.step_code is not None or (spec.compile and spec.compile_scope == "model")
-        with translate_oom("the profiled steps"), named_layers(self.timed.training.modules, compiled=whole):
-            return record(run, on_gpu=self.on_gpu, python=python), laps_ms, phases_ms
+        with translate_oom("the profiled steps"), self._named_parts():
+            return record(run, on_gpu=self.on_gpu, python=python, shapes=shapes), laps_ms, phases_ms
+
+    def _named_parts(self) -> AbstractContextManager[None]:
+        """Return a context that names the model's parts."""
+        from workers.measure.compilation import compilation
+        from workers.measure.ranges import named_layers, named_modules
+
+        spec, modules = self.spec, self.timed.training.modules
+        if spec.step_code is None:
+            return named_layers(modules, compiled=spec.compile and spec.compile_scope == "model")
+        # Its modules may be compiled, in any way, and no hook may come into those.
+        return named_layers(modules, compiled=True) if compilation().graphs else named_modules(modules)
 
     def _add_times(self, attribution: Attribution) -> None:
         from workers.measure.busy import Busy
@@ -376,7 +490,13 @@ class Profiling:
         if uses:
             busy = Busy(statistics.median(use.busy_ms for use in uses), uses[-1].launches)
         _training.add_busy(self.values, self.timed.step_ms, busy)
-        self._tell("profiled steps", steps, "steps", None)
+        self._tell("profiled steps", steps, "steps", self._why_sparing())
+
+    def _why_sparing(self) -> str | None:
+        if not self.sparing:
+            return None
+        slow = "a step is slow, so one is profiled, without a warm-up, and stacks are sampled"
+        return slow if self.shapes else f"{slow}; it has more than {MAX_EVENTS} events, so shapes are not recorded"
 
     def _add_kernels(self, attribution: Attribution) -> None:
         from workers.measure.profiling import classes, tables, usage
@@ -411,7 +531,7 @@ class Profiling:
                 for name in CLASSES:
                     self.values.set(f"{name}_share_percent", scope, None, NO_PHASES)
                 continue
-            usages[scope] = usage.classes(usage.in_phases(work, phases), self.spec.profile_steps)
+            usages[scope] = usage.classes(usage.in_phases(work, phases), self.steps)
             for class_usage in usages[scope]:
                 share = None if class_usage.share_percent is None else [class_usage.share_percent]
                 self.values.set(f"{class_usage.class_name}_share_percent", scope, share, "the phases have no work")
@@ -506,7 +626,7 @@ class Profiling:
         if rows:
             self.report.table("products", tables.PRODUCTS, rows)
         else:
-            self._tell("products", None, None, NO_PRODUCTS)
+            self._tell("products", None, None, NO_PRODUCTS if self.shapes else NO_SHAPES)
         peak = peak_tflops(device_name(device), precision)
         self.report.table("ceilings", tables.CEILINGS, tables.ceiling_rows(ceiling, precision, peak, self.refused))
 
@@ -514,7 +634,7 @@ class Profiling:
         """Save the Chrome trace, cut to the size that the spec allows."""
         from workers.measure.profiling import trace
 
-        steps, limit = self.spec.profile_steps, self.spec.trace_max_mib
+        steps, limit = self.steps, self.spec.trace_max_mib
         self.report.progress(steps, steps, "writing the trace")
         raw, target = self.report.scratch / "trace.json", self.report.scratch / TRACE
         profile.save(raw)
@@ -534,19 +654,27 @@ class Profiling:
         self.report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
 
     def _add_stacks(self) -> None:
-        """Profile one more step with Python's stacks, and save these folded and as a flame graph."""
+        """Save stacks, folded and as a flame graph: of one more step with Python's stacks; of a step for which that
+        would take too long, the sampled ones."""
         from workers.measure.profiling import flame_graph, stacks
 
-        profile, laps_ms, _ = self._profiled(1, python=True)
-        self.report.progress(1, 1, "drawing the flame graph")
-        folded = stacks.fold(profile.recording, self.phases, on_gpu=self.on_gpu)
+        on_gpu = self.on_gpu
+        if self.sparing and self.samples is not None:
+            folded, on_gpu = stacks.sampled(self.samples, self.timed.step_ms), False
+            how = "sampled without a profiler"
+        else:
+            profile, _, _ = self._profiled(1, python=True, warm=True)
+            self.report.progress(1, 1, "drawing the flame graph")
+            folded = stacks.fold(profile.recording, self.phases, on_gpu=on_gpu)
+            if self.samples is not None and not on_gpu:
+                folded = {**folded, **stacks.other_threads(self.samples)}
+            how = "while stacks were recorded"
         if not folded:
             self._tell("stacks", None, None, f"none: {NO_PHASES}" if self.spec.cuda_graph else "none were recorded")
             return
         if len(folded) > stacks.MAX_STACKS:
             self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(folded)}")
-        what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
-        subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
+        subtitle = stacks.title_of(folded, how, on_gpu=on_gpu)
         context = f", context {self.spec.context_length}, {self.spec.mode}" if self.spec.step_code is None else ""
         label = f"{self.spec.label()}{context}"
         files = {

@@ -79,11 +79,16 @@ class Attribution:
         recording: The profiler's recording.
         phases: Names of the phases of a step.
         on_gpu: Whether the work is that of a GPU, or the operators of a CPU.
+        every_range: Take all ranges, also those that torch and the user's own code name, such as
+            `Optimizer.step#AdamW.step`.
     """
 
-    def __init__(self, recording: Recording, phases: Collection[str], *, on_gpu: bool) -> None:
+    def __init__(
+        self, recording: Recording, phases: Collection[str], *, on_gpu: bool, every_range: bool = False
+    ) -> None:
         self._device = recording.device
         self._on_gpu = on_gpu
+        self._every_range = every_range
         self._events = [event for event in recording.host if event.kind not in ("launch", "python")]
         self._launches = {event.id: event for event in recording.host if event.kind == "launch"}
         self._parents = parents(self._events)
@@ -151,7 +156,7 @@ class Attribution:
         counts = Counter[tuple[str, str]]()
         for event in self._events:
             if (
-                _is_named_range(event)
+                self._is_named_range(event)
                 and not self._is_step_or_phase(event)
                 and (phase := self.phase_at(event.begin_ns))
             ):
@@ -251,6 +256,9 @@ class Attribution:
             if event.kind == "operator" and event.sequence >= 0
         }
 
+    def _is_named_range(self, event: HostEvent) -> bool:
+        return event.kind == "range" and (self._every_range or RANGE.fullmatch(event.name) is not None)
+
     def _is_step_or_phase(self, event: HostEvent) -> bool:
         return event.name in self._phase_names or STEP.fullmatch(event.name) is not None
 
@@ -262,7 +270,7 @@ class Attribution:
             while at is not None and at not in seen:
                 seen.add(at)
                 event = self._events[at]
-                if _is_named_range(event):
+                if self._is_named_range(event):
                     if self._is_step_or_phase(event):
                         break
                     names.append(event.name)
@@ -289,10 +297,6 @@ def parents(events: Sequence[HostEvent]) -> list[int | None]:
         parent_of.append(stack[-1] if stack else None)
         stack.append(index)
     return parent_of
-
-
-def _is_named_range(event: HostEvent) -> bool:
-    return event.kind == "range" and RANGE.fullmatch(event.name) is not None
 
 
 def _at(intervals: Sequence[Interval], begins: Sequence[int], time_ns: int) -> Interval | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import bisect
 import sys
-import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from kernels.clock import unix_ns
 from workers.measure.profiling.recording import HostEvent, Recording
 from workers.measure.profiling.sampling import Samples
 
@@ -237,7 +237,7 @@ class LineTrace:
         return follow
 
     def _note(self) -> None:
-        self._times.append(time.time_ns())
+        self._times.append(unix_ns())
         self._stacks.append(tuple(self._open))
 
     def launched(self, recording: Recording, begun_ns: int) -> dict[Place | None, Launched]:
@@ -304,7 +304,8 @@ def uses(
     *,
     on_gpu: bool,
 ) -> list[Use]:
-    """Return what each line takes in one step, those that take the most time themselves first.
+    """Return what each line takes in one step, those that take the most time themselves first; lines that take too
+    little to be seen are left out.
 
     The own times of all rows add up to `step_ms`; the last row is that of all other code, if it ran.
 
@@ -324,7 +325,8 @@ def uses(
         total.update(dict.fromkeys(places, sample.wall_ns))
     scale = step_ms / (wall.total() or 1)
     found = []
-    for place in dict.fromkeys([*total, *trace.calls, *launched]):
+    took = [place for place, did in launched.items() if did.device_total_ns]
+    for place in dict.fromkeys([*total, *took]):
         use = Use(place, "" if place is None else own.text(place), scale * wall[place], scale * total[place])
         did = launched.get(place, Launched())
         if trace.complete:

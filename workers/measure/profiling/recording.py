@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,10 @@ LAUNCH = re.compile(r"(cuda|cu)[A-Z]\w+")
 """Names of calls of the CUDA runtime and driver."""
 OVERHEAD = re.compile(r"Activity Buffer Request|Instrumentation|Lazy Function Loading|Command Buffer Full|.* Sync")
 """Names of CUPTI's own events, which are neither operators nor work."""
+ANOTHER_PROFILER = (
+    "the step opens a profiler of torch itself, and torch runs one at a time: leave it out while this job profiles, for "
+    'instance `if __name__ == "__main__":`, or measure the step with it by kind benchmark'
+)
 ADDRESS = re.compile(r" object at 0x[0-9a-f]+|\(\) at 0x[0-9a-f]+")
 
 
@@ -86,23 +91,53 @@ class Profile:
     save: Callable[[Path], None]
 
 
-def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False) -> Profile:
+class AnotherProfiler(RuntimeError):
+    """The work uses torch's profiler itself, which serves one user at a time."""
+
+
+@contextmanager
+def refused_to_others() -> Iterator[None]:
+    """Raise AnotherProfiler, where the work of the context opens torch's profiler itself: it would end ours.
+
+    Raises:
+        AnotherProfiler: also if it is open already.
+    """
+    inner: Any = torch.autograd.profiler.profile
+    opens = inner._prepare_trace
+
+    def refuse(_profiler: Any) -> None:
+        raise AnotherProfiler(ANOTHER_PROFILER)
+
+    inner._prepare_trace = refuse
+    try:
+        yield
+    finally:
+        inner._prepare_trace = opens
+
+
+def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False, shapes: bool = True) -> Profile:
     """Run the work under the profiler, until the device has finished it.
 
     Args:
         work: The work to profile.
         on_gpu: Record a GPU's work, too.
         python: Record Python's functions, too. That slows down the host several times.
+        shapes: Record the shapes of operators' inputs, which determine matrix products; not with `python`.
 
     Raises:
+        AnotherProfiler: the work uses torch's profiler itself.
         RuntimeError: the profiler failed.
     """
+    if torch.autograd.profiler._is_profiler_enabled:
+        raise AnotherProfiler(ANOTHER_PROFILER)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several cycles
-        # The shapes determine matrix products; only stacks need the tree of Python's functions.
-        with torch.profiler.profile(activities=activities, with_stack=python, record_shapes=not python) as profiler:
-            work()
+        # Only stacks need the tree of Python's functions.
+        shapes = shapes and not python
+        with torch.profiler.profile(activities=activities, with_stack=python, record_shapes=shapes) as profiler:
+            with refused_to_others():
+                work()
             if on_gpu:
                 synchronize()
     inner: Any = profiler.profiler

@@ -13,13 +13,13 @@ from __future__ import annotations
 import random
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
+from kernels.clock import TELLS_PROCESSOR, now_s, processor_ns, sleep
 from workers.measure.timing import run_step
 
 INTERVAL_S = 1e-3
@@ -50,7 +50,7 @@ class Samples:
     others_ns: dict[tuple[str, Frames], int] = field(default_factory=lambda: defaultdict(int))
     """The processor's time of other threads, by their names and all of their frames."""
     steps: int = 0
-    knows_processor: bool = hasattr(time, "pthread_getcpuclockid")
+    knows_processor: bool = TELLS_PROCESSOR
     """Whether the system tells a thread's time on the processor."""
 
 
@@ -71,7 +71,7 @@ class Sampler:
         self._stop = threading.Event()
 
     def step_begins(self) -> None:
-        self._now = (self._done_ns, time.perf_counter_ns(), "")
+        self._now = (self._done_ns, _now_ns(), "")
 
     def phase_begins(self, name: str) -> None:
         if self._now is not None:
@@ -84,7 +84,7 @@ class Sampler:
         assert self._now is not None
         before, begun, _ = self._now
         self._now = None
-        self._done_ns = before + time.perf_counter_ns() - begun
+        self._done_ns = before + _now_ns() - begun
         self.samples.steps += 1
 
     @contextmanager
@@ -103,14 +103,14 @@ class Sampler:
 
     def _sample_all(self) -> None:
         while not self._stop.is_set():
-            time.sleep(INTERVAL_S * self._random.uniform(0.5, 1.5))
+            sleep(INTERVAL_S * self._random.uniform(0.5, 1.5))
             self._sample()
 
     def _sample(self) -> None:
         now = self._now
-        read_at = time.perf_counter_ns()
+        read_at = _now_ns()
         running = sys._current_frames()
-        used = {thread: _processor_ns(thread) for thread in running}
+        used = {thread: processor_ns(thread) for thread in running}
         gained = {thread: max(0, ns - self._used_ns.get(thread, ns)) for thread, ns in used.items()}
         self._used_ns = used
         frame = running.get(self._thread)
@@ -132,11 +132,8 @@ class Sampler:
         sample.processor_ns += min(gained[self._thread], wall)
 
 
-def _processor_ns(thread: int) -> int:
-    """Return the processor's time that a living thread has used; 0 where the system does not tell."""
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return 0
-    return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
+def _now_ns() -> int:
+    return round(1e9 * now_s())
 
 
 def _name_of(thread: int) -> str:

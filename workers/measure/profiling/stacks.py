@@ -1,8 +1,11 @@
-"""Folds a recording with Python's functions into stacks, each with the time that was spent in it.
+"""Folds a recording with Python's functions, or samples, into stacks, each with the time that was spent in it.
 
 On a GPU the time is that of the kernels, copies and fills that the stack launched; on a CPU, the time that the host
 spent at the top of the stack. A stack begins with its phase. Frames around the phase (the worker's own) are left out.
 Work of the backward pass that runs on a thread of autograd has no Python frames.
+
+Other threads have a root of their own: they run beside the step, and a profiler cannot tell whether they work or wait.
+On a CPU they come from samples, by the processor's time that they take.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 
+from workers.measure.paths import without_folders
 from workers.measure.profiling.attribution import STEP, parents
 from workers.measure.profiling.recording import HostEvent, Recording
+from workers.measure.profiling.sampling import Frames, Samples
 
 Stacks = Mapping[tuple[str, ...], int]
 """Time in ns by stack, the outermost frame first."""
@@ -21,6 +26,8 @@ HIDDEN = re.compile(
     r"\b(kernels/ranges|contextlib|torch/autograd/profiler|torch/_ops|workers/measure/(ranges|timing))\.py\("
 )
 """Python's functions that only name ranges or drive the step."""
+OTHERS = "other threads"
+"""The root of what other threads than the step's and autograd's do."""
 MAX_DEPTH = 200
 MAX_STACKS = 20_000
 """Most stacks in a text, those with the most time. A deep model has a stack of its own for each call in each layer."""
@@ -40,7 +47,7 @@ def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stac
     for (index, leaf), time in times.items():
         frames, phase = _frames(events, above, index, in_steps)
         if phase is None:
-            phase = _phase_of_another_thread(events, in_steps, events[index])
+            phase = _root_of_another_thread(events, above, index, in_steps, on_gpu=on_gpu)
         if phase is not None and time > 0:
             stacks[phase, *frames, *leaf] += time
     return stacks
@@ -96,12 +103,49 @@ def _frames(
     return frames[::-1][:MAX_DEPTH], phase
 
 
-def _phase_of_another_thread(events: Sequence[HostEvent], phases: Set[int], event: HostEvent) -> str | None:
-    """Return the phase during which another thread ran an event; None for events of the phases' own thread."""
-    for phase in (events[index] for index in phases):
-        if phase.begin_ns <= event.begin_ns <= phase.end_ns:
-            return None if phase.thread == event.thread else phase.name
+def _root_of_another_thread(
+    events: Sequence[HostEvent], above: Sequence[int | None], index: int, phases: Set[int], *, on_gpu: bool
+) -> str | None:
+    """Return the root of what another thread did during a phase: that phase, if it is autograd's; None for the phases'
+    own thread, and on a CPU for all but autograd's, since those threads may wait."""
+    event = events[index]
+    for phase in (events[its] for its in phases):
+        if phase.begin_ns <= event.begin_ns <= phase.end_ns and phase.thread != event.thread:
+            at: int | None = index
+            while at is not None and events[at].kind != "backward":
+                at = above[at]
+            return phase.name if at is not None else OTHERS if on_gpu else None
     return None
+
+
+def sampled(samples: Samples, step_ms: float) -> Stacks:
+    """Return the time of each stack of the step's thread in a step of this length, and those of other threads."""
+    scale = 1e6 * step_ms / (sum(sample.wall_ns for sample in samples.stacks.values()) or 1)
+    stacks = Counter[tuple[str, ...]](other_threads(samples))
+    for (phase, frames), sample in samples.stacks.items():
+        stacks[phase, *_names(frames)] += round(scale * sample.wall_ns)
+    return stacks
+
+
+def other_threads(samples: Samples) -> Stacks:
+    """Return the processor's time of each stack of other threads in a step, under a root of their own."""
+    stacks = Counter[tuple[str, ...]]()
+    for (thread, frames), taken in samples.others_ns.items():
+        stacks[OTHERS, thread, *_names(frames)] += round(taken / max(samples.steps, 1))
+    return stacks
+
+
+def _names(frames: Frames) -> list[str]:
+    names = (without_folders(f"{code.co_filename}({line}): {code.co_qualname}") for code, line in frames)
+    return [name for name in names if HIDDEN.search(name) is None]
+
+
+def title_of(stacks: Stacks, how: str, *, on_gpu: bool) -> str:
+    """Return what a flame graph shows, with its times, which its frames add up to. `how` says how they were taken."""
+    what = "time of the GPU by the stack that launched its work" if on_gpu else "time of the host"
+    beside = sum(time for frames, time in stacks.items() if frames[0] == OTHERS)
+    title = f"{what}, {how}: {1e-6 * (sum(stacks.values()) - beside):.4g} ms of one step"
+    return f"{title}; beside it, {OTHERS} took {1e-6 * beside:.4g} ms" if beside else title
 
 
 def _plain(frame: str) -> str:

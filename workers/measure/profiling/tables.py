@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from workers.measure.ceilings import NO_CEILING, Ceiling
 from workers.measure.profiling.attention import Part, Roofline
+from workers.measure.profiling.lines import OUTSIDE, Use
 from workers.measure.profiling.usage import ClassUsage, OperatorUsage, ProductUsage, Usage
 from workers.measure.table import Column, Scalar
 
@@ -52,6 +53,20 @@ RANGES = (
     Column("phase", "string"),
     Column("total_ms", "number", "ms"),
     Column("share_percent", "number", "%"),
+)
+LINES = (
+    Column("file", "string"),
+    Column("line", "integer"),
+    Column("function", "string"),
+    Column("self_ms", "number", "ms"),
+    Column("self_percent", "number", "%"),
+    Column("total_ms", "number", "ms"),
+    Column("python_ms", "number", "ms"),
+    Column("device_self_ms", "number", "ms"),
+    Column("device_total_ms", "number", "ms"),
+    Column("calls", "integer", "calls"),
+    Column("operators", "integer", "calls"),
+    Column("code", "string"),
 )
 ATTENTION = (
     Column("part", "string"),
@@ -153,6 +168,24 @@ def range_rows(ranges: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Map
         for name, times in ranges
         for phase, time in times.items()
         if time
+    ]
+
+
+def line_rows(uses: Sequence[Use], step_ms: float) -> Rows:
+    """Return the rows of the table of lines of the user's own code.
+
+    Args:
+        uses: In order; the last one may be that of all other code.
+        step_ms: The step's time, to which their own times add up.
+    """
+    others = uses[-1:] if uses and uses[-1].place is None else []
+    return [
+        [
+            *((use.place.file, use.place.line, short(use.place.function)) if use.place else (None, None, OUTSIDE)),
+            *(use.self_ms, 100 * use.self_ms / step_ms, use.total_ms, use.python_ms),
+            *(use.device_self_ms, use.device_total_ms, use.calls, use.operators, use.code or None),
+        ]
+        for use in [*uses[: min(MAX_ROWS, len(uses) - len(others))], *others]
     ]
 
 
