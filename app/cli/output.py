@@ -25,6 +25,8 @@ MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait, and of files."""
 MOST_KERNELS = 10
 """Number of kernels that are printed when a profile has ended."""
+MOST_LINES = 15
+"""Number of lines of the user's own code that are printed of a profile."""
 GUESSED_BY = 100
 """Number of the last jobs of a kind by which the time of others is guessed."""
 MOST_COMPARED = 5
@@ -137,6 +139,7 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     The table's footnotes say why cells are not valid; without a table, the failed checks do. For a job that did not
     succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
+    _print_lines(server, job)
     if server.has_measurements(job):
         echo()
         echo_table(server.table_text(job=job))
@@ -166,8 +169,40 @@ def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
         echo(f"`flopwatch logs {job['id']}` prints its output")
 
 
+def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
+    """Print the lines of the user's own code that take the most time of a step, if a profile has found them."""
+    job_id = job["id"]
+    if job["kind"] != "profile" or "lines" not in {table["name"] for table in server.list_tables(job_id)}:
+        return
+    rows = server.job_table_rows(job_id, "lines")[:MOST_LINES]
+    if not rows:
+        return
+    echo()
+    step_ms = 100 * rows[0]["self_ms"] / rows[0]["self_percent"] if rows[0]["self_percent"] else None
+    of = "" if step_ms is None else f" of {number(step_ms)} ms, unprofiled"
+    echo(f"lines of your code by their own time in a step{of}:")
+    on_gpu = any(row["device_self_ms"] is not None for row in rows)
+    columns = {"self_ms": "self ms", "total_ms": "total ms", "python_ms": "Python ms"}
+    columns |= {"device_self_ms": "device ms", "device_total_ms": "device total"} if on_gpu else {}
+    columns |= {"calls": "calls"}
+    print_columns(
+        ("line", "function", "self", *columns.values(), "code"),
+        [
+            (
+                NOTHING if row["file"] is None else f"{row['file']}:{row['line']}",
+                row["function"],
+                NOTHING if row["self_percent"] is None else f"{row['self_percent']:.1f} %",
+                *(row[name] for name in columns),
+                NOTHING if row["code"] is None else cut(row["code"]) if sys.stdout.isatty() else row["code"],
+            )
+            for row in rows
+        ],
+    )
+    echo(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'lines'])}` prints all")
+
+
 def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
-    """Print the kernels, on a CPU the operators, that take the most time of the whole step, or of the phases that the
+    """Print the lines of the user's own code, and the kernels, on a CPU the operators, that take the most time of the whole step, or of the phases that the
     job profiled; False if there are none."""
     job_id, phases = job["id"], job["spec"].get("phases")
     names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
@@ -180,6 +215,7 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
         sums = kernels.setdefault((row["name"], row["class"]), [0.0, 0.0])
         sums[0] += (row["total_ms"] or 0.0) / units
         sums[1] += (row["calls"] or 0.0) / units
+    _print_lines(server, job)
     whole_ms = sum(total_ms for total_ms, _ in kernels.values())
     slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1][0])[:MOST_KERNELS]
     echo()

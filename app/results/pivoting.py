@@ -35,6 +35,8 @@ from flopwatch.text.cases import in_use
 from flopwatch.text.numbers import finite
 
 UNKNOWN = "unknown"
+WHOLE_STEPS = ("step", "first_step", "isolated_step")
+"""Phases that are a whole step."""
 EVERY_METRIC = "all"
 
 Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
@@ -500,7 +502,21 @@ def _outcomes(cases: Iterable[CaseOfJob]) -> dict[str, set[str]]:
 
 
 def _table_columns(cases: Sequence[CaseOfJob]) -> list[str]:
-    return list(dict.fromkeys(name for kind in _kinds(cases) for name in KINDS[kind].table_columns))
+    of_kinds = [name for kind in _kinds(cases) for name in KINDS[kind].table_columns]
+    return list(dict.fromkeys([*_phases(cases), *of_kinds]))
+
+
+def _phases(cases: Sequence[CaseOfJob]) -> list[str]:
+    """Return the times of the phases that steps of the user's own name, which no kind knows before, in their order."""
+    return [
+        name
+        for case in cases
+        if case.kind in KINDS and KINDS[case.kind].has_own_phases
+        for name, rows in case.processes.items()
+        for row in rows[:1]
+        if row.phase not in (None, *WHOLE_STEPS) and row.metric in (f"{row.phase}_ms", "unprofiled_ms")
+        if name not in KINDS[case.kind].table_columns
+    ]
 
 
 def _kinds(cases: Sequence[CaseOfJob]) -> list[str]:

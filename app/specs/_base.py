@@ -142,6 +142,8 @@ class SpecBase(StrictModel):
     first_plotted: ClassVar[str | None] = None
     """The metric that plots of a sweep, and of a kind without panels of its own, show first; None: a time, as for most
     kinds."""
+    has_own_phases: ClassVar[bool] = False
+    """True if the user's code may name phases, whose times are columns of the first table."""
     first_tables: ClassVar[tuple[str, ...]] = ()
     """Tables that a unit reports, the most important first; `kernels` includes `kernels-forward`. Others follow."""
     first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}

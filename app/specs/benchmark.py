@@ -30,6 +30,7 @@ class BenchmarkSpec(TrainingSpec):
             "phases are those of isolated steps.",
         }
     }
+    has_own_phases: ClassVar[bool] = True
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
         "backward_ms",

@@ -46,7 +46,7 @@ class ProfileSpec(TrainingSpec):
     accumulation_steps: Literal[1] = 1
     """Always 1: all micro-batches do the same work."""
     profile_steps: int = Field(default=3, ge=1, le=20)
-    """Steps under torch's profiler, after the warm-up."""
+    """Steps under torch's profiler, after the warm-up; of a slow step, or one with very many operators, one."""
     phases: list[Literal["forward", "backward", "optimizer", "prefill", "decode"]] | None = Field(
         default=None, min_length=1, max_length=5
     )
@@ -65,18 +65,22 @@ class ProfileSpec(TrainingSpec):
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
     first_tables: ClassVar[tuple[str, ...]] = (
-        *("summary", "classes", "attention", "products", "ceilings", "kernels", "operators", "ranges"),
+        *("lines", "summary", "classes", "attention", "products", "ceilings", "kernels", "operators", "ranges"),
     )
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
+        "lines": (
+            *("file", "line", "function", "self_ms", "self_percent", "total_ms", "python_ms"),
+            *("device_self_ms", "device_total_ms", "calls", "code"),
+        ),
         "kernels": ("name", "class", "total_ms", "share_percent", "calls", "median_us"),
         "operators": ("name", "class", "device_ms", "host_ms", "share_percent", "calls"),
         "attention": ("part", "phase", "total_ms", "share_percent", "tflops", "limit_percent", "bound", "note"),
         "products": ("phase", "operator", "product", "dtype", "calls", "total_ms", "tflops", "limit_percent", "bound"),
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode")
+    has_own_phases: ClassVar[bool] = True
     table_columns: ClassVar[tuple[str, ...]] = (
         "unprofiled_step_ms",
-        "profiler_overhead_percent",
         "gpu_busy_percent",
         "forward_matmul_share_percent",
         "step_matmul_share_percent",

@@ -29,6 +29,7 @@ class ScriptSpec(SpecBase):
     unmeasured: ClassVar[frozenset[str]] = frozenset({"device"})
     labels: ClassVar[dict[str, tuple[str, ...]]] = {"script": names("script_code")}
     table_rows: ClassVar[tuple[str, ...]] = ("script", "arguments")
+    has_own_phases: ClassVar[bool] = True
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
         "backward_ms",

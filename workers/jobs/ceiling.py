@@ -35,6 +35,8 @@ MATRIX_SIZES = {
 """Matrix sizes by type of device and data type: large enough for the rate to stop growing. Data types that a processor
 may have to emulate have sizes that take at most a second. The sizes are fixed, since sizes chosen by measuring would
 give one case different work by chance."""
+HOST_LOAD = "host_load"
+"""A check that is a note where others use less of the processors than the unit. A ceiling bears no load beside it."""
 MIN_SAMPLES = 2
 """Smallest number of samples of a recorded rate. Fewer cannot show a disturbance."""
 
@@ -96,7 +98,8 @@ class CeilingRunner(GridRunner[CeilingContext]):
         trial.values.set("copy_gb_per_s", None, [rate])
         trial.values.set("copy_ms", "copy", timing.samples)
         trial.values.set("copy_mib", None, [mib])
-        record(None, why_not_to_record("copy_mib", spec.copy_mib, timing, trial.checks), rate, spread, context)
+        why_not = why_not_to_record("copy_mib", spec.copy_mib, timing, checks_of(trial))
+        record(None, why_not, rate, spread, context)
 
     def _multiply(self, spec: CeilingSpec, precision: str, context: CeilingContext, trial: Trial) -> None:
         """Multiply two square matrices."""
@@ -110,7 +113,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
         trial.values.set("tflops", None, [rate])
         trial.values.set("product_ms", "product", timing.samples)
         trial.values.set("matrix_size", None, [size])
-        why_not = why_not_to_record("matrix_size", spec.matrix_size, timing, trial.checks)
+        why_not = why_not_to_record("matrix_size", spec.matrix_size, timing, checks_of(trial))
         record(precision, why_not, rate, spread, context)
 
     def _time(self, work: Workload, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> Timing:
@@ -143,6 +146,12 @@ def rate_of(work: float, timing: Timing) -> tuple[float, float]:
     return 1e3 * work / statistics.median(samples), 1e3 * work / min(samples) - 1e3 * work / max(samples)
 
 
+def checks_of(trial: Trial) -> list[Check]:
+    """Return the checks of a rate's times, and those of the devices and the host meanwhile."""
+    trial.monitor.watch(last=True)
+    return trial.monitor.with_watched(trial.checks)
+
+
 def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequence[Check]) -> str | None:
     """Return the reason why a rate must not serve as a ceiling; None if it may.
 
@@ -156,7 +165,11 @@ def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequ
         return f"{field} was chosen, and a device reaches its ceiling at some sizes only: leave it out"
     if len(timing.samples) < MIN_SAMPLES:
         return f"{len(timing.samples)} samples are too few to tell whether anything disturbed them"
-    failed = [f"{check.name}: {check.detail}" for check in checks if not check.ok and check.severity != "note"]
+    failed = [
+        f"{check.name}: {check.detail}"
+        for check in checks
+        if not check.ok and (check.severity != "note" or check.name == HOST_LOAD)
+    ]
     return f"something disturbed it: {'; '.join(failed)}" if failed else None
 
 

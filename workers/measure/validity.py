@@ -403,13 +403,17 @@ class Monitor:
 
     def conclude(self, checks: Sequence[Check]) -> dict[str, Any]:
         """Return the verdict on these checks of the samples and on everything watched since the start."""
+        return verdict(self.with_watched(checks))
+
+    def with_watched(self, checks: Sequence[Check]) -> list[Check]:
+        """Return these checks of the samples, and those of everything watched since the start."""
         checks = list(checks)
         if self._on_gpu:
             checks += check_gpus(self._readings, self._own_processes)
             checks.append(self._neighbours())
         span = now_s() - self._started
         checks.append(check_host_load(self._load, read_host_load(), span, matters=not self._on_gpu))
-        return verdict(checks)
+        return checks
 
     def _neighbours(self) -> Check:
         known = [gpu for gpu in self._gpus if gpu is not None]

@@ -38,8 +38,8 @@ def panels(results: JobResults) -> list[Panel]:
             Panel(
                 "phases",
                 "Where a step's time goes (ms)",
-                "Median time of each phase, a bar for each fresh process. The rest is the median step minus its "
-                f"phases.{cut}",
+                "Median time of each phase, a bar for each fresh process. The rest is what the table has, or the "
+                f"median step minus its phases.{cut}",
                 partial(draw_phases, processes),
             )
         )
@@ -60,7 +60,11 @@ def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
 
 
 def medians(rows: Sequence[Measurement]) -> dict[str, float]:
-    """Return the median time in ms of each phase, and the rest of the median (isolated) step."""
+    """Return the median time in ms of each phase, and the rest of the step.
+
+    A step of the user's own has a phase `rest`, whose time was measured: medians of phases need not add up to that of
+    the step. Of our own steps it is what the phases leave of the median (isolated) step.
+    """
     times = {
         row["phase"]: row["median"]
         for row in rows
@@ -68,7 +72,9 @@ def medians(rows: Sequence[Measurement]) -> dict[str, float]:
     }
     parts = {phase: times[phase] for phase in (*PHASES, *times) if phase in times and phase not in WHOLES}
     step = times.get("isolated_step", times.get("step"))
-    if step is not None and parts and (rest := step - sum(parts.values())) > 0:
+    if parts and "rest" in times:
+        parts[REST] = times["rest"]
+    elif step is not None and parts and (rest := step - sum(parts.values())) > 0:
         parts[DECODING if "prefill" in parts else REST] = rest
     return parts
 

@@ -30,6 +30,9 @@ SCOPES: Mapping[str, tuple[str, str | None]] = {
     "decode": ("decode", None),
 }
 """The scopes of the table `classes`, with the phase that each adds to the scope before it."""
+MAX_LINES = 20
+"""Most lines that are drawn; the table has all."""
+PYTHON, OTHER = "Python", "operators and waits"
 STACKS, FLAME_GRAPH = "stacks.txt", "flamegraph.svg"
 MAX_PRODUCTS = 300
 """Most points of the roofline: the products that take the most time."""
@@ -40,6 +43,16 @@ MIN_SIZE, MAX_SIZE = 6.0, 30.0
 def panels(results: JobResults) -> list[Panel]:
     """Return the panels that the job's tables and files allow."""
     panels = []
+    if results.has("lines"):
+        panels.append(
+            Panel(
+                "lines",
+                "Lines of your code: where a step's time goes",
+                "Sampled without a profiler. The own times (self) add up to an unprofiled step; a line's total includes "
+                "your functions that it calls.",
+                lambda: draw_lines(results.rows("lines")),
+            )
+        )
     if results.has("classes"):
         panels.append(
             Panel(
@@ -56,7 +69,7 @@ def panels(results: JobResults) -> list[Panel]:
             Panel(
                 "roofline",
                 "Roofline: what limits matrix products and the parts of attention",
-                roofline_text(ceilings),
+                roofline_text(ceilings) + above_text([*results.rows("products"), *results.rows("attention")]),
                 (lambda: draw_roofline(results.rows("products"), results.rows("attention"), ceilings))
                 if limits_of(ceilings)
                 else None,
@@ -70,6 +83,24 @@ def panels(results: JobResults) -> list[Panel]:
         values = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
         panels.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
     return panels
+
+
+def draw_lines(rows: Sequence[Row]) -> Figure:
+    """Draw a bar for each of the lines that take the most time: ms of Python itself, and of operators and waits."""
+    names = {
+        escaped(row["function"] if row["file"] is None else f"{row['file']}:{row['line']} {row['function']}"): row
+        for row in rows[:MAX_LINES]
+    }
+    bars = {}
+    for name, row in names.items():
+        own, python = float(row["self_ms"] or 0.0), row["python_ms"]
+        bars[name] = {"self": own} if python is None else {PYTHON: float(python), OTHER: own - float(python)}
+    parts = [part for part in ("self", PYTHON, OTHER) if any(part in bar for bar in bars.values())]
+    figure = bars_of(parts, bars, "Own time per step (ms)", "ms")
+    columns = ["file", "line", "function", "self_ms", "self_percent", "total_ms", "python_ms", "device_self_ms"]
+    columns += ["device_total_ms", "calls", "code"]
+    figure["table"] = {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
+    return figure
 
 
 def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -127,6 +158,18 @@ def roofline_text(ceilings: Sequence[Row]) -> str:
         "Other operators have no point, since what they compute and move is not known."
     )
     return f"{text} {unknown}" if missing else text
+
+
+def above_text(rows: Sequence[Row]) -> str:
+    """Return what it means if points are above their roof; nothing if none is."""
+    above = [float(row["limit_percent"] or 0.0) for row in rows if float(row["limit_percent"] or 0.0) > 100]
+    if not above:
+        return ""
+    return (
+        f" Above the roof, at up to {max(above):.0f} % of it: {len(above)} of the points. So the roof is too low for "
+        "them: it was measured beside other load, or their data was in a cache. On an idle host, "
+        "`flopwatch submit ceiling` measures it again."
+    )
 
 
 def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: Sequence[Row]) -> Figure:
@@ -192,6 +235,7 @@ def cloud(
             f"{words}<br>{escaped(row['phase'])}: {float(row['total_ms'] or 0.0):.4g} ms per step"
             + (
                 f"<br>{row['limit_percent']:.3g} % of its limit, {escaped(row['bound'])}"
+                + (", so the roof is too low" if float(row["limit_percent"]) > 100 else "")
                 if row["limit_percent"]
                 else ""
             )

@@ -57,9 +57,7 @@ def sample(training: Training, step_ms: float, report: Reporter) -> Samples:
     return sampler.samples
 
 
-def summary_of(
-    samples: Samples, found: Sequence[Use], trace: LineTrace
-) -> list[list[str | int | float | bool | None]]:
+def summary_of(samples: Samples, found: Sequence[Use], trace: LineTrace) -> list[list[str | int | float | bool | None]]:
     """Return the rows of the table `summary` about the lines."""
     from workers.measure.profiling.lines import MAX_EVENTS
 

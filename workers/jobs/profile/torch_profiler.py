@@ -284,6 +284,8 @@ class Profiling:
     """Why this job has not recorded a ceiling, by the product's data type; None is the copy."""
     summary: list[list[Scalar]] = field(default_factory=list)
     """Rows of the table `summary`."""
+    attention: list[list[Scalar]] = field(default_factory=list)
+    """Rows of the table `attention`."""
     steps: int = 1
     """How many steps are profiled."""
     samples: Samples | None = None
@@ -382,9 +384,7 @@ class Profiling:
             return
         (begun,) = [event.begin_ns for event in alone.profile.recording.host if event.name == "step_1"]
         launched = alone.trace.launched(alone.profile.recording, begun)
-        found = own_lines.uses_of(
-            self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu
-        )
+        found = own_lines.uses_of(self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu)
         if found:
             self.report.table("lines", tables.LINES, tables.line_rows(found, self.timed.step_ms))
             self.summary += own_lines.summary_of(self.samples, found, alone.trace)
@@ -590,6 +590,7 @@ class Profiling:
                 rows.append(
                     self._attention_row(part, per_step * time_of(in_phases(attribution.work, [phase])), line, note)
                 )
+        self.attention = rows
         self.report.table("attention", tables.ATTENTION, rows)
 
     def _attention_row(self, part: Part, phase_ms: float, line: Roofline | str, note: str) -> list[Scalar]:
@@ -628,7 +629,12 @@ class Profiling:
         else:
             self._tell("products", None, None, NO_PRODUCTS if self.shapes else NO_SHAPES)
         peak = peak_tflops(device_name(device), precision)
-        self.report.table("ceilings", tables.CEILINGS, tables.ceiling_rows(ceiling, precision, peak, self.refused))
+        reached = tables.highest_percent([(tables.PRODUCTS, rows), (tables.ATTENTION, self.attention)])
+        for limit, percent in reached.items():
+            if percent > 100:
+                self._tell(f"ceiling of {limit}", percent, "%", tables.TOO_LOW.format(percent))
+        limits = tables.ceiling_rows(ceiling, precision, peak, self.refused, reached)
+        self.report.table("ceilings", tables.CEILINGS, limits)
 
     def _add_trace(self, profile: Profile) -> None:
         """Save the Chrome trace, cut to the size that the spec allows."""

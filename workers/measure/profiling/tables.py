@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from workers.measure.ceilings import NO_CEILING, Ceiling
 from workers.measure.profiling.attention import Part, Roofline
@@ -117,6 +117,14 @@ SUMMARY = (
 )
 
 
+LIMITS = {"compute-bound": "products", "memory-bound": "copies"}
+"""The rows of the table `ceilings`, by what they bound."""
+TOO_LOW = (
+    "too low, since work reached {:.0f} % of it: measured beside other load, or that work's data was in a cache; "
+    "`flopwatch submit ceiling` on an idle host measures it again"
+)
+
+
 def left_out(times_ms: Sequence[float]) -> str | None:
     """Describe the rows that a table leaves out, from all rows' times in descending order; None if it has all rows."""
     others = times_ms[MAX_ROWS:]
@@ -212,12 +220,29 @@ def product_rows(products: Sequence[ProductUsage], phase_ms: float, roofline: Ro
     return rows
 
 
+def highest_percent(tables: Iterable[tuple[Sequence[Column], Rows]]) -> dict[str, float]:
+    """Return the highest share of its limit that a row has reached, by the limit: "products" and "copies"."""
+    highest = dict.fromkeys(LIMITS.values(), 0.0)
+    for columns, rows in tables:
+        at = {column.name: index for index, column in enumerate(columns)}
+        for row in rows:
+            percent, bound = row[at["limit_percent"]], row[at["bound"]]
+            if isinstance(percent, int | float):
+                limit = LIMITS[str(bound)]
+                highest[limit] = max(highest[limit], percent)
+    return highest
+
+
 def ceiling_rows(
-    ceiling: Ceiling | None, precision: str, peak: tuple[float | None, str], refused: Mapping[str | None, str]
+    ceiling: Ceiling | None,
+    precision: str,
+    peak: tuple[float | None, str],
+    refused: Mapping[str | None, str],
+    reached: Mapping[str, float],
 ) -> Rows:
     """Return the limits of the device: its measured ceilings, and the vendor's peak with its source.
 
-    An unknown limit has no value, and `source` says why: `refused` has the reasons for those that the job has measured
+    A limit of which more than 100 % was `reached` is too low, and `source` says so. An unknown limit has no value, and `source` says why: `refused` has the reasons for those that the job has measured
     and not recorded, by the product's data type; None is the copy.
     """
     rate = None if ceiling is None else ceiling.tflops.get(precision)
@@ -228,6 +253,8 @@ def ceiling_rows(
         if of in refused:
             missing = f"measured now, and not recorded: {refused[of]}"
         source = missing if known is None else f"measured at {known.measured_at}"
+        if known is not None and reached[limit] > 100:
+            source += f"; {TOO_LOW.format(reached[limit])}"
         rows.append([limit, of, None if known is None else known.value, unit, source])
     return [*rows, ["vendor's peak", precision, peak[0], "TFLOP/s", peak[1]]]
 

@@ -550,9 +550,9 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     """All of the way from a GPU's events to its tables, on a host without one."""
     record = recording.record
 
-    def made(work: Any, *, on_gpu: bool, python: bool = False) -> Profile:
+    def made(work: Any, *, on_gpu: bool, python: bool = False, shapes: bool = True) -> Profile:
         assert on_gpu
-        return with_made_kernels(record(work, on_gpu=False, python=python))
+        return with_made_kernels(record(work, on_gpu=False, python=python, shapes=shapes))
 
     monkeypatch.setattr(recording, "record", made)
     monkeypatch.setattr(torch_profiler.Profiling, "on_gpu", True)
