@@ -202,8 +202,8 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
 
 
 def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
-    """Print the lines of the user's own code, and the kernels, on a CPU the operators, that take the most time of the whole step, or of the phases that the
-    job profiled; False if there are none."""
+    """Print the lines of the user's own code, and the kernels, on a CPU the operators, that take the most time of the
+    whole step, or of the phases that the job profiled; False if there are no kernels."""
     job_id, phases = job["id"], job["spec"].get("phases")
     names = [table["name"] for table in server.list_tables(job_id) if table["name"].startswith("kernels-")]
     rows = [row for name in names for row in server.job_table_rows(job_id, name)]

@@ -48,8 +48,8 @@ def panels(results: JobResults) -> list[Panel]:
             Panel(
                 "lines",
                 "Lines of your code: where a step's time goes",
-                "Sampled without a profiler. The own times (self) add up to an unprofiled step; a line's total includes "
-                "your functions that it calls.",
+                "Sampled without a profiler. The own times (self) add up to an unprofiled step; a line's total "
+                "includes your functions that it calls.",
                 lambda: draw_lines(results.rows("lines")),
             )
         )

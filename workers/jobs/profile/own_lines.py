@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SAMPLED_MS = 1000.0
 """For how long steps are sampled."""
+MAX_LATE = 0.1
+"""Largest share of the time by which samples may be late without a note."""
 MAX_SAMPLED_STEPS = 100
 """Most steps that are sampled: a step of the user's own may not have batches for very many."""
 
@@ -62,6 +64,12 @@ def summary_of(samples: Samples, found: Sequence[Use], trace: LineTrace) -> list
     from workers.measure.profiling.lines import MAX_EVENTS
 
     note = "sampled without a profiler; lines have their shares of an unprofiled step"
+    late = samples.late_ns / (sum(sample.wall_ns for sample in samples.stacks.values()) or 1)
+    if late > MAX_LATE and not samples.prompt:
+        note += (
+            f"; the host is busy and samples came late, by {late:.0%} of the time: lines may have some of the time of "
+        )
+        note += "lines before them"
     if not trace.complete:
         note += f"; calls are unknown, since a step runs more than {MAX_EVENTS} lines"
     rows: list[list[str | int | float | bool | None]] = [["sampled steps", samples.steps, "steps", note]]

@@ -11,11 +11,11 @@ import bisect
 import sys
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 from kernels.clock import unix_ns
@@ -97,18 +97,19 @@ class OwnCode:
     name_of: Callable[[str], str | None]
     text_of: Callable[[str], Sequence[str]]
     _files: dict[str, _File | None] = field(default_factory=dict)
-    _places: dict[tuple[CodeType, int], Place | None] = field(default_factory=dict)
+    _places: dict[tuple[str, str, int], Place | None] = field(default_factory=dict)
 
-    def is_own(self, code: CodeType) -> bool:
-        """Return True if the user wrote this code."""
-        return self._file(code.co_filename) is not None
+    def is_own(self, name: str) -> bool:
+        """Return True if the user wrote the code of this file."""
+        return self._file(name) is not None
 
-    def place(self, code: CodeType, line: int) -> Place | None:
-        """Return the statement that a line of this code belongs to; None if the code is not the user's own."""
-        if (key := (code, line)) not in self._places:
-            file = self._file(code.co_filename)
+    def place(self, name: str, function: str, line: int) -> Place | None:
+        """Return the statement that a line of a function, by its qualified name, in a file belongs to; None if the file
+        is not the user's own."""
+        if (key := (name, function, line)) not in self._places:
+            file = self._file(name)
             self._places[key] = (
-                None if file is None else Place(file.shown, file.first_lines.get(line, line), function_of(code))
+                None if file is None else Place(file.shown, file.first_lines.get(line, line), readable(function))
             )
         return self._places[key]
 
@@ -134,9 +135,9 @@ class OwnCode:
         return next((file for file in self._files.values() if file is not None and file.shown == place.file), None)
 
 
-def function_of(code: CodeType) -> str:
-    """Return a function's qualified name; comprehensions have that of the function around them."""
-    names = code.co_qualname.split(".")
+def readable(function: str) -> str:
+    """Return a function's qualified name for people; comprehensions have that of the function around them."""
+    names = function.split(".")
     while len(names) > 1 and names[-1] in COMPREHENSIONS:
         names = names[:-2] if names[-2] == "<locals>" else names[:-1]
     return ".".join(name for name in names if name != "<locals>")
@@ -206,12 +207,12 @@ class LineTrace:
     def _enter(self, frame: FrameType, event: str, _argument: object) -> Any:
         """Follow a function that begins, or goes on after a `yield`, if it is the user's own."""
         code = frame.f_code
-        if event != "call" or not self._own.is_own(code):
+        if event != "call" or not self._own.is_own(code.co_filename):
             return None
         counts = code.co_name not in COMPREHENSIONS
         # At its beginning a function is in its own line; a generator goes on in the line that yielded.
         begins = frame.f_lineno == code.co_firstlineno
-        last = None if begins else self._own.place(code, frame.f_lineno)
+        last = None if begins else self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
         self._open.append(last)
         self._note()
 
@@ -223,7 +224,7 @@ class LineTrace:
                     self.complete = False
                     sys.settrace(None)
                     return None
-                place = self._own.place(code, frame.f_lineno)
+                place = self._own.place(code.co_filename, code.co_qualname, frame.f_lineno)
                 if place != last:
                     last = self._open[-1] = place
                     if counts and place is not None:
@@ -251,25 +252,29 @@ class LineTrace:
         shift = 0 if before - MAX_SHIFT_NS <= begun_ns <= after + MAX_SHIFT_NS else begun_ns - before
         found: dict[Place | None, Launched] = defaultdict(Launched)
         for number, (begin, end) in enumerate(pairwise(self._times)):
-            stack = [place for place in self._stacks[number] if place is not None]
-            found[stack[-1] if stack else None].wall_ns += end - begin
+            found[_stack(self._stacks[number])[-1]].wall_ns += end - begin
         for event in outermost(recording.host, begun_ns):
             stack = self._stack_at(event.begin_ns - shift)
-            line = found[stack[-1] if stack else None]
+            line = found[stack[-1]]
             line.operators += event.kind == "operator"
             line.operators_ns += event.end_ns - event.begin_ns
         launches = {event.id: event.begin_ns for event in recording.host if event.kind == "launch"}
         for work in recording.device:
             stack = self._stack_at(launches.get(work.launch, work.begin_ns) - shift)
             taken = work.end_ns - work.begin_ns
-            found[stack[-1] if stack else None].device_self_ns += taken
-            for place in dict.fromkeys(stack or [None]):
+            found[stack[-1]].device_self_ns += taken
+            for place in dict.fromkeys(stack):
                 found[place].device_total_ns += taken
         return found
 
     def _stack_at(self, time_ns: int) -> list[Place | None]:
         index = bisect.bisect_right(self._times, time_ns) - 1
-        return [place for place in (self._stacks[index] if index >= 0 else ()) if place is not None]
+        return _stack(self._stacks[index] if index >= 0 else ())
+
+
+def _stack(places: Iterable[Place | None]) -> list[Place | None]:
+    """Return the user's own lines among these, or None alone."""
+    return [place for place in places if place is not None] or [None]
 
 
 MAX_SHIFT_NS = 50_000
@@ -319,7 +324,7 @@ def uses(
     """
     wall, processor, total = Counter[Place | None](), Counter[Place | None](), Counter[Place | None]()
     for (_phase, frames), sample in samples.stacks.items():
-        places = [place for code, line in frames if (place := own.place(code, line)) is not None] or [None]
+        places = _stack(own.place(*frame) for frame in frames)
         wall[places[-1]] += sample.wall_ns
         processor[places[-1]] += sample.processor_ns
         total.update(dict.fromkeys(places, sample.wall_ns))

@@ -34,8 +34,8 @@ LAUNCH = re.compile(r"(cuda|cu)[A-Z]\w+")
 OVERHEAD = re.compile(r"Activity Buffer Request|Instrumentation|Lazy Function Loading|Command Buffer Full|.* Sync")
 """Names of CUPTI's own events, which are neither operators nor work."""
 ANOTHER_PROFILER = (
-    "the step opens a profiler of torch itself, and torch runs one at a time: leave it out while this job profiles, for "
-    'instance `if __name__ == "__main__":`, or measure the step with it by kind benchmark'
+    "the step opens a torch.profiler of its own, and torch runs one at a time: leave it out for this job (open it only "
+    "where the script runs by itself), or measure the step with it by kind benchmark"
 )
 ADDRESS = re.compile(r" object at 0x[0-9a-f]+|\(\) at 0x[0-9a-f]+")
 

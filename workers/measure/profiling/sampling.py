@@ -5,16 +5,21 @@ thread may be in an operator, which lets other threads run Python: then the samp
 Python, it is asked to pause, and does so within microseconds. What holds Python's lock for longer (a sort, a regular
 expression) delays the sample, which then counts for more.
 
+On a busy host the sampling thread must not wait for its turn on a processor, since the step's thread goes on meanwhile:
+where it may, it asks for real-time priority.
+
 Other threads count by the processor's time that they take: those that wait take none.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -24,12 +29,15 @@ from workers.measure.timing import run_step
 
 INTERVAL_S = 1e-3
 """Mean time between samples; it varies, so that samples do not keep step with loops."""
-SWITCH_INTERVAL_S = 1e-4
+SWITCH_INTERVAL_S = 2e-5
 """For how long a thread may interpret Python while the sampling one waits."""
+LATE_S = 1e-3
+"""A sample that comes later than this is late, and so may stand for time of the lines before."""
 MAX_DEPTH = 200
 """Most frames of a stack, the innermost ones."""
-Frames = tuple[tuple[CodeType, int], ...]
-"""Functions, each with the line that it is in, the outermost first."""
+Frames = tuple[tuple[str, str, int], ...]
+"""Functions, by file and qualified name, each with the line that it is in, the outermost first. (Codes themselves are
+equal if only their files differ.)"""
 
 
 @dataclass
@@ -50,6 +58,11 @@ class Samples:
     others_ns: dict[tuple[str, Frames], int] = field(default_factory=lambda: defaultdict(int))
     """The processor's time of other threads, by their names and all of their frames."""
     steps: int = 0
+    prompt: bool = False
+    """Whether the sampling thread went before all others: the system lets privileged processes ask for that. Else, on a
+    busy host, it waits until the step's thread has used up its turn."""
+    late_ns: int = 0
+    """By how much samples came too late, in all."""
     knows_processor: bool = TELLS_PROCESSOR
     """Whether the system tells a thread's time on the processor."""
 
@@ -67,7 +80,7 @@ class Sampler:
         """How much of the steps' time the samples so far stand for."""
         self._used_ns: dict[int, int] = {}
         """The processor's time that each thread had used at the last sample."""
-        self._random = random.Random(0)  # noqa: S311  # the step's own random numbers stay what they are
+        self._random = random.Random(0)  # the step's own random numbers stay what they are
         self._stop = threading.Event()
 
     def step_begins(self) -> None:
@@ -102,8 +115,15 @@ class Sampler:
             sys.setswitchinterval(before)
 
     def _sample_all(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # not allowed, or another system
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            self.samples.prompt = True
         while not self._stop.is_set():
-            sleep(INTERVAL_S * self._random.uniform(0.5, 1.5))
+            due = now_s() + (pause := INTERVAL_S * self._random.uniform(0.5, 1.5))
+            sleep(pause)
+            late = now_s() - due
+            if self._now is not None and late > LATE_S:
+                self.samples.late_ns += round(1e9 * late)
             self._sample()
 
     def _sample(self) -> None:
@@ -120,8 +140,7 @@ class Sampler:
         reached = before + read_at - begun
         if reached <= self._sampled_ns:
             return
-        stack = _frames_of(frame)
-        sample = self.samples.stacks[phase, _inside_of_the_step(stack)]
+        sample = self.samples.stacks[phase, _frames_of(frame, until=run_step.__code__)]
         wall = reached - self._sampled_ns
         self._sampled_ns = reached
         sample.wall_ns += wall
@@ -140,15 +159,11 @@ def _name_of(thread: int) -> str:
     return next((one.name for one in threading.enumerate() if one.ident == thread), "unnamed")
 
 
-def _frames_of(frame: FrameType | None) -> Frames:
-    frames = []
-    while frame is not None and len(frames) < MAX_DEPTH:
-        frames.append((frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno))
+def _frames_of(frame: FrameType | None, until: CodeType | None = None) -> Frames:
+    """Return a thread's innermost frames, down to that of `until`, which is left out."""
+    frames: list[tuple[str, str, int]] = []
+    while frame is not None and len(frames) < MAX_DEPTH and frame.f_code is not until:
+        code = frame.f_code
+        frames.append((code.co_filename, code.co_qualname, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
     return tuple(reversed(frames))
-
-
-def _inside_of_the_step(frames: Frames) -> Frames:
-    """Leave out the frames of what drives the step."""
-    outer = max((index for index, (code, _) in enumerate(frames) if code is run_step.__code__), default=-1)
-    return frames[outer + 1 :]

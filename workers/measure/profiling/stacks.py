@@ -136,7 +136,7 @@ def other_threads(samples: Samples) -> Stacks:
 
 
 def _names(frames: Frames) -> list[str]:
-    names = (without_folders(f"{code.co_filename}({line}): {code.co_qualname}") for code, line in frames)
+    names = (without_folders(f"{file}({line}): {function}") for file, function, line in frames)
     return [name for name in names if HIDDEN.search(name) is None]
 
 

@@ -242,8 +242,9 @@ def ceiling_rows(
 ) -> Rows:
     """Return the limits of the device: its measured ceilings, and the vendor's peak with its source.
 
-    A limit of which more than 100 % was `reached` is too low, and `source` says so. An unknown limit has no value, and `source` says why: `refused` has the reasons for those that the job has measured
-    and not recorded, by the product's data type; None is the copy.
+    A limit of which more than 100 % was `reached` is too low, and `source` says so. An unknown limit has no value, and
+    `source` says why: `refused` has the reasons for those that the job has measured and not recorded, by the product's
+    data type; None is the copy.
     """
     rate = None if ceiling is None else ceiling.tflops.get(precision)
     copy = None if ceiling is None else ceiling.copy_gb_per_s

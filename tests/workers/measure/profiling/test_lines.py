@@ -1,0 +1,330 @@
+"""Lines of the user's own code: planted ones, whose times, calls and operators are known."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.ranges import record_ranges
+from workers.measure.profiling import lines
+from workers.measure.profiling.lines import LineTrace, OwnCode, Place, Use, first_lines, readable, uses
+from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
+from workers.measure.profiling.sampling import Sampler
+from workers.measure.ranges import Ranges
+from workers.measure.timing import run_step
+
+SOURCE = """\
+from library import rest, spin, twice
+
+
+def decorated(function):
+    return twice(function)
+
+
+@decorated
+def short(ms):
+    spin(ms)
+
+
+def recursive(depth):
+    if depth == 0:
+        spin(4)
+    else:
+        recursive(depth - 1)
+
+
+def batches():
+    while True:
+        spin(2)
+        yield 1
+
+
+SOURCE_OF_BATCHES = batches()
+
+
+def step():
+    spin(
+        8
+        - 2,
+    )
+    for index in range(3):
+        spin(1)
+    recursive(5)
+    short(1.5)
+    next(SOURCE_OF_BATCHES)
+    with open(__file__):
+        total = sum([len(str(spin(0.5))) for _ in range(4)])
+    action = lambda: spin(2.5)
+    action()
+    rest(4.25)
+"""
+PLANTED = {
+    "spin(": 6,
+    "spin(1)": 1,
+    "spin(4)": 4,
+    "spin(ms)": 1.5,
+    "spin(2)": 2,
+    "total = sum([len(str(spin(0.5))) for _ in range(4)])": 0.5,
+    "action = lambda: spin(2.5)": 2.5,
+    "rest(4.25)": 4.25,
+}
+"""The lines that take time, by their code, with the argument that they give to the library."""
+STEP_MS = 27.0
+
+
+class Library:
+    """Functions that take time, and note how much: others may take the processor away."""
+
+    def __init__(self) -> None:
+        self.spent, self.used = Counter[float](), Counter[float]()
+
+    def spin(self, ms: float) -> None:
+        """Let Python itself run for so long."""
+        begin, used = time.perf_counter(), time.thread_time()
+        while time.perf_counter() < begin + 1e-3 * ms:
+            pass
+        self.spent[ms] += time.perf_counter() - begin
+        self.used[ms] += time.thread_time() - used
+
+    def rest(self, ms: float) -> None:
+        """Wait for so long."""
+        begin = time.perf_counter()
+        time.sleep(1e-3 * ms)
+        self.spent[ms] += time.perf_counter() - begin
+
+
+def twice(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def call(*arguments: Any) -> None:
+        function(*arguments)
+        function(*arguments)
+
+    return call
+
+
+class Script:
+    """A script of the user's own, whose step calls a library."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self.library = Library()
+        self.spent: Mapping[float, float] = {}
+        self.used: Mapping[float, float] = {}
+        """The seconds that the library's functions took in the sampled steps, by their arguments; and those that they
+        had the processor."""
+        self.file = folder / "train.py"
+        self.file.write_text(source)
+        self.own = OwnCode(lambda name: "train.py" if name == str(self.file) else None, linecache.getlines)
+        source = source.replace("from library import rest, spin, twice", "")
+        library = {"rest": self.library.rest, "spin": self.library.spin, "twice": twice}
+        self.names: dict[str, Any] = {"__file__": str(self.file), **library}
+        exec(compile(source, str(self.file), "exec"), self.names)
+
+    def run(self, *observers: Any) -> None:
+        run_step({"forward": self.names["step"]}, observers)
+
+    def uses(self, steps: int = 1, step_ms: float = STEP_MS) -> list[Use]:
+        """What the lines take, by samples of so many steps, and by one that is followed."""
+        sampler, trace, ranges = Sampler(), LineTrace(self.own), Ranges()
+        self.library.spent.clear()
+        self.library.used.clear()
+        with sampler.running():
+            for _ in range(steps):
+                self.run(sampler)
+        self.spent, self.used = dict(self.library.spent), dict(self.library.used)
+        ranges.counting = True
+        with record_ranges():
+            recording = record(lambda: self.run(trace, ranges), on_gpu=False).recording
+        launched = trace.launched(recording, begin_of(recording))
+        return uses(sampler.samples, self.own, step_ms, trace, launched, on_gpu=False)
+
+
+def begin_of(recording: Recording) -> int:
+    return next(event.begin_ns for event in recording.host if event.name == "step_1")
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Script:
+    return Script(tmp_path, SOURCE)
+
+
+def by_code(found: list[Use]) -> dict[str, Use]:
+    return {use.code: use for use in reversed(found)}
+
+
+def test_planted_lines_have_their_shares_of_the_step(planted: Script) -> None:
+    found = planted.uses(steps=20)
+    assert sum(use.self_ms for use in found) == pytest.approx(STEP_MS)
+    assert [use.self_ms for use in found[:-1]] == sorted((use.self_ms for use in found[:-1]), reverse=True)
+    for code, argument in PLANTED.items():
+        share = planted.spent[argument] / sum(planted.spent.values())
+        # 540 samples or more: a share of 25 % is known to 2 %.
+        assert by_code(found)[code].self_ms / STEP_MS == pytest.approx(share, abs=0.05), code
+
+
+def test_a_total_counts_what_a_line_calls_once_however_deep_it_recurses(planted: Script) -> None:
+    found = planted.uses(steps=4)
+    places = {(use.place.function, use.code): use for use in found if use.place is not None}
+    inside = places["recursive", "spin(4)"].self_ms
+    for caller in (("recursive", "recursive(depth - 1)"), ("step", "recursive(5)")):
+        assert places[caller].total_ms == pytest.approx(inside, rel=0.1)
+        assert places[caller].self_ms < 1
+    assert all(use.self_ms <= use.total_ms * (1 + 1e-9) <= STEP_MS * (1 + 1e-6) for use in found)
+
+
+def test_each_statement_is_counted_once_for_each_of_its_runs(planted: Script) -> None:
+    found = planted.uses()
+    calls = {use.code: use.calls for use in found if use.place is not None}
+    assert calls["spin("] == calls["total = sum([len(str(spin(0.5))) for _ in range(4)])"] == 1
+    assert (calls["spin(1)"], calls["spin(ms)"], calls["spin(4)"]) == (3, 2, 1)
+    assert calls["recursive(depth - 1)"] == 5
+    assert {use.place.function for use in found if use.place is not None} >= {"step", "recursive", "short", "batches"}
+
+
+def test_python_itself_is_told_from_waits(planted: Script) -> None:
+    found, whole = by_code(planted.uses(steps=10)), sum(planted.spent.values())
+    assert found["rest(4.25)"].python_ms < 0.03 * STEP_MS  # type: ignore[operator]
+    for code in ("spin(", "spin(4)"):
+        used = planted.used[PLANTED[code]] / whole
+        assert found[code].python_ms / STEP_MS == pytest.approx(used, abs=0.05), code  # type: ignore[operator]
+        assert used > 0
+
+
+OPERATORS = """\
+import torch
+
+x = torch.ones(4, 4, requires_grad=True)
+
+
+def square(y):
+    return (
+        y * y
+    )
+
+
+def step():
+    for index in range(5):
+        square(x).exp()
+    loss = (x * x + x - 1).sum()
+    loss.backward()
+"""
+
+
+def test_operators_belong_to_the_line_that_calls_them(tmp_path: Path) -> None:
+    script = Script(tmp_path, OPERATORS)
+    script.run()
+    trace, ranges = LineTrace(script.own), Ranges()
+    ranges.counting = True
+    with record_ranges():
+        recording = record(lambda: script.run(trace, ranges), on_gpu=False).recording
+    launched = {place.line: did for place, did in trace.launched(recording, begin_of(recording)).items() if place}
+    # `square` multiplies, its caller takes the exponential, the loss has four operators.
+    assert [launched[line].operators for line in (7, 14, 15)] == [5, 5, 4]
+    assert launched[16].operators_ns > 0
+    assert all(did.operators_ns <= did.wall_ns for did in launched.values())
+
+
+def with_kernels(recording: Recording) -> Recording:
+    """A recording in which each multiplication has launched a kernel of 3 µs, which runs long after the step."""
+    host, device = list(recording.host), []
+    end = max(event.end_ns for event in host) + 10_000_000
+    for number, event in enumerate(event for event in recording.host if event.name == "aten::mul"):
+        host.append(
+            HostEvent("cudaLaunchKernel", "launch", event.thread, event.begin_ns, event.end_ns, 10_000 + number)
+        )
+        device.append(DeviceEvent("k", "kernel", 7, end, end + 3_000, 10_000 + number, event.id))
+    return Recording(sorted(host, key=lambda event: (event.begin_ns, -event.end_ns)), device)
+
+
+def test_device_time_belongs_to_the_line_that_launched_the_work(tmp_path: Path) -> None:
+    script = Script(tmp_path, OPERATORS)
+    sampler, trace, ranges = Sampler(), LineTrace(script.own), Ranges()
+    ranges.counting = True
+    with record_ranges():
+        recording = with_kernels(record(lambda: script.run(trace, ranges), on_gpu=False).recording)
+    launched = trace.launched(recording, begin_of(recording))
+    found = {
+        use.place.line: use for use in uses(sampler.samples, script.own, 1.0, trace, launched, on_gpu=True) if use.place
+    }
+    assert found[7].device_self_ms == found[7].device_total_ms == pytest.approx(5 * 3e-3)
+    assert (found[14].device_self_ms, found[14].device_total_ms) == (0, pytest.approx(5 * 3e-3))
+    assert found[15].device_self_ms == pytest.approx(3e-3)
+    assert found[16].device_self_ms > 0  # type: ignore[operator]  # gradients of products are products
+
+
+@pytest.mark.gpu
+def test_device_time_of_a_real_gpu(tmp_path: Path) -> None:
+    script = Script(tmp_path, OPERATORS.replace("requires_grad=True", "requires_grad=True, device='cuda'"))
+    script.names["x"] = torch.ones(4096, 4096, requires_grad=True, device="cuda")
+    script.run()
+    trace, ranges = LineTrace(script.own), Ranges()
+    ranges.counting = True
+    with record_ranges():
+        recording = record(lambda: script.run(trace, ranges), on_gpu=True).recording
+    launched = trace.launched(recording, begin_of(recording))
+    lines = {place.line: did for place, did in launched.items() if place}
+    assert launched.get(None, lines[7]).device_self_ns <= lines[7].device_self_ns
+    # Five multiplications and five exponentials of the same size.
+    assert lines[7].device_self_ns == pytest.approx(lines[14].device_self_ns, rel=0.5)
+    assert lines[14].device_total_ns == lines[14].device_self_ns + lines[7].device_self_ns
+    assert lines[16].device_self_ns > 0
+    assert sum(did.device_self_ns for did in launched.values()) == sum(
+        work.end_ns - work.begin_ns for work in recording.device
+    )
+
+
+def test_a_clock_of_its_own_is_shifted(tmp_path: Path) -> None:
+    script = Script(tmp_path, OPERATORS)
+    trace = LineTrace(script.own)
+    script.run(trace)
+    begun = trace._times[0] - 10**9
+    inside = trace._times[4] - 10**9
+    operator = HostEvent("aten::mul", "operator", 1, inside, inside + 10)
+    recording = Recording([HostEvent("step_1", "range", 1, begun, begun + 10**8), operator], [])
+    (place,) = [place for place, did in trace.launched(recording, begun).items() if did.operators]
+    assert place is not None
+
+
+def test_too_many_runs_of_lines_are_not_counted(planted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_EVENTS", 4)
+    found = planted.uses()
+    assert {use.calls for use in found} == {use.operators for use in found} == {None}
+    assert sum(use.self_ms for use in found) == pytest.approx(STEP_MS)
+
+
+def test_packages_are_nobodys_own() -> None:
+    own = OwnCode(lambda name: "x.py" if name.startswith("/project") else None, lambda name: [])
+    files = ["/project/x.py", "/project/.venv/lib/site-packages/torch.py"]
+    assert [own.is_own(file) for file in files] == [True, False]
+    assert own.place(files[0], "f", 1) == Place("x.py", 1, "f")
+    assert own.place(files[1], "f", 1) is None
+
+
+def test_the_statement_of_each_line() -> None:
+    text = ["@dec\n", "def f(\n", "    x,\n", "):\n", "    if (\n", "        x\n", "    ):\n", "        g(x,\n"]
+    text += ["          x)\n", "    with x: pass\n", "    match x:\n", "        case 1:\n", "            pass\n"]
+    first, withs = first_lines(text)
+    assert [first.get(line) for line in range(2, 14)] == [2, 2, 2, 5, 5, 5, 8, 8, 10, 11, None, 13]
+    assert withs == {10}
+    assert first_lines(["this is\n", "no Python\n"]) == ({}, set())
+
+
+@pytest.mark.parametrize(
+    ("qualified", "shown"),
+    [
+        ("make_step.<locals>.step", "make_step.step"),
+        ("Net.forward.<locals>.<listcomp>", "Net.forward"),
+        ("f.<locals>.<listcomp>.<locals>.<genexpr>", "f"),
+        ("f.<locals>.<lambda>", "f.<lambda>"),
+        ("<listcomp>", "<listcomp>"),
+    ],
+)
+def test_functions_have_readable_names(qualified: str, shown: str) -> None:
+    assert readable(qualified) == shown

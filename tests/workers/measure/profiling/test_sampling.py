@@ -1,0 +1,80 @@
+"""The sampler: what it says of threads beside the step's."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from workers.measure.profiling import stacks
+from workers.measure.profiling.sampling import Sampler, Samples
+from workers.measure.timing import run_step
+
+
+def spin_until(done: threading.Event) -> None:
+    while not done.is_set():
+        pass
+
+
+def wait_until(done: threading.Event) -> None:
+    done.wait()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """A thread that works and one that waits."""
+    done = threading.Event()
+    running = [threading.Thread(target=work, args=(done,), name=work.__name__) for work in (spin_until, wait_until)]
+    for thread in running:
+        thread.start()
+    yield
+    done.set()
+    for thread in running:
+        thread.join()
+
+
+def spin_for(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def sampled(*phases: float) -> Samples:
+    """Samples of a step with phases of so many seconds."""
+    sampler = Sampler()
+    with sampler.running():
+        work = {f"phase_{number}": lambda seconds=seconds: spin_for(seconds) for number, seconds in enumerate(phases)}
+        run_step(work, [sampler])
+    return sampler.samples
+
+
+def test_other_threads_count_by_the_processors_time(threads: None) -> None:
+    samples = sampled(0.2)
+    assert {name for name, _ in samples.others_ns} == {"spin_until"}
+    folded = stacks.sampled(samples, 200.0)
+    assert {frames[:2] for frames in folded if frames[0] == stacks.OTHERS} == {(stacks.OTHERS, "spin_until")}
+    assert not any("wait_until" in frame for frames in folded for frame in frames)
+    mine = {frames: ns for frames, ns in folded.items() if frames[0] != stacks.OTHERS}
+    assert sum(mine.values()) == pytest.approx(200e6, rel=1e-3)
+    title = stacks.title_of(folded, "sampled", on_gpu=False)
+    assert "200 ms of one step; beside it, other threads took" in title
+
+
+def test_samples_belong_to_their_phase_and_to_the_step_alone() -> None:
+    samples = sampled(0.05, 0.15)
+    times = {"phase_0": 0, "phase_1": 0}
+    for (phase, frames), sample in samples.stacks.items():
+        times[phase] += sample.wall_ns
+        assert frames[0][1].endswith("<lambda>"), "what drives the step is left out"
+    assert times["phase_1"] / sum(times.values()) == pytest.approx(0.75, abs=0.1)
+    assert samples.steps == 1
+
+
+def test_the_interpreter_is_as_before() -> None:
+    before = sys.getswitchinterval(), threading.active_count()
+    with Sampler().running():
+        assert sys.getswitchinterval() < before[0]
+    assert (sys.getswitchinterval(), threading.active_count()) == before
