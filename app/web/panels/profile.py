@@ -32,6 +32,8 @@ SCOPES: Mapping[str, tuple[str, str | None]] = {
 """The scopes of the table `classes`, with the phase that each adds to the scope before it."""
 MAX_LINES = 20
 """Most lines that are drawn; the table has all."""
+TOO_LOW = "too low"
+"""In the source of a ceiling that work has exceeded."""
 PYTHON, OTHER = "Python", "operators and waits"
 STACKS, FLAME_GRAPH = "stacks.txt", "flamegraph.svg"
 MAX_PRODUCTS = 300
@@ -69,7 +71,7 @@ def panels(results: JobResults) -> list[Panel]:
             Panel(
                 "roofline",
                 "Roofline: what limits matrix products and the parts of attention",
-                roofline_text(ceilings) + above_text([*results.rows("products"), *results.rows("attention")]),
+                roofline_text(ceilings),
                 (lambda: draw_roofline(results.rows("products"), results.rows("attention"), ceilings))
                 if limits_of(ceilings)
                 else None,
@@ -157,19 +159,9 @@ def roofline_text(ceilings: Sequence[Row]) -> str:
         "Bytes are those of inputs and outputs, each once. "
         "Other operators have no point, since what they compute and move is not known."
     )
-    return f"{text} {unknown}" if missing else text
-
-
-def above_text(rows: Sequence[Row]) -> str:
-    """Return what it means if points are above their roof; nothing if none is."""
-    above = [float(row["limit_percent"] or 0.0) for row in rows if float(row["limit_percent"] or 0.0) > 100]
-    if not above:
-        return ""
-    return (
-        f" Above the roof, at up to {max(above):.0f} % of it: {len(above)} of the points. So the roof is too low for "
-        "them: it was measured beside other load, or their data was in a cache. On an idle host, "
-        "`flopwatch submit ceiling` measures it again."
-    )
+    low = [f"{row['limit']}: {row['source']}" for row in ceilings if TOO_LOW in str(row["source"])]
+    above = f"Points above a roof say that it is too low. {'; '.join(low)}." if low else ""
+    return " ".join(filter(None, [text, unknown if missing else "", above]))
 
 
 def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: Sequence[Row]) -> Figure:

@@ -77,6 +77,20 @@ def test_a_profile_of_some_phases_names_them(capsys: pytest.CaptureFixture[str])
     assert "in phase forward, backward (" in lines[0]
 
 
+def test_the_lines_of_ones_own_code_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"file": "train.py", "line": 49, "function": "SlowAdam.step", "self_ms": 4.0, "self_percent": 80.0}
+    row |= {"total_ms": 4.5, "python_ms": 3.0, "device_self_ms": None, "device_total_ms": None, "calls": 7}
+    rows = [{**row, "code": "a = b"}, {**row, "file": None, "line": None, "code": None, "function": "outside"}]
+    answers = Answers({"kernels-forward": [kernel("gemm", 3.0)], "lines": rows})
+    lines = printed(capsys, "profile", answers)
+    assert lines[0] == "lines of your code by their own time in a step of 5 ms, unprofiled:"
+    assert "train.py:49" in lines[2]
+    assert "80.0 %" in lines[2]
+    assert lines[2].endswith("a = b")
+    assert "flopwatch table --job 7 --name lines" in lines[4]
+    assert any("1 of 1 kernels" in line for line in lines[5:])
+
+
 def test_processes_are_averaged(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [kernel("gemm", 2.0), kernel("gemm", 4.0, unit=1)]
     assert printed(capsys, "profile", Answers({"kernels-forward": rows}))[2].split()[2] == "3"

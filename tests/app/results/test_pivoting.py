@@ -188,6 +188,20 @@ class TestColumns:
         assert table(database, columns=["all"]).names("metric") == ["forward_ms", "step_ms", "host_us"]
         assert table(database).names("metric") == ["forward_ms", "step_ms"], "the others on request"
 
+    def test_phases_that_the_users_code_names_are_columns(self, database: Database, measure: Measure) -> None:
+        phases = [(f"{name}_ms", {"phase": name}) for name in ("data", "forward", "loss", "rest", "step", "first_step")]
+        measure(*phases, ("device_ms", {"phase": "step"}), ("host_us", {}))
+        names = ["data_ms", "loss_ms", "forward_ms", "rest_ms", "step_ms"]
+        assert table(database).names("metric") == names
+        profiled = [("unprofiled_step_ms", {}), *(("unprofiled_ms", {"phase": name}) for name in ("data", "forward"))]
+        measure(*profiled, ("work_ms", {"phase": "data"}), spec={"kind": "profile"})
+        names = ["data_unprofiled_ms", "forward_unprofiled_ms", "unprofiled_step_ms"]
+        assert table(database, kind="profile").names("metric") == names
+
+    def test_what_other_kinds_time_is_no_phase_of_a_step(self, database: Database, measure: Measure) -> None:
+        measure(("copy_gb_per_s", {}), ("copy_ms", {"phase": "copy"}), spec={"kind": "ceiling"})
+        assert table(database).names("metric") == ["copy_gb_per_s"]
+
     def test_without_any_of_the_kinds_own_what_was_measured(self, database: Database, measure: Measure) -> None:
         measure(("host_us", {}))
         assert table(database).names("metric") == ["host_us"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from tests.workers.reporting import Report
 from workers.jobs import ceiling
 from workers.jobs._base import Unit
 from workers.jobs.ceiling import RUNNER
+from workers.measure import validity
 from workers.measure.ceilings import Ceilings
 from workers.measure.stopwatch import Timing
+from workers.measure.validity import HostLoad
 
 SMALL = {"matrix_size": 64, "copy_mib": 1, "warmup_steps": 1, "measure_steps": 5}
 
@@ -163,6 +166,25 @@ def test_a_disturbed_run_is_no_ceiling(
     run(dtypes=["fp32"], **OWN_SIZES)
     assert Ceilings(tmp_path / "ceilings").read(torch.device("cpu")) is not None
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("others", [2.0, 0.5])
+def test_beside_other_load_there_is_no_ceiling(
+    run, tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, others: float
+) -> None:
+    """Also where the others use less than the unit, which is a note for other kinds."""
+    loads = (HostLoad(number * (others + 1.0), 1.0 * number, 4.0 * number) for number in itertools.count())
+    monkeypatch.setattr(validity, "read_host_load", lambda: next(loads))
+    monkeypatch.setattr(validity, "MIN_LOAD_SPAN_S", 0.0)
+    ceilings, cpu = Ceilings(tmp_path / "ceilings"), torch.device("cpu")
+    ceilings.record(cpu, {"fp32": 123.0}, None)
+    run(dtypes=["fp32"], **OWN_SIZES)
+    found = ceilings.read(cpu)
+    assert found is not None
+    assert (found.tflops["fp32"].value, found.copy_gb_per_s) == (123.0, None), "the former ones stay"
+    assert "not recorded as this device's ceiling: something disturbed it: host_load: others used" in (
+        capsys.readouterr().err
+    )
 
 
 def test_what_rates_mean(run, watch: Watch) -> None:

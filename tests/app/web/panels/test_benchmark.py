@@ -36,6 +36,12 @@ def test_phases_of_the_users_own_code_are_drawn_after_ours() -> None:
     assert columns == ["bar", "forward (ms)", "backward (ms)", "data (ms)", "rest of the step (ms)"]
 
 
+def test_the_rest_of_the_users_own_step_is_that_of_the_table() -> None:
+    """Phases that are slow in every other step: their medians add up to half of the step's."""
+    rows = [row("optimizer_ms", 320.0, "optimizer"), row("rest_ms", 0.363, "rest"), row("step_ms", 640.0, "step")]
+    assert medians(rows) == {"optimizer": 320.0, "rest of the step": 0.363}
+
+
 def test_a_bar_for_each_process() -> None:
     processes = by_process([*STEP, row("forward_ms", 4.0, "forward", unit=1)])
     figure = draw_phases(processes)

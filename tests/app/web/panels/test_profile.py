@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from app.web.panels.profile import draw_classes, draw_roofline, panels, phase_times, roofline_text
+from app.web.panels.profile import (
+    draw_classes,
+    draw_lines,
+    draw_roofline,
+    panels,
+    phase_times,
+    roofline_text,
+)
 
 
 def classes(**scopes: dict[str, float]) -> list[dict[str, Any]]:
@@ -126,3 +133,28 @@ def test_phases_of_ones_own_step_are_shown_as_they_are() -> None:
     """Unlike our model's, its scopes do not include the phases before them."""
     rows = classes(forward={"matmul": 2.0}, backward={"matmul": 3.0}, optimizer={"other": 1.0}, step={"matmul": 5.0})
     assert phase_times(rows) == {"forward": {"matmul": 2.0}, "backward": {"matmul": 3.0}, "optimizer": {"other": 1.0}}
+
+
+def test_points_above_the_roof_say_that_it_is_too_low() -> None:
+    rows = ceilings()
+    assert "above" not in roofline_text(rows)
+    rows[1]["source"] = "measured at noon; too low, since work reached 324 % of it"
+    assert roofline_text(rows).endswith(
+        "Points above a roof say that it is too low. copies: measured at noon; too low, since work reached 324 % of it."
+    )
+    figure = draw_roofline([product(limit_percent=324.0)], [], ceilings())
+    assert "324 % of its limit, memory-bound, so the roof is too low" in figure["data"][0]["customdata"][0]
+
+
+def test_lines_are_bars_of_python_and_the_rest() -> None:
+    row = {"file": "train.py", "line": 49, "function": "SlowAdam.step", "self_ms": 4.0, "self_percent": 80.0}
+    row |= {"total_ms": 4.0, "python_ms": 3.0, "device_self_ms": None, "device_total_ms": None, "calls": 7, "code": "a"}
+    outside = {**row, "file": None, "line": None, "function": "outside of your code", "python_ms": 0.0, "self_ms": 1.0}
+    figure = draw_lines([row, outside])
+    assert {trace["name"]: trace["x"] for trace in figure["data"]} == {
+        "Python": [3.0, 0.0],
+        "operators and waits": [1.0, 1.0],
+    }
+    assert "train.py:49" in figure["data"][0]["y"][0]
+    assert figure["table"]["rows"][0][:3] == ["train.py", 49, "SlowAdam.step"]
+    assert figure["table"]["rows"][0][-1] == "a"

@@ -236,6 +236,21 @@ def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str
     assert limits["vendor's peak"]["source"]
 
 
+def test_a_roof_below_the_points_is_too_low(run: Any, report: Report) -> None:
+    for rates, low in (((1e-9, 1e-6), "products"), ((100.0, 1e-6), "copies"), ((100.0, 1e5), None)):
+        Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": rates[0]}, rates[1])
+        fresh = Report(report.scratch)
+        spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
+        RUNNER.run(spec, RUNNER.plan(spec)[0], fresh)
+        sources = {row["limit"]: row["source"] for row in fresh.table_rows("ceilings") if row["unit"] != "none"}
+        said = {limit for limit, source in sources.items() if "too low, since work reached" in source}
+        assert said == ({low} if low else set()) or (low == "products" and said == {"products", "copies"})
+        summary = {row["what"]: row["value"] for row in fresh.table_rows("summary")}
+        assert (f"ceiling of {low}" in summary) == (low is not None)
+        if low:
+            assert summary[f"ceiling of {low}"] > 100
+
+
 def test_products_in_another_type_than_the_jobs_have_no_limit(run: Any) -> None:
     products = run(precision="bf16", device="cpu", mode="forward").table_rows("products")
     assert {row["dtype"] for row in products} == {"bf16"}

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from kernels.ranges import named, record_ranges
-from workers.measure.profiling.recording import device_events, host_events, record
+from workers.measure.profiling.recording import AnotherProfiler, device_events, host_events, record
 
 
 def event(name: str, device: Any = DeviceType.CPU, **fields: Any) -> Any:
@@ -103,6 +103,26 @@ def test_the_trace_is_saved(tmp_path: Path) -> None:
     profile.save(tmp_path / "trace.json")
     names = {one.get("name") for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"scores", "aten::mm"} <= names
+
+
+@pytest.mark.parametrize("profiler", [torch.profiler.profile, torch.autograd.profiler.profile])
+def test_work_with_a_profiler_of_its_own_is_refused(profiler: Any) -> None:
+    def profiled() -> None:
+        with profiler():
+            work()
+
+    with pytest.raises(AnotherProfiler, match="of its own"):
+        record(profiled, on_gpu=False)
+    with profiler(), pytest.raises(AnotherProfiler, match="of its own"):
+        record(work, on_gpu=False)
+    profiled()
+    assert any(one.name == "scores" for one in record(work, on_gpu=False).recording.host), "both work again"
+
+
+def test_without_shapes_no_products_are_known() -> None:
+    for shapes in (True, False):
+        host = record(work, on_gpu=False, shapes=shapes).recording.host
+        assert any(one.product is not None for one in host) == shapes
 
 
 @pytest.mark.gpu

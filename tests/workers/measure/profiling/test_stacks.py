@@ -49,6 +49,36 @@ def test_device_time_belongs_to_the_launching_stack() -> None:
     }
 
 
+def with_another_thread():
+    """A step beside which another thread waits for a lock, and multiplies."""
+    beside = [
+        host("threading.py(295): wait", "python", 120, 900, thread=3),
+        host("<built-in method acquire of _thread.lock>", "python", 130, 880, thread=3),
+        host("aten::mm", "operator", 890, 895, thread=3, id=9),
+    ]
+    one = made()
+    return recording([*one.host, *beside], [*one.device, kernel("other", 950, 990, operator=9)])
+
+
+def test_other_threads_are_no_work_of_a_phase() -> None:
+    """A profiler cannot tell whether they work or wait."""
+    phases = ("forward", "backward")
+    assert fold(with_another_thread(), phases, on_gpu=False) == fold(made(), phases, on_gpu=False)
+    on_gpu = fold(with_another_thread(), phases, on_gpu=True)
+    other = {frames: time for frames, time in on_gpu.items() if frames[0] == stacks.OTHERS}
+    frames = ("threading.py(295): wait", "aten::mm", "other")
+    assert other == {(stacks.OTHERS, *frames): 40}
+    assert {**on_gpu} == {**fold(made(), phases, on_gpu=True), **other}
+
+
+def test_the_title_has_the_sum_of_the_frames() -> None:
+    times = {("forward", "a"): 2_000_000, ("backward",): 1_500_000, (stacks.OTHERS, "feeder", "b"): 250_000}
+    title = stacks.title_of(times, "while stacks were recorded", on_gpu=False)
+    assert title == (
+        "time of the host, while stacks were recorded: 3.5 ms of one step; beside it, other threads took 0.25 ms"
+    )
+
+
 def test_folded_lines_have_one_blank_less_and_one_number() -> None:
     """The collapsed format of flamegraph.pl and speedscope, whose importer is in no package: only its page has it."""
     text = folded({("forward", "a; b\nc"): 2_600, ("backward",): 400, ("forward",): 1_000})

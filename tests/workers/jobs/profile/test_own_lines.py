@@ -1,0 +1,211 @@
+"""Profiles of a step of the user's own: its lines, its parts, its threads and its own profiler."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+
+from app.specs.profile import ProfileSpec
+from flopwatch import steps
+from flopwatch.packing import pack
+from tests.workers.reporting import Report
+from workers import uploaded
+from workers.jobs.profile import RUNNER, torch_profiler
+from workers.measure.ceilings import Ceilings
+from workers.uploaded import BrokenCode
+
+SOURCE = """\
+import threading
+
+import torch
+
+import flopwatch
+
+
+def tokens():
+    numbers = {}
+    for number in range(60_000):
+        numbers[str(number % 100)] = number
+    return len(numbers)
+
+
+class SlowSGD(torch.optim.Optimizer):
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    for row, gradient in zip(parameter.view(-1, 4), parameter.grad.view(-1, 4)):
+                        row -= 1e-3 * gradient
+
+
+def make_step(device):
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)).to(device)
+    optimizer = SlowSGD(model.parameters(), {})
+    waiting = threading.Thread(target=threading.Event().wait, name="feeder", daemon=True)
+    waiting.start()
+
+    def step():
+        with flopwatch.phase("data"):
+            tokens()
+            x = torch.randn(16, 32, device=device)
+        with flopwatch.phase("forward"):
+            with torch.profiler.record_function("My Loss"):
+                loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def make_profiled_step(device):
+    model = torch.nn.Linear(8, 8).to(device)
+
+    def step():
+        with torch.profiler.profile():
+            model(torch.randn(2, 8, device=device))
+
+    return step
+
+
+def make_scheduled_step(device):
+    model = torch.nn.Linear(8, 8).to(device)
+    profiler = torch.profiler.profile(schedule=torch.profiler.schedule(wait=2, warmup=1, active=3))
+    profiler.start()
+
+    def step():
+        model(torch.randn(2, 8, device=device))
+        profiler.step()
+
+    return step
+"""
+Run = Callable[..., Report]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    def run(function: str = "make_step", **fields: Any) -> Report:
+        for name, value in uploaded.write(tmp_path / "code", [SOURCE.encode()]).items():
+            monkeypatch.setenv(name, value)
+        code = {"sha256": hashlib.sha256(SOURCE.encode()).hexdigest(), "function": function, "file": "train.py"}
+        fields = {"device": "cpu", "warmup_steps": 1, "measure_steps": 3, "profile_steps": 2, **fields}
+        spec, report = ProfileSpec(**{"step_code": code, **fields}), Report(tmp_path)
+        Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
+        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+        return report
+
+    yield run
+    steps.listen(None)
+    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
+        del sys.modules[name]
+
+
+def line_of(code: str) -> int:
+    return next(number for number, line in enumerate(SOURCE.splitlines(), 1) if line.strip().startswith(code))
+
+
+def test_the_lines_that_take_the_time_are_named(run: Run) -> None:
+    report = run(measure_steps=5)
+    rows = report.table_rows("lines")
+    step_ms = next(row["median"] for row in report.rows if row["metric"] == "unprofiled_step_ms")
+    assert sum(row["self_ms"] for row in rows) == pytest.approx(step_ms)
+    assert sum(row["self_percent"] for row in rows) == pytest.approx(100)
+    top = {(row["file"], row["line"], row["function"]): row for row in rows[:4]}
+    python = top["train.py", line_of("numbers[str"), "tokens"]
+    operators = top["train.py", line_of("row -="), "SlowSGD.step"]
+    assert (python["calls"], python["operators"]) == (60_000, 0)
+    runs = (32 * 64 + 64 + 64 * 32 + 32) // 4
+    assert (operators["calls"], operators["operators"]) == (runs, 2 * runs)
+    totals = {row["line"]: row["total_ms"] for row in rows}
+    assert totals[line_of("optimizer.step()")] >= operators["self_ms"]
+    assert {row["device_self_ms"] for row in rows} == {None}, "on a CPU"
+    summary = {row["what"]: row for row in report.table_rows("summary")}
+    assert next(iter(summary)) == "unprofiled step"
+    assert 0 < summary["Python itself"]["value"] <= step_ms
+
+
+def test_parts_of_the_step_are_ranges(run: Run) -> None:
+    report = run(stacks=False)
+    names = {row["range"] for row in report.table_rows("ranges")}
+    assert {"My Loss", "My Loss/Linear.0", "My Loss/Linear.1", "outside"} <= names
+    assert any(name.startswith("Optimizer.step#SlowSGD.step") for name in names)
+    times = {row["phase"]: row["median"] for row in report.rows if row["metric"] == "unprofiled_ms"}
+    assert set(times) == {"data", "forward", "rest"}
+    assert times["rest"] > times["forward"]
+
+
+def test_waiting_threads_are_in_no_phase(run: Run) -> None:
+    report = run()
+    lines = report.files["stacks.txt"].read_text().splitlines()
+    assert {line.partition(";")[0].partition(" ")[0] for line in lines} <= {"data", "forward", "rest", "other threads"}
+    assert not any("wait" in line for line in lines if "threading" in line)
+
+
+@pytest.mark.parametrize("function", ["make_profiled_step", "make_scheduled_step"])
+def test_a_step_with_a_profiler_of_its_own_is_told_so(run: Run, function: str) -> None:
+    with pytest.raises(BrokenCode, match=r"the step opens a torch\.profiler of its own, .* leave it out"):
+        run(function, warmup_steps=0)
+    assert not torch.autograd.profiler._is_profiler_enabled or function == "make_scheduled_step"
+    torch.autograd.profiler._set_is_profiler_enabled(False)
+
+
+def test_a_step_with_many_operators_is_profiled_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_profiler, "MAX_EVENTS", 100)
+    report = run(profile_steps=5)
+    summary = {row["what"]: row for row in report.table_rows("summary")}
+    assert (summary["profiled steps"]["value"], summary["steps in the trace"]["value"]) == (1, 1)
+    assert "the shapes of inputs are not recorded" in summary["products"]["note"]
+    assert any(row["name"] == "aten::mul" for row in report.table_rows("operators-rest"))
+    stacks = report.files["stacks.txt"].read_text()
+    assert f"train.py({line_of('row -=')}): SlowSGD.step" in stacks
+    assert "sampled without a profiler" in report.files["flamegraph.svg"].read_text()
+    total_ms = 1e-3 * sum(int(line.rpartition(" ")[2]) for line in stacks.splitlines() if "other threads" not in line)
+    assert total_ms == pytest.approx(summary["unprofiled step"]["value"], rel=0.02)
+
+
+def test_a_slow_step_is_profiled_once_with_its_products(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_profiler, "MAX_PROFILED_S", 0.0)
+    report = run()
+    assert {row["what"]: row["value"] for row in report.table_rows("summary")}["profiled steps"] == 1
+    assert report.table_rows("products")
+
+
+def test_the_presets_have_no_lines(tmp_path: Path) -> None:
+    model = {"d_model": 16, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 61}
+    spec = ProfileSpec(model=model, context_length=8, warmup_steps=1, measure_steps=2, mode="forward", stacks=False)
+    report = Report(tmp_path)
+    Ceilings(report.ceilings).record(torch.device("cpu"), {"fp32": 100.0}, 1e5)
+    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    assert "lines" not in report.tables
+    assert "Python itself" not in {row["what"] for row in report.table_rows("summary")}
+
+
+def test_files_have_the_names_that_their_author_gave_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from app.specs._code import CodeSpec
+
+    project = tmp_path / "project"
+    (project / "models").mkdir(parents=True)
+    (project / "train.py").write_text("def f(): ...\n")
+    (project / "models" / "net.py").write_text("")
+    packed = pack(project, project / "train.py")
+    single = b"def g(): ...\n"
+    for name, value in uploaded.write(tmp_path / "code", [packed, single]).items():
+        monkeypatch.setenv(name, value)
+    codes = [
+        CodeSpec(sha256=hashlib.sha256(content).hexdigest(), function="f", file=file)
+        for content, file in ((packed, "train.py"), (single, "kernels/mine.py"))
+    ]
+    folder = uploaded.path(codes[0]).parent
+    found = [uploaded.own_name(str(folder / name), codes) for name in ("train.py", "models/net.py", "../x.py")]
+    assert found[:2] == ["train.py", "models/net.py"]
+    assert uploaded.own_name(str(uploaded._shown(codes[1])), codes) == "mine.py"
+    assert uploaded.own_name(torch.__file__, codes) is None
