@@ -28,6 +28,7 @@ from .collectives import (
     strides_of,
     view_like,
 )
+from .silent_group import SilentGroup
 
 CHUNKS = 8
 """Number of chunks of a large model: the first chunk's update and the last one's exchange overlap with nothing."""
@@ -232,6 +233,8 @@ class ShardedOptimizer(Optimizer):
         first = next(parameter for mine in chunk.parameters for parameter in mine)
         chunk.piece = max(sum(mine) for mine in sizes)
         chunk.memory = torch.zeros(chunk.piece * len(sizes), dtype=first.dtype, device=first.device)
+        if isinstance(self.group, SilentGroup):
+            self.group.keep(chunk.memory)
         for rank, mine in enumerate(chunk.parameters):
             start = rank * chunk.piece
             for parameter, size in zip(mine, sizes[rank], strict=True):

@@ -1,14 +1,21 @@
 """A process group in which nothing travels: the baseline that shows what communication costs.
 
 The same wrapper and the same optimizer run over it as over the real group, with the same memory, the same kernels and
-the same order, but no rank waits for another one. A reduction leaves a rank's own values. A gather fills every rank's
-place with this rank's own part, so that what is computed with has finite values of an ordinary spread: zeros would
-lower a GPU's power and raise its clock. On a GPU it copies on a stream of its own, as NCCL does, and what is started
-together is one call of it, as it is of NCCL: else the host would take longer here than where something travels.
+the same order, but no rank waits for another one.
+
+What is computed with must be of the size of what would have come: zeros would lower a GPU's power and raise its clock,
+weights that are too large saturate a softmax, and the denormal gradients behind it take a CPU ten times as long. So a
+reduction leaves a rank's own values, a broadcast leaves what is there, and a gather fills every rank's place with this
+rank's own part, a piece of the same tensor. Where the parts are of different tensors, the places keep what they hold
+(`keep`), and are copied onto themselves.
+
+On a GPU it copies on a stream of its own, as NCCL does, and what is started together is one call of it, as it is of
+NCCL: else the host would take longer here than where something travels.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +57,11 @@ class SilentGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._name = BACKEND
         self._stream: Any = None
+        self._kept: list[weakref.ref[Tensor]] = []
+
+    def keep(self, memory: Tensor) -> None:
+        """Let gathers into `memory` leave what it holds: the ranks' parts are of different tensors."""
+        self._kept = [one for one in self._kept if one() is not None] + [weakref.ref(memory)]
 
     # Torch asks for these names.
     def getBackendName(self) -> str:  # noqa: N802
@@ -89,8 +101,9 @@ class SilentGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], _options: Any = None
     ) -> Done:
+        kept = {id(output) for output in outputs if any(one() is output for one in self._kept)}
         places = [
-            (place, own.view(-1))
+            (place, place if id(output) in kept else own.view(-1))
             for output, own in zip(outputs, inputs, strict=True)
             for place in output.view(-1).chunk(self.size())
             if place.data_ptr() != own.data_ptr()

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from parallel import collectives
+from parallel import ShardedOptimizer, collectives
 from parallel.collectives import (
     start_all_gather,
     start_all_reduce,
@@ -46,6 +47,10 @@ def operations() -> None:
     in_place = torch.arange(2.0 * size)
     start_all_gather(in_place, in_place[2 * rank : 2 * rank + 2], group).wait()
     assert torch.equal(in_place, torch.arange(2.0 * rank, 2 * rank + 2).repeat(size))
+    kept = torch.arange(2.0 * size)
+    group.keep(kept)
+    start_all_gather(kept, kept[2 * rank : 2 * rank + 2], group).wait()
+    assert torch.equal(kept, torch.arange(2.0 * size))
     part = torch.empty(2)
     start_reduce_scatter(part, torch.arange(2.0 * size), dist.ReduceOp.SUM, group).wait()
     assert torch.equal(part, torch.arange(2.0 * rank, 2 * rank + 2))
@@ -74,3 +79,20 @@ def nobody_waits() -> None:
     group = silent_group()
     if dist.get_rank() == 0:
         start_all_gather(torch.empty(2 * dist.get_world_size()), torch.ones(2), group).wait()
+
+
+def sizes_stay() -> None:
+    """Parameters of very different sizes keep theirs, whichever rank updates them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 64, bias=False))
+    with torch.no_grad():
+        model[1].weight.mul_(0.01)
+    before = [float(parameter.detach().std()) for parameter in model.parameters()]
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, process_group=silent_group(), lr=1e-5)
+    for _ in range(3):
+        logits = model(torch.arange(64))
+        torch.nn.functional.cross_entropy(logits, torch.arange(64)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = [float(parameter.detach().std()) for parameter in model.parameters()]
+    assert after == pytest.approx(before, rel=0.05)
