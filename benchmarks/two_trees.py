@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ def attention_ms(device: torch.device, shape: tuple[int, int, int, int, bool]) -
     *sizes, is_causal = shape
     q, k, v, gradient = (torch.randn(sizes, device=device, dtype=torch.bfloat16) for _ in range(4))
     inputs = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    attention: Callable[..., torch.Tensor] = nn.functional.scaled_dot_product_attention
     if device.type == "cuda":
-        from kernels.attention.flash_triton import flash_attention as attention
-    else:
-        attention = nn.functional.scaled_dot_product_attention
+        from kernels.attention.flash_triton import flash_attention
+
+        attention = flash_attention
     operation = Operation(lambda q, k, v: attention(q, k, v, is_causal=is_causal), inputs, gradient)
     both = time_passes(operation, stopwatch(device), ["forward_backward"], warmup=None, calls=CALLS)
     return both["forward_backward"]
@@ -79,7 +81,10 @@ def training(device: torch.device) -> Any:
         optimizer.step()
         optimizer.zero_grad()
 
-    phases = {"forward": forward, "backward": lambda: losses[0].backward(), "optimizer": update}
+    def backward() -> None:
+        losses[0].backward()  # type: ignore[no-untyped-call]
+
+    phases = {"forward": forward, "backward": backward, "optimizer": update}
     return time_steps(phases, make_clock(device), warmup_steps=None, window_s=0.5, measure_steps=STEPS)
 
 
