@@ -95,7 +95,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
-    data_dir: Path = Field(
+    data_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
         default_factory=defaults.data_dir,
         description="Folder of the database, artifacts and logs. On a local disk.",
     )
@@ -196,7 +196,7 @@ class Settings(BaseSettings):
         has."""
         from sqlalchemy import URL  # client commands, which have no database, start sooner without it
 
-        return self.database_url or URL.create("sqlite", database=str(self.data_dir.absolute() / "flopwatch.sqlite3"))
+        return self.database_url or URL.create("sqlite", database=str(self.data_dir / "flopwatch.sqlite3"))
 
     @property
     def artifacts_dir(self) -> Path:

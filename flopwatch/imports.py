@@ -33,7 +33,11 @@ def complaint_about(workers: Sequence[Mapping[str, Any]], file: str, *, is_folde
     nearest = min(workers, key=lambda worker: len(worker["lacking"]))
     names = ", ".join(map(repr, nearest["lacking"]))
     others = "" if len(workers) == 1 else ", and no other worker has all that it needs"
-    own = "put it into the folder that goes along" if is_folder else "send its folder along with --code FOLDER"
+    own = (
+        "put it into the folder that goes along, and let git track it"
+        if is_folder
+        else "send its folder along with --code FOLDER"
+    )
     cures = [found for name in nearest["lacking"] if (found := cure(name, own))]
     if len(cures) < len(nearest["lacking"]):
         cures.append(

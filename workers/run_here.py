@@ -19,7 +19,7 @@ import tempfile
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ from workers.messages import (
 from workers.outcome import EXIT_CODES, WRONG, RunnerError, Succeeded, failure_code
 from workers.reporter import Reporter
 from workers.torch_host import reset_process, trim_free_memory
+from workers.working_directory import enter_empty
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
@@ -145,10 +146,10 @@ def run_here(arguments: list[str]) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
-        if options.code:
-            os.environ.update(uploaded.write(Path(folder) / "code", [file.read_bytes() for file in options.code]))
-        results = LocalResults(options.output)
+    code, results = [file.read_bytes() for file in options.code], LocalResults(options.output.absolute())
+    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, chdir(folder):
+        if code:
+            os.environ.update(uploaded.write(Path(folder) / "code", code))
         try:
             with _prints_to_stderr():
                 _run_units(spec, results, Path(folder))
@@ -175,6 +176,7 @@ def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
         results.spool.begin_unit(index, unit.title, unit.side)
         scratch = folder / str(index)
         scratch.mkdir()
+        enter_empty(scratch)
         runner.run(spec, unit, Reporter(results.take, scratch=scratch, ceilings=ceilings))
         results.spool.end_unit(Succeeded())
 

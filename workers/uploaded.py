@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from flopwatch.imports import clash, own_modules
 from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, is_packed
+from workers import working_directory
 from workers.outcome import InvalidEnvironment, RunnerError
 
 if TYPE_CHECKING:
@@ -167,11 +168,11 @@ def content(code: CodeSpec) -> bytes:
 
 
 def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path | None = None) -> None:
-    """Run a script as `python NAME ARGUMENTS` would, in this process; it may end itself with exit code 0.
+    """Run a script as `python NAME ARGUMENTS` would in its folder; it may end itself with exit code 0.
 
     Args:
         source: the script.
-        name: its name, in tracebacks and as `sys.argv[0]`.
+        name: its name for people; its last part is `sys.argv[0]`.
         arguments: its arguments.
         file: where it is, for what lies beside it and for processes that it spawns; None: nowhere.
 
@@ -180,7 +181,7 @@ def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path |
         Exception: whatever it raises.
     """
     module = ModuleType("__main__")
-    before, sys.argv = sys.argv, [name, *arguments]
+    before, sys.argv = sys.argv, [PurePosixPath(name).name, *arguments]
     module.__file__ = name if file is None else str(file)
     main, sys.modules["__main__"] = sys.modules["__main__"], module
     try:
@@ -234,6 +235,14 @@ def _folder(code: CodeSpec) -> Path:
     return _files() / code.sha256
 
 
+def settle(code: CodeSpec) -> None:
+    """Let this process import and find files as `python FILE` does in the file's folder: of an uploaded folder, that
+    place is the working directory."""
+    let_import(code)
+    if _folder(code).is_dir():
+        working_directory.enter(path(code).parent)
+
+
 def let_import(code: CodeSpec) -> None:
     """Put an uploaded folder first on sys.path, and before it the folder of its file, as Python does for a script; the
     folder of uploaded files last."""
@@ -271,11 +280,22 @@ def _lacking(error: Exception, code: CodeSpec) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     module = error.name.partition(".")[0]
-    own = "put it into the folder that goes along" if _folder(code).is_dir() else "send its folder with --code FOLDER"
-    if ours := cure(module, own):
-        return ours
-    also = "" if _folder(code).is_dir() else ", or if it is yours send its folder along with --code FOLDER"
-    return f"install {module!r} for the worker{also}"
+    own = "let git track it" if _folder(code).is_dir() else "send its folder along with --code FOLDER"
+    return cure(module, own) or f"install {module!r} for the worker, or if it is yours {own}"
+
+
+def lacking_file(error: BaseException) -> str:
+    """Return what to do about a file that is not where uploaded code has looked for it: "; …", or "" if it looked
+    outside of its working directory, or for none."""
+    file = error.filename if isinstance(error, FileNotFoundError) and FOLDER in os.environ else None
+    if not isinstance(file, str) or (Path(file).is_absolute() and not Path(file).is_relative_to(_files().parent)):
+        return ""
+    if any(_files().glob("*/")):
+        return (
+            "; the job runs in a copy of the folder that went along, of a git repository with what git tracks: name "
+            "other files, such as data, by absolute paths"
+        )
+    return "; the job runs in an empty folder: send yours along with --code FOLDER, or name files by absolute paths"
 
 
 def _is_implementation(loaded: object) -> bool:
@@ -287,9 +307,10 @@ def _is_implementation(loaded: object) -> bool:
 def _module(code: CodeSpec) -> ModuleType:
     name = _name(code.sha256)
     if name in sys.modules:
+        settle(code)  # other code of this process may have been loaded since
         return sys.modules[name]
     shown, source = _shown(code), content(code)
-    let_import(code)
+    settle(code)
     spec = importlib.util.spec_from_file_location(name, path(code))
     assert spec is not None
     # Registered before it runs, as Python does: dataclasses and pickles look for their module there.
@@ -327,7 +348,7 @@ def _describe(error: Exception, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{type(error).__name__}: {error.msg}, line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f"{type(error).__name__}: {error}" + (f", line {lines[-1]}" if lines else "")
+    return f"{type(error).__name__}: {error}" + (f", line {lines[-1]}" if lines else "") + lacking_file(error)
 
 
 def _offer(module: ModuleType) -> str:

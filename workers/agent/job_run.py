@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import select
-import shutil
 import socket
 import threading
 import time
@@ -69,6 +68,7 @@ from workers.outcome import (
 from workers.processes.keeper import Request
 from workers.processes.launch import Launcher, Process
 from workers.processes.limits import Limits
+from workers.working_directory import bytes_below, remove
 
 logger = logging.getLogger(__name__)
 Stored = TypeVar("Stored")
@@ -78,6 +78,9 @@ LEFTOVERS_S = 60.0
 """Seconds that killed processes may take to end, while their driver releases a GPU's memory."""
 LEFTOVERS_LOOK_S = 0.05
 EXCERPT_BYTES = 4096
+LOOK_S, LOOKS_PART = 1.0, 0.01
+"""Seconds between two looks at a unit's folder, and the largest part of the time that they may take, since the unit is
+being measured."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,8 @@ class JobRun:
         self._lease_s = settings.lease_s
         self._ceilings = settings.ceilings_dir
         self._allow_code = settings.allow_code
-        self._code_environment: dict[str, str] = {}
+        self._code: list[bytes] = []
+        """The uploaded files that the spec names."""
         self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
         self._on_end = on_end
         self._starts = 0
@@ -180,6 +184,8 @@ class JobRun:
         self._storing_until = float("inf")
         self._events: list[NewEvent] = []
         self._cells = 0
+        self._next_look = 0.0
+        """When to look at the unit's folder again, on the clock."""
         self._received: list[_ReceivedFile] = []
         self._held: list[str] = []
         self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
@@ -219,7 +225,7 @@ class JobRun:
         with ExitStack() as at_end:  # each of these runs, whatever the others raise
             at_end.callback(self._on_end)
             at_end.callback(self.devices.release)
-            at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            at_end.callback(remove, self._scratch)
             at_end.callback(self._ahead.close)
             at_end.callback(lambda: self._artifacts.release(self._held))
             try:
@@ -280,7 +286,7 @@ class JobRun:
         return Succeeded()
 
     def _fetch_code(self) -> None:
-        """Write the files that the spec names to a folder of the job's.
+        """Read the uploaded files that the spec names, of which each unit gets copies of its own.
 
         Raises:
             Unsupported: this worker runs no uploaded code.
@@ -293,13 +299,12 @@ class JobRun:
         if not self._allow_code:
             raise Unsupported(f"this worker runs no uploaded code: {ALLOW_IT}")
         try:
-            contents = [
+            self._code = [
                 self._patiently(partial(self._artifacts.read, sha256), partial(self._check_storing, "code"))
                 for sha256 in wanted
             ]
         except (NotFound, Damaged, OSError, *STORE_UNAVAILABLE) as error:
             raise InvalidEnvironment(f"the uploaded code cannot be read: {error}") from error
-        self._code_environment = uploaded.write(self._scratch / "code", contents)
 
     def _clear_devices(self) -> Outcome | None:
         """End the processes that jobs of killed agents have left behind; return the job's outcome if that is
@@ -332,11 +337,11 @@ class JobRun:
             rest = self._resumed_unit(process, outcome, runner, spec)
             if rest is None:
                 break
-            shutil.rmtree(process.scratch, ignore_errors=True)
+            remove(process.scratch)
             process = replace(process, unit=rest, scratch=self._next_scratch(), cursor=None)
         if isinstance(outcome, Succeeded) and process.unit.wrap and isinstance(runner, Collecting):
             outcome = self._run_process(replace(process, task="collect", cursor=None), runner, spec)
-        shutil.rmtree(process.scratch, ignore_errors=True)
+        remove(process.scratch)
         return outcome
 
     def _resumed_unit(self, process: _Process, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
@@ -372,7 +377,7 @@ class JobRun:
         listener = Listener(
             message=lambda message: self._take(message, process),
             output=self._spool.log.write,
-            flush=self._flush,
+            flush=partial(self._tend, process),
         )
         wrapper = Wrapper(wrap[0], self._clock()) if wrap else None
         try:
@@ -404,12 +409,12 @@ class JobRun:
 
     def _start_process(self, process: _Process, gate: socket.socket | None) -> Process:
         """Start a unit's process, behind a gate if there is one."""
-        is_run = process.task == "run"
-        if is_run:
-            process.scratch.mkdir(parents=True, exist_ok=True)
-        wrap = process.unit.wrap if is_run else ()
-        start = process.unit.start if is_run else "fork"
-        return self._launcher.start(self._request(process, wrap), start, self.devices.descriptors, gate=gate)
+        if process.task != "run":
+            return self._launcher.start(self._request(process), "fork", self.devices.descriptors, gate=gate)
+        process.scratch.mkdir(parents=True, exist_ok=True)
+        code = uploaded.write(process.scratch / "code", self._code) if self._code else {}
+        request = self._request(process, process.unit.wrap, code)
+        return self._launcher.start(request, process.unit.start, self.devices.descriptors, gate=gate)
 
     def _after_wrapper(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
         """Return the failure of a wrapper that reported an error of its own, or the unchanged outcome."""
@@ -429,7 +434,9 @@ class JobRun:
         self._starts += 1
         return self._scratch / str(self._starts)
 
-    def _request(self, process: _Process, wrap: Sequence[str]) -> Request:
+    def _request(
+        self, process: _Process, wrap: Sequence[str] = (), code: Mapping[str, str] = MappingProxyType({})
+    ) -> Request:
         visible = ",".join(gpu.uuid for gpu in self.devices.gpus)
         return Request(
             kind=self.claim.kind,
@@ -439,7 +446,7 @@ class JobRun:
             environment={
                 "CUDA_VISIBLE_DEVICES": visible,
                 **self._environment,
-                **self._code_environment,
+                **code,
                 **process.unit.environment,
             },
             ceilings=str(self._ceilings),
@@ -511,10 +518,13 @@ class JobRun:
 
     def _check_size(self, public_name: str, size: int) -> None:
         """Raise TooLarge if the job may not store `size` further bytes."""
+        self._check_bytes(f"artifact {public_name!r}", size)
+
+    def _check_bytes(self, what: str, size: int) -> None:
         if self._artifact_bytes + size > self._max_artifact_bytes:
             raise TooLarge(
-                f"artifact {public_name!r} has {size} bytes or more, beside {self._artifact_bytes} of the job's other "
-                f"artifacts: the worker keeps {self._max_artifact_bytes} of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)"
+                f"{what} has {size} bytes or more, beside {self._artifact_bytes} of the job's other artifacts: the "
+                f"worker keeps {self._max_artifact_bytes} of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)"
             )
 
     def _store_received(self, outcome: Outcome) -> Outcome:
@@ -596,6 +606,17 @@ class JobRun:
         text = f"{finished.title}: {finished.headline} ({finished.seconds:.2g} s)"
         self._progress(*process.place(finished.done, finished.total), self._words(process, text))
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
+
+    def _tend(self, process: _Process) -> None:
+        """Write new events, and from time to time look at the size of the unit's folder. Raises TooLarge."""
+        self._flush()
+        begun = self._clock()
+        if begun < self._next_look:
+            return
+        size = bytes_below(process.scratch)
+        now = self._clock()
+        self._next_look = now + max(LOOK_S, (now - begun) / LOOKS_PART)
+        self._check_bytes("its working directory", size)
 
     def _flush(self) -> None:
         """Write new events to the queue, without waiting long: meanwhile nobody drains the unit's pipes or ends it.

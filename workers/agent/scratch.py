@@ -10,12 +10,12 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.errors import CannotRunHere, DiskFull, is_no_space
+from workers.working_directory import remove
 
 _AGENTS = re.compile(r"[0-9a-f]{16}")
 """Names of agents' folders."""
@@ -52,11 +52,11 @@ class Scratch:
                         folder.rename(self._root / f"{_DEAD}{secrets.token_hex(8)}")
         # Only now, since others wait for the lock when they start.
         for folder in self._root.glob(f"{_DEAD}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
     def close(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove(self.path)
         os.close(self._lock)
 
 

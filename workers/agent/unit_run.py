@@ -92,7 +92,7 @@ class Listener:
     output: Callable[[bytes], None]
     """Gets standard output and error."""
     flush: Callable[[], None]
-    """Called every FLUSH_S."""
+    """Called every FLUSH_S; may raise TooLarge, which ends the unit."""
 
 
 class UnitRun:
@@ -143,7 +143,7 @@ class UnitRun:
                         selector.unregister(key.fd)
                 self._end_if_due()
                 if self._clock() >= next_flush:
-                    self._listener.flush()
+                    self._flush()
                     next_flush = self._clock() + FLUSH_S
         return self._outcome(self._process.report())
 
@@ -176,6 +176,12 @@ class UnitRun:
 
     def _deadline(self) -> float:
         return min(self._timeout.deadline, self._wrapper.start_by if self._wrapper else float("inf"))
+
+    def _flush(self) -> None:
+        try:
+            self._listener.flush()
+        except TooLarge as error:
+            self._fail(failure_code(error), str(error))
 
     def _take_output(self, data: bytes) -> None:
         if self._wrapper is not None:

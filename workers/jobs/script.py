@@ -97,7 +97,7 @@ class Measuring:
         code, content, file = self._spec.script_code, EXAMPLE, None
         if code is not None:
             content, file = uploaded.content(code), uploaded.path(code)
-            uploaded.let_import(code)
+            uploaded.settle(code)
         try:
             with translate_oom("the script"):
                 uploaded.run_as_main(content, self._spec.label(), self._spec.words(), file)

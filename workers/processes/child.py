@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from app.importing import without_collector
+from workers import uploaded
 from workers.jobs import RUNNERS, runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.jobs._ranks import serve_node
@@ -22,6 +23,7 @@ from workers.messages import Ended, Message, Started, to_line
 from workers.outcome import EXIT_CODES, RunnerError, describe_error, failure_code
 from workers.processes.keeper import READY, Request
 from workers.reporter import Reporter
+from workers.working_directory import enter_empty
 
 
 class MessagePipe:
@@ -50,6 +52,8 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
     if new_interpreter:
         _import_torch(request)
     try:
+        enter_empty(reporter.scratch)
+        sys.argv = sys.argv[:1]  # the user's code may parse it
         if request.task == "node":
             serve_node(int(request.unit["params"]["node"]), reporter.scratch)
         runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
@@ -61,7 +65,7 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")
     except BaseException as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
-        code, detail = failure_code(error), describe_error(error)
+        code, detail = failure_code(error), describe_error(error) + uploaded.lacking_file(error)
         traceback.print_exc()
     else:
         send(Ended(None, ""))

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5
 """Seconds between two looks at the devices while ranks measure."""
-RUNNER_ERRORS: dict[str, type[RunnerError]] = {error.code: error for error in (Unsupported, InvalidEnvironment)}
+RUNNER_ERRORS: dict[str, type[RunnerError]] = {
+    error.code: error for error in (RunnerError, Unsupported, InvalidEnvironment)
+}
 
 
 class DdpRunner:

@@ -21,6 +21,7 @@ import torch
 from app.specs.ddp import DdpSpec
 from parallel.process_group import Rank
 from parallel.silent_group import silent_group
+from workers import uploaded
 from workers.jobs import _training
 from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
@@ -34,7 +35,7 @@ from workers.measure.busy import measure_busy
 from workers.measure.memory import OutOfMemory, is_out_of_memory, memory_meter, short_message
 from workers.measure.own_step import KINDS
 from workers.measure.timing import run_step
-from workers.outcome import RunnerError
+from workers.outcome import RunnerError, describe_error
 from workers.torch_host import set_precision
 
 ROUNDS = 6
@@ -73,6 +74,10 @@ def report_known_errors(rank: Rank) -> Iterator[None]:
             yield
     except RunnerError as error:
         rank.report({"failed": error.code, "detail": str(error)})
+        raise
+    except FileNotFoundError as error:
+        if cure := uploaded.lacking_file(error):
+            rank.report({"failed": RunnerError.code, "detail": describe_error(error) + cure})
         raise
     except (OutOfMemory, RuntimeError, MemoryError) as error:
         if isinstance(error, OutOfMemory) or is_out_of_memory(error):
