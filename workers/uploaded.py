@@ -292,8 +292,8 @@ def lacking_file(error: BaseException) -> str:
         return ""
     if any(_files().glob("*/")):
         return (
-            "; the job runs in a copy of the folder that went along, of a git repository with what git tracks: name "
-            "other files, such as data, by absolute paths"
+            "; the job runs in a copy of the folder that went along, which of a git repository has the tracked files "
+            "only: name others, such as data, by absolute paths"
         )
     return "; the job runs in an empty folder: send yours along with --code FOLDER, or name files by absolute paths"
 

@@ -174,8 +174,8 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {JSON: {"schema": reference}}}}
 
 
-async def read_limited(request: Request, limit: int) -> bytes:
-    """Return the body if it has at most `limit` bytes. The bytes are counted, since Content-Length may be missing."""
+async def read_limited(request: Request, limit: int, limited_by: str = "FLOPWATCH_MAX_BODY_BYTES") -> bytes:
+    """Return the body if it has at most `limit` bytes; `limited_by` says why so many. The bytes are counted, since Content-Length may be missing."""
     chunks: list[bytes] = []
     size = 0
     try:
@@ -188,7 +188,7 @@ async def read_limited(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise InvalidRequest("The connection ended amid the body.") from None
     if size > limit:
-        raise BodyTooLarge(f"The body has more than {limit} bytes (FLOPWATCH_MAX_BODY_BYTES).")
+        raise BodyTooLarge(f"The body has more than {limit} bytes ({limited_by}).")
     return b"".join(chunks)
 
 

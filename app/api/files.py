@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from app.api.parameters import NO_QUERY, ETag, Json, declared
 from app.api.schemas import CodeFile
 from app.api.services import CurrentServices
 from app.errors import FieldError, InvalidRequest
-from flopwatch.packing import is_packed
+from flopwatch.packing import MAX_BYTES, is_packed
 
 router = APIRouter(prefix="/files", tags=["files"])
 
@@ -34,13 +35,13 @@ SOURCE = {"application/octet-stream": {"schema": {"type": "string", "format": "b
     summary="Upload a Python file",
 )
 async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
-    """Stores the body, a UTF-8 file or a zip file of a folder, of at most FLOPWATCH_MAX_BODY_BYTES; a spec's `code`
-    names it by its SHA-256.
+    """Stores the body, a UTF-8 file or a zip file of a folder, of at most 64 MiB; a spec's `code` names it by its
+    SHA-256.
 
     Only workers started with --allow-code run it. A file that no job names is removed after a day.
     """
-    content = await read_limited(request, services.settings.max_body_bytes)
-    actual = hashlib.sha256(content).hexdigest()
+    content = await read_limited(request, MAX_BYTES, "of uploaded code")
+    actual = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
     if actual != sha256:
         raise _wrong(f"The body's SHA-256 is {actual}, not that of the path: it was damaged, or is another file.")
     if not is_packed(content):

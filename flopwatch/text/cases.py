@@ -40,6 +40,8 @@ def _coordinate(name: str, value: Any) -> str:
         return name
     if isinstance(value, str) and ARROW in value:
         return f"{name}={ARROW.join(map(_part, value.split(ARROW)))}"
+    if name == "arguments":  # of a script: what a shell reads, with slashes in its paths
+        return str(value)
     parts = [_part(part) for part in (value.split("/") if isinstance(value, str) else [value])]
     if len(parts) > MAX_LISTED:
         return f"{len(parts)} {name.replace('_', ' ')}s"

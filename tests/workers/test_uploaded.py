@@ -89,6 +89,8 @@ def packed(files: dict[str, str], comment: str = "pkg/train.py", method: int = 0
 
 
 def load_folder(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("PWD", "")
     for name, value in uploaded.write(folder, [content]).items():
         monkeypatch.setenv(name, value)
     return uploaded.load(CodeSpec(sha256=hashlib.sha256(content).hexdigest(), function="step"))
@@ -102,6 +104,43 @@ def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: 
     loaded = load_folder(packed(files), tmp_path, monkeypatch)
     assert callable(loaded)
     assert loaded() == 3
+
+
+def test_the_place_of_a_folders_file_is_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    train = (
+        "import os\nfrom pathlib import Path\nhere, text = os.getcwd(), Path('beside.txt').read_text()\n"
+        "def step(): return here, text\n"
+    )
+    loaded = load_folder(packed({"pkg/train.py": train, "pkg/beside.txt": "found"}), tmp_path / "code", monkeypatch)
+    assert callable(loaded)
+    here, text = loaded()
+    assert (Path(here).name, text) == ("pkg", "found")
+    assert os.environ["PWD"] == here
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("open('data.bin')\ndef step(): pass", "which of a git repository has the tracked files only"),
+        ("open(__file__ + 'x')\ndef step(): pass", "name others, such as data, by absolute paths"),
+        ("open('/not/there')\ndef step(): pass", None),
+        ("1 / 0\ndef step(): pass", None),
+    ],
+    ids=["relative", "beside", "elsewhere", "other error"],
+)
+def test_a_file_that_did_not_go_along_is_said_to_be_missing(
+    source: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(BrokenCode) as caught:
+        load_folder(packed({"pkg/train.py": source}), tmp_path / "code", monkeypatch)
+    assert words in str(caught.value) if words else "copy of the folder" not in str(caught.value)
+
+
+def test_without_a_folder_files_are_said_to_need_one(put: Put) -> None:
+    with pytest.raises(BrokenCode, match=r"runs in an empty folder: send yours along with --code FOLDER"):
+        uploaded.load(put("open('data.bin')\ndef attention(): pass\n"))
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,14 @@ class TestUploading:
     def test_a_path_that_is_no_hash_is_refused(self, site: Any) -> None:
         assert site.http.put("/files/mine.py", content=SOURCE).status_code == 422
 
-    def test_a_large_file_is_refused(self, site: Any) -> None:
-        content = b"#" * (site.services.settings.max_body_bytes + 1)
-        assert site.http.put(f"/files/{sha256_of(content)}", content=content).status_code == 413
+    def test_a_file_may_be_larger_than_other_bodies_up_to_a_limit(
+        self, site: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limit = 2 * site.services.settings.max_body_bytes
+        monkeypatch.setattr("app.api.files.MAX_BYTES", limit)
+        for size, status in ((limit, 201), (limit + 1, 413)):
+            content = b"#" * size
+            assert site.http.put(f"/files/{sha256_of(content)}", content=content).status_code == status
 
     def test_the_token_is_asked_for(self, serve: Callable[..., AbstractContextManager[Any]], tmp_path: Path) -> None:
         with serve(tmp_path, api_token="secret") as site:

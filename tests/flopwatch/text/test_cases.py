@@ -26,6 +26,7 @@ from flopwatch.text.cases import case_text
         ({"compile_scope": "None → blocks"}, "compile_scope=none → blocks"),
         ({"precision": "bf16", "parameter_dtype": "bf16"}, "bf16, parameter_dtype=bf16"),
         ({"batch_size": 1, "parameter_dtype": "bf16"}, "batch_size=1, parameter_dtype=bf16"),
+        ({"script": "train.py", "arguments": "--data /a/b/c/d/e"}, "train.py, --data /a/b/c/d/e"),
         ({}, ""),
     ],
 )

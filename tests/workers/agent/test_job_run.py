@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -27,11 +28,13 @@ from app.main import create_app
 from app.results import result_table
 from app.settings import Settings
 from app.specs import spec_adapter
+from app.specs._code import RUNS_CODE
 from app.store.database.engine import Database, open_database
 from app.store.files import objects
 from app.store.files.artifacts import CHUNK_BYTES, ArtifactFiles
 from app.store.files.objects import ObjectFiles
 from app.store.files.store import FileStore
+from app.store.files.uploads import Uploads
 from app.store.queue.transitions import CANCELLED_WHILE, Queue
 from app.store.reading.queries import Reading
 from app.store.records import Claim, NewJob, Offer
@@ -40,6 +43,7 @@ from tests.clock import Clock
 from tests.databases import put_database
 from tests.object_stores import Bucket
 from tools.waiting import wait_until
+from workers import uploaded
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.unit_run import FLUSH_S, RECORD_S, WRAPPER_START_S
 from workers.devices.locks import HeldDevices
@@ -198,6 +202,7 @@ class Site:
 
     before_start: Callable[[], object] = int
     """Called before the launcher starts a unit."""
+    capabilities: frozenset[str] = frozenset()
     leftovers: list[list[int]] = field(default_factory=list)
     lease: HeldDevices = field(default_factory=HeldDevices)
     running: JobRun | None = None
@@ -206,7 +211,7 @@ class Site:
         """Run a job whose units do this; the job afterwards."""
         queue = Queue(self.database)
         queue.submit(NewJob(spec_adapter.validate_python(spec), **options))
-        offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
+        offer = Offer(frozenset({spec["kind"]}), self.capabilities, total_gpus=0, free_gpus=0, idle=True)
         claim = queue.claim("worker", offer)
         assert claim is not None
         launcher = Launcher(play, self.before_start)
@@ -606,6 +611,73 @@ def test_only_files_of_its_own_are_taken_from_a_unit(site: Site, place: str) -> 
     assert treasure.exists()
     assert Reading(site.database).artifacts(job["id"]) == []
 
+
+class TestWorkingDirectory:
+    """What lies in a unit's scratch folder, where its working directory is."""
+
+    def test_each_unit_has_its_own_copy_of_the_code(self, site: Site) -> None:
+        site.settings = site.settings.model_copy(update={"allow_code": True})
+        source = b"def make_step(device): ..."
+        site.capabilities = frozenset({RUNS_CODE})
+        uploaded_file, _is_new = Uploads(site.database, ArtifactFiles(site.settings.artifacts_dir)).put(source)
+        sha256 = uploaded_file["sha256"]
+        found: list[tuple[Path, bytes]] = []
+
+        def play(unit: Unit) -> None:
+            copy = Path(unit.request.environment[uploaded.FOLDER], f"uploaded_{sha256}.py")
+            found.append((copy, copy.read_bytes()))
+            copy.write_text("changed by this unit")
+            unit.say(SUCCESS)
+            unit.end()
+
+        spec = {**BENCHMARK, "replicates": 3, "step_code": {"sha256": sha256, "function": "make_step"}}
+        assert site.run(play, spec)["state"] == "succeeded"
+        assert [content for _copy, content in found] == [source] * 3
+        assert len({copy for copy, _content in found}) == 3
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
+
+    @pytest.mark.parametrize("limit", [1 << 20, 1 << 30])
+    def test_its_bytes_are_limited(self, site: Site, limit: int) -> None:
+        site.settings = site.settings.model_copy(update={"max_artifact_bytes": limit})
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "started"})
+            (unit.scratch / "work").mkdir()
+            (unit.scratch / "work" / "checkpoint.pt").write_bytes(b"x" * (2 << 20))
+            is_ordered_to_end = select.select([unit.control], [], [], 3 * FLUSH_S)[0]
+            unit.say(*([] if is_ordered_to_end else [SUCCESS]))
+            unit.end()
+
+        job = site.run(play)
+        if limit > 2 << 20:
+            assert job["state"] == "succeeded", job["error"]
+            return
+        assert job["error"]["code"] == "too_large"
+        assert job["error"]["detail"].startswith("its working directory has 2")
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
+
+    def test_looking_takes_a_hundredth_of_the_time(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock, looks = Clock(), []
+        site.clock = clock
+
+        def look(_folder: Path) -> int:
+            looks.append(clock.now)
+            clock.sleep(2.0)
+            return 0
+
+        monkeypatch.setattr("workers.agent.job_run.bytes_below", look)
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "started"})
+            while clock.now < 1600.0:
+                clock.sleep(10.0)
+                time.sleep(0.002)
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert looks
+        assert all(later - earlier >= 200.0 for earlier, later in itertools.pairwise(looks))
 
 @pytest.mark.parametrize(("signum", "name"), [(11, "SIGSEGV"), (64, "SIGRTMAX"), (40, "SIGRTMIN+6")])
 def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name: str) -> None:

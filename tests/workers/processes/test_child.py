@@ -67,6 +67,9 @@ class Leaving:
 
 def outcome_of(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
     """Run a unit that raises the error; its exit code and its last message."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", str(folder))
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
     monkeypatch.setattr(child, "runner_for", lambda _kind: Leaving(error))
     reader, writer = os.pipe()
     unit = {"title": "unit", "params": {}, "start": "fork", "environment": {}}

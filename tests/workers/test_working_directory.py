@@ -1,0 +1,80 @@
+"""The folder of a unit: its size, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from workers.working_directory import bytes_below, enter_empty, remove
+
+LOCKED = """
+import os, shutil, sys
+from pathlib import Path
+from workers.working_directory import remove
+
+os.chdir(sys.argv[2])
+os.setegid(65534)
+os.seteuid(65534)
+folder, elsewhere = Path("folder"), Path("elsewhere")
+(folder / "deep" / "deeper").mkdir(parents=True)
+(folder / "deep" / "deeper" / "file").touch()
+elsewhere.mkdir()
+elsewhere.chmod(0o500)
+(folder / "deep" / "link").symlink_to(elsewhere.absolute())
+(folder / "deep" / "deeper").chmod(0)
+(folder / "deep").chmod(0o500)
+if sys.argv[1] == "plain":
+    shutil.rmtree(folder, ignore_errors=True)
+else:
+    remove(folder)
+print(folder.exists(), oct(elsewhere.stat().st_mode & 0o777))
+"""
+
+
+def test_the_folder_is_empty_and_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    enter_empty(tmp_path)
+    assert os.listdir() == []
+    assert subprocess.check_output("pwd; echo $PWD", shell=True, text=True).split() == [str(Path.cwd())] * 2
+    assert Path.cwd().parent == tmp_path
+
+
+def test_the_size_is_what_the_files_take(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    (tmp_path / "outside").write_bytes(b"x" * 1_000_000)
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "folder" / "deep" / "file").write_bytes(b"x" * 100_000)
+    with (tmp_path / "folder" / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    assert 100_000 <= bytes_below(tmp_path / "folder") < 200_000
+    assert bytes_below(tmp_path / "not there") == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run something as another user")
+@pytest.mark.parametrize("how", ["remove", "plain"])
+def test_folders_that_a_job_has_locked_go_and_nothing_outside_is_touched(how: str) -> None:
+    """Control: without unlocking they stay. As another user, since nothing is locked for root."""
+    place = Path(tempfile.mkdtemp(prefix="locked-"))
+    try:
+        place.chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", LOCKED, how, str(place)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.split() == [str(how == "plain"), "0o500"], done.stderr
+    finally:
+        shutil.rmtree(place)
+
+
+def test_what_is_not_there_is_removed(tmp_path: Path) -> None:
+    remove(tmp_path / "not there")
