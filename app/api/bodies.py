@@ -175,7 +175,8 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 async def read_limited(request: Request, limit: int, limited_by: str = "FLOPWATCH_MAX_BODY_BYTES") -> bytes:
-    """Return the body if it has at most `limit` bytes; `limited_by` says why so many. The bytes are counted, since Content-Length may be missing."""
+    """Return the body if it has at most `limit` bytes; `limited_by` is what sets that limit. The bytes are counted,
+    since Content-Length may be missing."""
     chunks: list[bytes] = []
     size = 0
     try:

@@ -41,7 +41,7 @@ def test_the_folder_is_empty_and_entered(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
     enter_empty(tmp_path)
-    assert os.listdir() == []
+    assert list(Path().iterdir()) == []
     assert subprocess.check_output("pwd; echo $PWD", shell=True, text=True).split() == [str(Path.cwd())] * 2
     assert Path.cwd().parent == tmp_path
 

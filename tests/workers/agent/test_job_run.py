@@ -679,6 +679,7 @@ class TestWorkingDirectory:
         assert looks
         assert all(later - earlier >= 200.0 for earlier, later in itertools.pairwise(looks))
 
+
 @pytest.mark.parametrize(("signum", "name"), [(11, "SIGSEGV"), (64, "SIGRTMAX"), (40, "SIGRTMIN+6")])
 def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name: str) -> None:
     def play(unit: Unit) -> None:
