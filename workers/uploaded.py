@@ -239,6 +239,10 @@ def settle(code: CodeSpec) -> None:
     """Let this process import and find files as `python FILE` does in the file's folder: of an uploaded folder, that
     place is the working directory."""
     let_import(code)
+    _enter(code)
+
+
+def _enter(code: CodeSpec) -> None:
     if _folder(code).is_dir():
         working_directory.enter(path(code).parent)
 
@@ -280,7 +284,8 @@ def _lacking(error: Exception, code: CodeSpec) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     module = error.name.partition(".")[0]
-    own = "let git track it" if _folder(code).is_dir() else "send its folder along with --code FOLDER"
+    in_folder = "put it into the folder that goes along, and let git track it"
+    own = in_folder if _folder(code).is_dir() else "send its folder along with --code FOLDER"
     return cure(module, own) or f"install {module!r} for the worker, or if it is yours {own}"
 
 
@@ -307,7 +312,7 @@ def _is_implementation(loaded: object) -> bool:
 def _module(code: CodeSpec) -> ModuleType:
     name = _name(code.sha256)
     if name in sys.modules:
-        settle(code)  # other code of this process may have been loaded since
+        _enter(code)  # other code of this process may have been loaded since
         return sys.modules[name]
     shown, source = _shown(code), content(code)
     settle(code)
