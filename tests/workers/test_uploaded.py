@@ -174,7 +174,7 @@ def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monke
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry).resolve() != Path(FOLDER)])
     with pytest.raises(
-        InvalidEnvironment, match="if 'migrations' is yours, send its folder with --code FOLDER"
+        InvalidEnvironment, match="if 'migrations' is yours, send its folder along with --code FOLDER"
     ) as raised:
         uploaded.load(put("import migrations\n"))
     assert "install 'migrations'" not in str(raised.value)
