@@ -566,24 +566,32 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
         return []
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
-    peak, source = peak_tflops(device_name(device), spec.precision)
-    values.set("mfu", None, None if peak is None else [rate / peak], source)
-    ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
-    values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
-    return [check_rate(rate, spec.precision, device, ceilings), *_check_own_precision(training, rate, peak)]
-
-
-def _check_own_precision(training: Training, rate: float, peak: float | None) -> list[Check]:
-    """Note that a step of the user's own is faster than the spec's precision allows, to which its MFU is relative."""
-    from workers.measure.check import Check
-
-    if training.own is None or peak is None or rate <= peak:
+    precision: str = spec.precision
+    why_not = ""
+    if training.own is not None:
+        precision, why_not = _precision_of_own(training)
+    if why_not:
+        values.set("mfu", None, None, why_not)
+        values.set("ceiling_percent", None, None, why_not)
         return []
-    detail = (
-        f"{rate:.4g} TFLOP/s is more than the peak in {training.spec.precision}, {peak:.4g}, to which mfu and "
-        "ceiling_percent are relative: say in which precision the step computes, such as precision=bf16"
-    )
-    return [Check("precision", False, detail, "note")]
+    peak, source = peak_tflops(device_name(device), precision)
+    values.set("mfu", None, None if peak is None else [rate / peak], source)
+    ceiling, source = Ceilings(ceilings).tflops(device, precision)
+    values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
+    return [check_rate(rate, precision, device, ceilings)]
+
+
+def _precision_of_own(training: Training) -> tuple[str, str]:
+    """Return the precision of the matrix products in one more step of the user's own, or the reason why no peak belongs
+    to it."""
+    from workers.measure.product_precision import precision_of_products
+    from workers.measure.timing import run_step
+
+    training.step.prepare()
+    precision, why_not = precision_of_products(lambda: run_step(training.step.phases, ()), training.device)
+    if precision == "fp64":
+        return precision, "the step's products are fp64, of which no peak is on record"
+    return precision or "", why_not
 
 
 def not_told(kind: str) -> str:

@@ -135,14 +135,15 @@ def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, 
     assert {"forward_ms", "rest_ms", "step_ms"} <= set(rows[0])
 
 
-@pytest.mark.parametrize(("peak", "said"), [(1e-9, True), (1e9, False)])
-def test_a_step_in_another_precision_than_the_specs_is_noted(
-    run: Run, monkeypatch: pytest.MonkeyPatch, peak: float, said: bool
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_mfu_is_relative_to_the_precision_of_the_products(
+    run: Run, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda *_: (peak, ""))
-    (verdict,) = run("benchmark").verdicts.values()
-    notes = [check["detail"] for check in verdict["checks"] if check["name"] == "precision"]
-    assert ["precision=bf16" in note for note in notes] == [True] * said
+    """The step computes in fp32, whatever the spec says."""
+    peaks = {"fp32": 2.0, "bf16": 1000.0}
+    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
+    numbers = medians(run("benchmark", precision=precision))
+    assert numbers["mfu"] == pytest.approx(numbers["tflops"] / 2.0)  # type: ignore[operator]
 
 
 def test_a_step_without_phases_has_its_own_time_only(run: Run) -> None:

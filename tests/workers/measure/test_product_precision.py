@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from workers.measure.product_precision import precision_of_products
+
+CPU = torch.device("cpu")
+
+
+def step(*dtypes: torch.dtype | None) -> None:
+    """Forward and backward passes of a layer, each under autocast of a dtype; None: without it."""
+    layer = torch.nn.Linear(64, 64)
+    for dtype in dtypes:
+        with nullcontext() if dtype is None else torch.autocast("cpu", dtype):
+            loss = layer(torch.randn(32, 64)).float().sum()
+        loss.backward()
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(None, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")])
+def test_the_products_own_precision_is_seen(dtype: torch.dtype | None, precision: str) -> None:
+    assert precision_of_products(lambda: step(dtype), CPU) == (precision, "")
+
+
+def test_several_precisions_have_none() -> None:
+    precision, reason = precision_of_products(lambda: step(None, torch.bfloat16), CPU)
+    assert precision is None
+    assert "50% fp32" in reason
+    assert "50% bf16" in reason
+
+
+def test_a_step_without_products_or_with_a_profiler_of_its_own_has_a_reason() -> None:
+    assert "saw none" in precision_of_products(lambda: torch.ones(3).add(1), CPU)[1]
+
+    def profiles() -> None:
+        with torch.profiler.profile():
+            step(None)
+
+    precision, reason = precision_of_products(profiles, CPU)
+    assert (precision is None) == bool(reason)
