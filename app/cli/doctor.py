@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -125,5 +126,5 @@ def _worker() -> Iterator[Finding]:
         code = process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = errors.strip().splitlines()[-1:] or ["no message"]
-        cure = "run `python -m workers doctor` to see all that it prints"
+        cure = f"run `{shlex.join(program('workers', 'doctor'))}` to see all that it prints"
         yield broken("worker", f"the check after {last!r} {how}: {said[0]}", cure)

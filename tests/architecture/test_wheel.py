@@ -8,9 +8,15 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from flopwatch import Flopwatch
+from tests.acceptance.test_names import ENTRANCES, check_entrance
+from tests.acceptance.test_names import PROJECT as NAMED
+from tools.service import Service
 
 INSIDE = ("app", "kernels", "migrations", "parallel", "workers")
 """Packages that the wheel has as folders of `flopwatch`."""
@@ -81,6 +87,71 @@ def test_the_wheel_has_its_licence(wheel: Path, root: Path) -> None:
         assert archive.read(licence) == (root / "LICENSE").read_bytes()
         assert "\nLicense-Expression: Apache-2.0\n" in archive.read(metadata).decode()
     assert "END OF TERMS AND CONDITIONS" in (root / "LICENSE").read_text()
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which pip has installed the wheel."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    subprocess.run([*pip, "--no-index", "--no-deps", "--target", str(folder), str(wheel)], check=True, timeout=120)
+    return folder
+
+
+def test_an_environment_gets_one_name(site: Path) -> None:
+    names = {entry.name for entry in site.iterdir() if not entry.name.endswith(".dist-info")}
+    assert names == {"flopwatch", "bin"}
+
+
+def test_the_command_runs_in_a_project_with_our_names(site: Path) -> None:
+    """And the client and the libraries beside an `app` that is not ours."""
+
+    def printed(*command: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+        done = subprocess.run(command, cwd=NAMED, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "submit" in printed(str(site / "bin" / "flopwatch"), "--help")
+    assert "submit" in printed(sys.executable, "-P", "-m", "flopwatch", "--help")
+    code = (
+        "import app, parallel; from flopwatch import Flopwatch; from flopwatch.kernels import registry\n"
+        "from flopwatch.parallel import accounting; print(app.__file__, registry.__file__, accounting.__file__)"
+    )
+    of_project, registry, accounting = printed(sys.executable, "-c", code).split()
+    assert Path(of_project) == NAMED / "app" / "__init__.py"
+    assert Path(registry) == site / "flopwatch" / "kernels" / "registry.py"
+    assert Path(accounting) == site / "flopwatch" / "parallel" / "accounting.py"
+
+
+class InstalledService(Service):
+    """A service that runs from a folder with the wheel."""
+
+    def __init__(self, folder: Path, site: Path) -> None:
+        super().__init__(folder, {"PYTHONPATH": str(site), "FLOPWATCH_ALLOW_CODE": "true"})
+        self._start = site / "flopwatch" / "start.py"
+
+    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-P", str(self._start), *arguments],
+                cwd=NAMED,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+
+@pytest.mark.long
+def test_the_wheel_measures_the_users_own(site: Path, tmp_path: Path) -> None:
+    """Each entrance of tests/acceptance/test_names.py, through an installed server and worker."""
+    with InstalledService(tmp_path, site) as service:
+        service.start_server()
+        service.start_worker()
+        with Flopwatch(service.url) as client:
+            for entrance in ENTRANCES:
+                check_entrance(client, entrance, timeout_s=600)
 
 
 def test_the_wheel_runs_without_torch(wheel: Path, tmp_path: Path) -> None:

@@ -319,7 +319,9 @@ class TestWithABaseline:
             ("cpu 0", 8, 1.0),
             ("gpu 0", 8, 2.0),
         ]
-        assert about(sheet, "gate")["outcome"] == "not_confirmed", "twice the time on the GPU, which the CPU's would hide"
+        assert about(sheet, "gate")["outcome"] == "not_confirmed", (
+            "twice the time on the GPU, which the CPU's would hide"
+        )
 
     def test_a_device_is_matched_with_itself_only(
         self, database: Database, run: Callable[..., int], keep: Callable[..., None]
