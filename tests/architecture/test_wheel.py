@@ -122,6 +122,9 @@ def test_the_command_runs_in_a_project_with_our_names(site: Path) -> None:
     assert Path(of_project) == NAMED / "app" / "__init__.py"
     assert Path(registry) == site / "flopwatch" / "kernels" / "registry.py"
     assert Path(accounting) == site / "flopwatch" / "parallel" / "accounting.py"
+    by_itself = printed(sys.executable, "script.py")
+    assert "the project's own; modules in sight of Flopwatch: []" in by_itself
+    assert "step: " in by_itself
 
 
 class InstalledService(Service):
