@@ -238,6 +238,21 @@ def _explain(error: OSError | ValueError) -> str:
     return str(error)
 
 
+def _answers(spec: SpecBase, tables: list[dict[str, Any]]) -> list[str]:
+    """Return the tables that answer the kind's question, in Markdown; one column of text is written as sentences."""
+    from app.results import merged, render
+
+    parts = []
+    for name in spec.answers:
+        for table in (table for table in tables if table["name"] == name):
+            if len(table["columns"]) == 1:
+                parts.append("".join(f"{row[0]}\n" for row in table["rows"]) + "\n")
+            else:
+                whole = merged([(table["unit_index"], table["columns"], table["rows"])], spec.columns_first(name))
+                parts.append(f"{render(whole, 'markdown')}\n")
+    return parts
+
+
 def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         json.dump(result, sys.stdout, indent=2)
@@ -248,10 +263,10 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
 
     sheet = local_table(spec, result["measurements"], result["validity"])
     lines = sheet.missing or []
-    parts = [render(sheet, "markdown")]
+    parts = [*_answers(spec, result["tables"]), render(sheet, "markdown")]
     parts += ["".join(f"{line}\n" for line in ("", *lines))] if lines else []
     # All checks of all cases are in the JSON; people read the table of results, and the verdict below.
-    names = dict.fromkeys(table["name"] for table in result["tables"] if table["name"] != TABLE)
+    names = dict.fromkeys(table["name"] for table in result["tables"] if table["name"] not in (TABLE, *spec.answers))
     for name in sorted(names, key=spec.table_place):
         reports = [table for table in result["tables"] if table["name"] == name]
         parts_of_units = [(part["unit_index"], part["columns"], part["rows"]) for part in reports]

@@ -252,6 +252,7 @@ class History(TypedDict):
 
 class ReportedTable(TypedDict):
     name: str
+    answers: bool
     columns: list[Column]
     rows: int
     units: list[int]

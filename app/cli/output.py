@@ -140,6 +140,8 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
     _print_lines(server, job)
+    tables = server.list_tables(job)
+    _print_answers(server, job["id"], tables)
     if server.has_measurements(job):
         echo()
         echo_table(server.table_text(job=job))
@@ -147,8 +149,22 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     else:
         print_missing(doubts(job["validity"] or {}))
     _print_units(server.units(job))
-    _print_tables(job["id"], server.list_tables(job))
+    _print_tables(job["id"], tables)
     _print_files(server, job)
+
+
+def _print_answers(server: Flopwatch, job_id: int, tables: Sequence[Mapping[str, Any]]) -> None:
+    """Print the tables that answer the kind's question; a table with one column is printed as sentences."""
+    for table in tables:
+        if table["answers"]:
+            rows = server.job_table_rows(job_id, table["name"])
+            echo()
+            if len(table["columns"]) == 1:
+                for row in rows:
+                    echo_line(cell(row[table["columns"][0]["name"]]))
+            else:
+                names = [column["name"] for column in table["columns"]]
+                print_columns(names, [[row[name] for name in names] for row in rows])
 
 
 def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:

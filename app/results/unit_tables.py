@@ -57,6 +57,7 @@ def tables_of(snapshot: Snapshot, job_id: int, attempt: int | None = None) -> li
             "columns": [_public(column) for column in _columns(its[0].columns, several=len(its) > 1)],
             "rows": sum(part.row_count for part in its),
             "units": [part.unit_index for part in its],
+            "answers": kind in KINDS and name in KINDS[kind].answers,
             "partial": any(part.partial for part in its),
             "url": f"/jobs/{job_id}/tables/{quote(name, safe='')}{of_attempt(attempt)}",
         }

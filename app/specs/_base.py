@@ -146,6 +146,9 @@ class SpecBase(StrictModel):
     """True if the user's code may name phases, whose times are columns of the first table."""
     first_tables: ClassVar[tuple[str, ...]] = ()
     """Tables that a unit reports, the most important first; `kernels` includes `kernels-forward`. Others follow."""
+    answers: ClassVar[tuple[str, ...]] = ()
+    """Reported tables that answer the kind's question: a job's page, `show` and `--wait` print them before all else. A
+    table with one column of text is printed as sentences."""
     first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The columns shown by default of tables with very many columns, by the table's name or its part before "-". Other
     tables show all."""

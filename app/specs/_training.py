@@ -83,6 +83,18 @@ def without_accumulation(reason: str) -> Any:
     return field_validator("accumulation_steps", mode="before")(refuse)
 
 
+def check_master_weights(parameter_dtype: str, optimizer: str) -> None:
+    """Check that an optimizer can keep float32 copies of such parameters.
+
+    Raises:
+        PydanticCustomError: it cannot; blames `master_weights`; for a model validator to raise.
+    """
+    if parameter_dtype != "bf16":
+        raise field_error("master_weights", "needs parameter_dtype bf16 and precision bf16")
+    if optimizer not in ("adamw", "triton_adamw"):
+        raise field_error("master_weights", "torch's optimizers have none: choose optimizer adamw or triton_adamw")
+
+
 class ModelSpec(StrictModel):
     """The model under test: a preset `size`, or all of d_model, d_ff, num_layers and num_heads. Hyper-parameters that
     are given beside a size replace the preset's."""
@@ -276,7 +288,7 @@ class TrainingSpec(SpecBase):
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16")
         if self.master_weights and self.mode == "train_step":
-            self._check_master_weights()
+            check_master_weights(self.parameter_dtype, self.optimizer)
         if self.accumulation_steps > 1 and self.mode not in WITH_BACKWARD:
             raise field_error(
                 "accumulation_steps",
@@ -311,12 +323,6 @@ class TrainingSpec(SpecBase):
                 "with fp16, each step is skipped if a gradient overflowed, and in a CUDA graph only torch_fused_adamw "
                 "can decide that on the GPU: choose it, or precision bf16",
             )
-
-    def _check_master_weights(self) -> None:
-        if self.parameter_dtype != "bf16":
-            raise field_error("master_weights", "needs parameter_dtype bf16 and precision bf16")
-        if self.optimizer not in ("adamw", "triton_adamw"):
-            raise field_error("master_weights", "torch's optimizers have none: choose optimizer adamw or triton_adamw")
 
     def _check_memory_savers(self) -> None:
         num_layers = self.model.shape()["num_layers"]

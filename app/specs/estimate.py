@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE, MODEL_SIZES
-from app.specs._base import Resources, SpecBase, StrictModel, field_error
+from app.specs._base import Device, Resources, SpecBase, StrictModel, field_error
 from app.specs._identity import Scalar
-from app.specs._training import HYPER_PARAMETERS, ModelSpec
+from app.specs._training import HYPER_PARAMETERS, ModelSpec, check_master_weights
 
+STACK_LIMIT_GB = 95.0
+"""Memory of a TPU v5p, which CS336's problem communication_accounting asks about in part b."""
 STACK_SIZES = ("d_model", "d_ff", "num_blocks")
 
 
@@ -48,7 +51,7 @@ class MeshSpec(StrictModel):
 
 
 class EstimateSpec(SpecBase):
-    """Compute on paper what a training step needs: bytes on each device, and the batch that hides communication."""
+    """Compute on paper whether a training step fits: bytes on each device, and the batch that hides communication."""
 
     kind: Literal["estimate"] = "estimate"
     architecture: Literal["transformer", "feed_forward_stack"] = "transformer"
@@ -59,6 +62,9 @@ class EstimateSpec(SpecBase):
     """Sequences per step of one data-parallel rank; the devices of a tensor-parallel group share them."""
     context_length: int = Field(default=256, ge=1, le=1_048_576)
     """Tokens per sequence."""
+    mode: Literal["forward", "forward_backward", "train_step"] = "train_step"
+    """`forward` is inference; `forward_backward` has gradients; `train_step` is the full step, from the second one on:
+    the optimizer's state exists."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "bf16"
     """Data type of matrix products and of the activations between them; `bf16` and `fp16` by autocast."""
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -66,35 +72,57 @@ class EstimateSpec(SpecBase):
     communication_dtype: Literal["fp32", "bf16"] = "bf16"
     """Data type of the weights and activations that devices send each other. With `fp32`, autocast keeps 16-bit copies
     of all weights on the devices of fully sharded strategies, too."""
-    attention: Literal["eager", "fused"] = "eager"
-    """`eager` saves whole matrices of attention weights for the backward pass; `fused` saves, like FlashAttention, its
-    output and the log-sum-exp of each query."""
+    attention: Literal["eager", "fused", "triton", "tiled", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn"] = "eager"
+    """`eager` saves whole matrices of attention weights for the backward pass; the others save, like FlashAttention,
+    their output and the log-sum-exp of each query. `fused` is `triton` on a GPU and `sdpa_flash` on a CPU."""
     activation_checkpointing: bool = False
     """Save each block's input only, and recompute one block at a time in the backward pass."""
+    fused_linear_cross_entropy: bool = False
+    """Compute output layer and loss together and chunk by chunk, so that the full logits never exist."""
+    optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw", "triton_adamw"] = "adamw"
+    """`train_step` only: the optimizer, as in the training kinds."""
+    master_weights: bool = False
+    """`train_step` only, with `precision` and `parameter_dtype` bf16: the optimizer, `adamw` or `triton_adamw`, keeps a
+    float32 copy of each parameter and float32 moments."""
+    device: Device = "auto"
+    """Where the step would run: softmax, workspaces and temporaries differ. `auto`: on a GPU where the worker's host
+    has one, else on its CPU. Before you rent a GPU, say `cuda`."""
     mesh: MeshSpec = MeshSpec()
     sharded_activation_fraction: float = Field(default=0.5, ge=0, le=1)
     """Fraction of the activations that is also sharded over mesh.fsdp devices; the rest is replicated on each."""
     device_gb: float = Field(default=80.0, ge=0.001, le=1e6)
-    """Memory of one device, in which one replica is counted, in GB (10⁹ bytes)."""
-    shard_limit_gb: float = Field(default=95.0, ge=0.001, le=1e6)
-    """The smallest number of shards keeps each device under this, in GB (10⁹ bytes)."""
+    """Memory of one device, into which everything has to fit, in GB (10⁹ bytes)."""
+    shard_limit_gb: float | None = Field(default=None, ge=0.001, le=1e6)
+    """The smallest number of shards keeps each device under this, in GB (10⁹ bytes). Null: `device_gb`; for
+    `feed_forward_stack` 95, which CS336 asks for."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         **{size: {"model": {"size": size}, "batch_size": BATCH_SIZE} for size in MODEL_SIZES},
         # CS336's problem communication_accounting.
         "communication_accounting": {"architecture": "feed_forward_stack", "batch_size": 1, "context_length": 1024},
     }
+    unmeasured: ClassVar[frozenset[str]] = frozenset({"device"})
+    added: ClassVar[Mapping[str, Scalar]] = {
+        **SpecBase.added,
+        "mode": "train_step",
+        "fused_linear_cross_entropy": False,
+        "optimizer": "adamw",
+        "master_weights": False,
+    }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {
         "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *(f"stack.{name}" for name in STACK_SIZES))
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length")
     table_columns: ClassVar[tuple[str, ...]] = (
+        "step_peak_gib",
+        "fully_sharded_device_gib",
+        "fewest_shards",
         "total_gib",
         "replica_devices",
-        "mesh_device_gib",
-        "fewest_shards",
         "summed_device_tokens",
     )
+    answers: ClassVar[tuple[str, ...]] = ("answer", "fits")
+    first_tables: ClassVar[tuple[str, ...]] = ("answer", "fits", "moments", "per-device")
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> Self:
@@ -102,7 +130,16 @@ class EstimateSpec(SpecBase):
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16")
         if self.architecture == "transformer":
             self.model.check_documents(self.context_length)
+        if self.master_weights and self.mode == "train_step":
+            check_master_weights(self.parameter_dtype, self.optimizer)
         return self
+
+    @property
+    def limit_gb(self) -> float:
+        """What the smallest number of shards keeps each device under, in GB."""
+        if self.shard_limit_gb is not None:
+            return self.shard_limit_gb
+        return STACK_LIMIT_GB if self.architecture == "feed_forward_stack" else self.device_gb
 
     def resources(self) -> Resources:
         return Resources(device_type="none", devices=0)
@@ -117,6 +154,9 @@ class EstimateSpec(SpecBase):
         identity |= self.model.coordinates(self.context_length)
         unused = "stack." if self.architecture == "transformer" else "model."
         identity |= dict.fromkeys(name for name in identity if name.startswith(unused))
+        identity["shard_limit_gb"] = self.limit_gb
         if self.architecture == "feed_forward_stack":
-            identity["attention"] = None
+            identity |= dict.fromkeys(("attention", "mode", "fused_linear_cross_entropy"))
+        if self.architecture == "feed_forward_stack" or self.mode != "train_step":
+            identity |= dict.fromkeys(("optimizer", "master_weights"))
         return identity, {"model": self.label()}

@@ -29,7 +29,7 @@ def test_an_estimate_runs_beside_any_job(site: Site) -> None:
     assert get(client, f"/jobs/{busy}")["state"] == "running"
     assert get(client, f"/jobs/{waiting}")["state"] == "queued", "a job that needs the processor waits"
     tables = {table["name"] for table in get(client, f"/jobs/{job['id']}/tables")}
-    assert tables == {"batch", "formulas", "memory", "per-device", "symbols"}
+    assert tables == {"answer", "batch", "fits", "formulas", "memory", "per-device", "symbols"}
     assert job["environment"]["software"]["flopwatch"]
     shown = client.get("/tables", params={"job": job["id"], "format": "markdown"}).text
     assert "stack-d16384-f53248-b126" in shown

@@ -75,6 +75,11 @@ def discover() -> Host:
     return Host(gpus=tuple(gpus), cpu_count=len(os.sched_getaffinity(0)), memory_mib=memory_mib)
 
 
+def has_gpu() -> bool:
+    """Tell whether NVML lists a GPU on this host, whatever CUDA_VISIBLE_DEVICES lets a process see."""
+    return bool(_boards())
+
+
 def _boards() -> list[Board]:
     """Return the physical GPUs in the order of their places on the PCI bus."""
     try:

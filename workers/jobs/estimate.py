@@ -5,13 +5,14 @@ The table `formulas` has each result with its formula and the formula's source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from app.specs.estimate import EstimateSpec
 from workers.jobs._base import Unit
+from workers.jobs._fits import MOST_DEVICES, Fit, Question, answer, close, columns, gib, question_of
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from parallel.scaling import Formula
     from workers.measure.table import Scalar
     from workers.model.accounting import FeedForwardStack, Shape, StepMemory
+    from workers.model.step_memory import Moment
 
 OUR_MODEL = "transformer_lm"
 OUR_STEP = "workers/model/steps.py"
 DEVICE_KEY = "on paper"
 """The device key of estimates: computed results are the same everywhere."""
+CPU_KEY = "on paper, as on a CPU"
+"""The device key of estimates of a step on a CPU."""
 GIB = 2**30
 EXACT = 2**53
 """The largest number up to which readers of JSON keep integers exact."""
@@ -36,6 +40,13 @@ PARTS = {
     "activations_gib": ("A", "activations"),
 }
 """The parts of a replica's memory: symbol and name, by metric."""
+MIB = 2**20
+PLAYED = "workers/model/step_memory.py"
+NOT_COUNTED = (
+    "Counted for the step as it is written: torch.compile, CUDA graphs, Triton's fused parts and selective checkpoints "
+    "change what is kept, and data parallelism's buckets and communication come on top."
+)
+ON_A_CPU = "For a GPU, say device=cuda: it computes softmax in float32 and has workspaces."
 SPLIT_BY_TENSOR = ("tensor", "mesh")
 """Strategies that split the model's heads and d_ff."""
 
@@ -101,7 +112,9 @@ class EstimateRunner:
         Raises:
             Unsupported: the model is not ours, so that its formulas are unknown.
         """
+        from workers.devices.discovery import has_gpu
         from workers.measure import environment
+        from workers.model.accounting import FeedForwardStack
 
         if spec.architecture == "transformer" and spec.model.name != OUR_MODEL:
             raise Unsupported(
@@ -109,21 +122,26 @@ class EstimateRunner:
                 "out, or measure the model by a job of kind benchmark"
             )
         report.environment({"host": environment.host(), "software": environment.software()})
-        shape, step = sizes(spec)
+        on_gpu = has_gpu() if spec.device == "auto" else spec.device == "cuda"
+        shape, step = sizes(spec, on_gpu=on_gpu)
         values, sheet = Values(metrics()), Sheet(mesh_symbols(spec) | symbols_of(shape, step))
-        add_memory(values, sheet, shape, step)
+        add_memory(values, sheet, spec, shape, step)
         add_batch(values, sheet, spec, shape, report)
-        add_devices(values, sheet, spec, report)
+        if isinstance(shape, FeedForwardStack):
+            fits = add_devices(values, sheet, spec, report)
+        else:
+            fits = add_peaks(values, sheet, spec, question_of(spec, shape, step), report)
+        report_answer(spec, fits, report, on_gpu=on_gpu)
         report_memory(sheet, shape, step, report)
         report_formulas(sheet, report)
-        values.report(spec.case(), DEVICE_KEY, report)
+        values.report(spec.case(), DEVICE_KEY if on_gpu or spec.architecture != "transformer" else CPU_KEY, report)
         report.progress(1, 1, "done")
 
 
 RUNNER = EstimateRunner()
 
 
-def sizes(spec: EstimateSpec) -> tuple[Shape | FeedForwardStack, StepMemory]:
+def sizes(spec: EstimateSpec, *, on_gpu: bool = True) -> tuple[Shape | FeedForwardStack, StepMemory]:
     """Return the model's sizes, and the choices of the step that change its memory."""
     from workers.jobs._training import shape_of
     from workers.model.accounting import FeedForwardStack, StepMemory
@@ -135,6 +153,7 @@ def sizes(spec: EstimateSpec) -> tuple[Shape | FeedForwardStack, StepMemory]:
         spec.parameter_dtype,
         spec.attention,
         spec.activation_checkpointing,
+        on_gpu,
     )
     if spec.architecture == "feed_forward_stack":
         return FeedForwardStack(spec.stack.d_model, spec.stack.d_ff, spec.stack.num_blocks), step
@@ -164,11 +183,13 @@ def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:
         "f": spec.sharded_activation_fraction,
         "s": int(spec.communication_dtype == "fp32"),
         "R": int(Fraction(repr(spec.device_gb)) * 10**9),
-        "M": int(Fraction(repr(spec.shard_limit_gb)) * 10**9),
+        "M": int(Fraction(repr(spec.limit_gb)) * 10**9),
     }
 
 
-def add_memory(values: Values, sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory) -> None:
+def add_memory(
+    values: Values, sheet: Sheet, spec: EstimateSpec, shape: Shape | FeedForwardStack, step: StepMemory
+) -> None:
     """Set the bytes of one replica on one device, by their content."""
     from parallel.scaling import SAVED_BY_SHARDING, Formula
     from workers.model import accounting
@@ -179,41 +200,45 @@ def add_memory(values: Values, sheet: Sheet, shape: Shape | FeedForwardStack, st
     in_fp32 = replace(step, precision="fp32", parameter_dtype="fp32")
     wide = accounting.activations_formula(shape, in_fp32)
     adamw = "Loshchilov & Hutter, 2019, algorithm 2"
+    with_gradients, trained = spec.mode != "forward", spec.mode == "train_step"
+    moments = f"{accounting.MOMENTS} * {each} * n"
+    if spec.master_weights:
+        moments = f"{accounting.MOMENTS} * 4 * n + 4 * n"
     count = sheet.add(Formula("parameters", shape.parameters_formula, "parameters", of_model), "n")
     sheet.add(Formula("parameters", f"{each} * n", "bytes", of_model), "P")
-    sheet.add(Formula("accumulated gradients", f"{each} * n", "bytes", of_model), "G")
-    sheet.add(Formula("AdamW's two moments", f"{accounting.MOMENTS} * {each} * n", "bytes", adamw), "O")
+    sheet.add(Formula("accumulated gradients", f"{each} * n" if with_gradients else "0", "bytes", of_model), "G")
+    named = "AdamW's two moments and master weights" if spec.master_weights else "AdamW's two moments"
+    sheet.add(Formula(named, moments if trained else "0", "bytes", adamw), "O")
     sheet.add(Formula("16-bit copies of weights", copies, "bytes", of_model), "K")
-    sheet.add(Formula("saved for the backward pass", saved, "bytes", of_model), "A")
-    sheet.add(Formula("saved for the backward pass, all in fp32", wide, "bytes", of_model), "A32")
-    # In the backward pass gradients replace saved activations; a step drops them at its end.
-    peak = sheet.add(Formula("peak of a step that keeps no gradients", "P + O + max(G, K + A)", "bytes", OUR_STEP))
-    narrow = sheet.add(
-        Formula(
-            "bytes saved by 16 bits", f"{2 + accounting.MOMENTS} * 4 * n + A32 - (P + G + O + K + A)", "bytes", of_model
-        )
-    )
+    sheet.add(Formula("saved for the backward pass", saved if with_gradients else "0", "bytes", of_model), "A")
+    in_fp32_text = wide if with_gradients else "0"
+    sheet.add(Formula("saved for the backward pass, all in fp32", in_fp32_text, "bytes", of_model), "A32")
+    tensors = 1 + with_gradients + accounting.MOMENTS * trained
+    saving = f"{tensors} * 4 * n + A32 - (P + G + O + K + A)"
+    narrow = sheet.add(Formula("bytes saved by 16 bits", saving, "bytes", of_model))
     sharded = sheet.add(SAVED_BY_SHARDING)
     values.set("parameters", None, samples(count))
     for name, (symbol, _) in PARTS.items():
         values.set(name, None, [sheet.symbols[symbol] / GIB])
     values.set("total_gib", None, [sum(sheet.symbols[symbol] for symbol, _ in PARTS.values()) / GIB])
-    values.set("step_peak_gib", None, samples(peak, GIB))
     values.set("saved_by_16_bits_gib", None, samples(narrow, GIB))
     values.set("saved_by_sharding_gib", None, samples(sharded, GIB))
 
 
-def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Reporter) -> None:
-    """Set the bytes on each device by strategy, and the numbers of devices; report them as the table `per-device`."""
-    from parallel.scaling import FEWEST_SHARDS, REPLICA_DEVICES, STRATEGIES, pretty, why_no_shards
-    from workers.measure.table import Column
+def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Reporter) -> list[Fit]:
+    """Set the bytes on each device of a stack, by formulas; report them as the table `per-device`."""
+    from parallel.scaling import FEWEST_SHARDS, REPLICA_DEVICES, STRATEGIES, Formula, pretty, why_no_shards
 
+    # In the backward pass gradients replace saved activations; a step drops them at its end.
+    peak = sheet.add(Formula("peak of a step that keeps no gradients", "P + O + max(G, K + A)", "bytes", OUR_STEP))
+    values.set("step_peak_gib", None, samples(peak, GIB))
     values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
     reason = why_no_shards(sheet.symbols)
     values.set("fewest_shards", None, samples(sheet.add(FEWEST_SHARDS, unless=reason)), reason or "")
     fsdp, tensor = spec.mesh.fsdp, spec.mesh.tensor
     devices = {"tensor": tensor, "mesh": fsdp * tensor}
     rows: list[list[Scalar]] = []
+    found: list[Fit] = []
     for strategy, formula in STRATEGIES.items():
         reason = why_not_split(spec) if strategy in SPLIT_BY_TENSOR else None
         device_bytes = sheet.add(formula, unless=reason)
@@ -222,21 +247,121 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
         share = None if device_bytes is None else float(100 * device_bytes / Fraction(sheet.symbols["R"]))
         fits = None if device_bytes is None else device_bytes <= sheet.symbols["R"]
         total = number(device_bytes, GIB)
-        rows.append([strategy, devices.get(strategy, fsdp), *parts, total, share, fits, pretty(formula.text), reason])
+        number_of = devices.get(strategy, fsdp)
+        rows.append([strategy, number_of, *parts, None, total, share, fits, pretty(formula.text), None, reason])
+        helps = "activation_checkpointing=true, more devices or a smaller batch" if fits is False else None
+        size = None if device_bytes is None else float(device_bytes)
+        found.append(Fit(strategy, number_of, size, fits, helps, number_of if fits else None, reason))
+    report_devices(rows, report)
+    return found
+
+
+def report_devices(rows: list[list[Scalar]], report: Reporter) -> None:
+    """Report the table `per-device`: what memory is used for on each device."""
+    from workers.measure.table import Column
+
     report.table(
         "per-device",
         [
             Column("strategy", "string"),
             Column("devices", "integer"),
             *(Column(name, "number", "GiB") for name in PARTS),
+            Column("workspaces_gib", "number", "GiB"),
             Column("total_gib", "number", "GiB"),
             Column("share_percent", "number", "%"),
             Column("fits", "boolean"),
             Column("formula", "string"),
+            Column("moment", "string"),
             Column("note", "string"),
         ],
         rows,
     )
+
+
+def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Question, report: Reporter) -> list[Fit]:
+    """Set a transformer's peaks on each device, by strategy, and the numbers of devices; report the tables `per-device`
+    and `moments`."""
+    from parallel.scaling import REPLICA_DEVICES, STRATEGIES, Formula
+
+    highest, _ = question.parts("none")
+    peak = sheet.add(Formula(f"peak of the step, {highest.name}", highest.formula, "bytes", PLAYED))
+    values.set("step_peak_gib", None, samples(peak, GIB))
+    values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
+    limit = replace(question, limit=sheet_bytes(sheet, "M"))
+    shards = limit.fewest("fully_sharded")
+    why = f"each device keeps {gib(replace(limit, fsdp=MOST_DEVICES).peak('fully_sharded'))}, however many there are"
+    values.set("fewest_shards", None, None if shards is None else [shards], "" if shards else why)
+    rows: list[list[Scalar]] = []
+    fits: list[Fit] = []
+    for strategy in ("none", *STRATEGIES):
+        reason = why_not_split(spec) if strategy in SPLIT_BY_TENSOR else None
+        devices = question.devices(strategy)
+        if reason is not None:
+            values.set("device_gib", strategy, None, reason)
+            fits.append(Fit(strategy, devices, None, None, None, None, reason))
+            rows.append([strategy, devices, *[None] * (len(PARTS) + 6), reason])
+            continue
+        moment, parts = question.parts(strategy)
+        total = sum(parts.values())
+        fewest = question.fewest(strategy)
+        if strategy == "mesh" and fewest is not None:
+            fewest *= spec.mesh.tensor
+        suffices, helps, note = question.fits(strategy), question.helps(strategy), close(total, question.limit)
+        fits.append(Fit(strategy, devices, total, suffices, helps, fewest, note))
+        if strategy == "none":  # as with data parallelism
+            continue
+        values.set("device_gib", strategy, [total / GIB])
+        share = 100 * total / question.limit
+        sizes = [size / GIB for size in parts.values()]
+        rows.append([strategy, devices, *sizes, total / GIB, share, question.fits(strategy), None, moment.name, None])
+    report_devices(rows, report)
+    report_moments(question.moments("none"), report)
+    return fits
+
+
+def report_moments(moments: Sequence[Moment], report: Reporter) -> None:
+    """Report the table `moments`: the highest use of memory within each part of the step, and what it is used for."""
+    from workers.measure.table import Column
+    from workers.model.step_memory import bytes_of
+
+    rows: list[list[Scalar]] = [
+        [
+            moment.name,
+            part,
+            what,
+            count,
+            bytes_of(size, moment.symbols) / MIB,
+            moment.bytes_of((part, what, size)) / MIB,
+        ]
+        for moment in moments
+        for (part, what, size), count in sorted(moment.held.items(), key=lambda item: -moment.bytes_of(item[0]))
+    ]
+    names = ("moment", "part", "what"), ("tensors",), ("each_mib", "mib")
+    report.table(
+        "moments",
+        [
+            *(Column(name, "string") for name in names[0]),
+            *(Column(name, "integer") for name in names[1]),
+            *(Column(name, "number", "MiB") for name in names[2]),
+        ],
+        rows,
+    )
+
+
+def report_answer(spec: EstimateSpec, fits: Sequence[Fit], report: Reporter, *, on_gpu: bool) -> None:
+    """Report the tables `answer`, sentences, and `fits`."""
+    from workers.measure.table import Column
+
+    lines = answer(spec, fits, on_gpu=on_gpu)
+    if spec.architecture == "transformer":
+        lines.append(NOT_COUNTED if on_gpu else f"{ON_A_CPU} {NOT_COUNTED}")
+    report.table("answer", [Column("answer", "string")], [[line] for line in lines])
+    report.table("fits", columns(), [fit.row() for fit in fits])
+
+
+def sheet_bytes(sheet: Sheet, symbol: str) -> int:
+    """Return a number of bytes that the spec sets."""
+    return int(sheet.symbols[symbol])
 
 
 def parts_of(formula: Formula, symbols: Mapping[str, float]) -> list[Scalar]:
@@ -346,7 +471,7 @@ def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemor
         rows.append([name, None, written[symbol], number(size), number(size, GIB)])
     total = sum((Fraction(sheet.symbols[symbol]) for symbol, _ in PARTS.values()), Fraction(0))
     rows.append(["total", None, "P + G + O + K + A", number(total), number(total, GIB)])
-    for what, formula, saved in saved_for_backward(shape, step):
+    for what, formula, saved in saved_for_backward(shape, step) if sheet.symbols["A"] else []:
         size = Fraction(saved)
         rows.append(["of the activations", what, pretty(formula), number(size), number(size, GIB)])
     columns = [

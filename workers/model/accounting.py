@@ -201,6 +201,10 @@ def block_flops_per_token(shape: Shape | FeedForwardStack, context_length: int) 
     return products + Fraction(attention_flops(heads, shape.problem), context_length)
 
 
+Attention = Literal["eager", "fused", "triton", "tiled", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn"]
+"""Implementations of attention whose memory is known. `fused` is `triton` on a GPU and `sdpa_flash` on a CPU."""
+
+
 @dataclass(frozen=True)
 class StepMemory:
     """The choices of a training step that change what autograd saves."""
@@ -209,7 +213,7 @@ class StepMemory:
     context_length: int
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
-    attention: Literal["eager", "fused"] = "eager"
+    attention: Attention = "eager"
     activation_checkpointing: bool = False
     on_gpu: bool = True
     """On a GPU autocast computes the softmax in float32; on a CPU it leaves it in 16 bits."""
@@ -223,6 +227,11 @@ class StepMemory:
     def parameter_bytes(self) -> int:
         """Bytes of a number in parameters, gradients, optimizer state, and the residual stream."""
         return ITEM_BYTES[self.parameter_dtype]
+
+    @property
+    def merges_heads(self) -> bool:
+        """True if attention returns its output head by head, so that the output projection takes a copy."""
+        return not (self.on_gpu and self.attention.startswith("sdpa"))
 
     @property
     def casts_weights(self) -> bool:
@@ -312,10 +321,12 @@ def _saved_by_attention(step: StepMemory) -> list[SavedTensors]:
 
     Fused attention saves its output, and the log-sum-exp in float32 (Dao, 2023, section 3.1). The output projection's
     input counts separately, since it is a copy in another layout. A single head, and torch's own kernels on a GPU, need
-    no copy and save less.
+    no copy: there it is the output itself.
     """
     number = step.compute_bytes
-    if step.attention == "fused":
+    if step.attention != "eager" and not step.merges_heads:
+        return [SavedTensors("attention: log-sum-exp", 4, BHT)]
+    if step.attention != "eager":
         return [SavedTensors("attention: output", number, BTD), SavedTensors("attention: log-sum-exp", 4, BHT)]
     # Under autocast the values are multiplied by a 16-bit copy of the float32 softmax.
     softmax = number + 4 if number < 4 and step.on_gpu else number

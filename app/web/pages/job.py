@@ -123,6 +123,7 @@ def _results(services: Services, job: Mapping[str, Any]) -> dict[str, Any]:
         "sampled": sampled_cases(measurements["rows"], columns),
         "units": units[:SHOWN_UNITS] if len(units) > 1 else [],
         "all_units": len(units),
+        "answers": [(own, first_rows(services, job_id, own, SHOWN_ROWS)) for own in tables if own["answers"]],
         "tables": [(own, first_rows(services, job_id, own, SHOWN_ROWS)) for own in tables[:SHOWN_TABLES]],
         "all_tables": len(tables),
         "shown_rows": SHOWN_ROWS,

@@ -38,7 +38,9 @@ def test_its_defaults_are_those_of_the_sources() -> None:
         "link_bytes_per_s": 2 * 9e10,
         "flops_per_s": 4.6e14,
     }
-    assert (spec.sharded_activation_fraction, spec.device_gb, spec.shard_limit_gb) == (0.5, 80, 95)
+    assert (spec.sharded_activation_fraction, spec.device_gb, spec.limit_gb) == (0.5, 80, 80)
+    assert estimate(**STACK).limit_gb == 95
+    assert estimate(**STACK, shard_limit_gb=7).limit_gb == 7
     assert (spec.precision, spec.parameter_dtype, spec.communication_dtype) == ("bf16", "fp32", "bf16")
 
 
@@ -53,7 +55,8 @@ def test_its_defaults_are_those_of_the_sources() -> None:
         ({"mesh": {"flops_per_s": 0}}, "mesh.flops_per_s", "greater than or equal to 1"),
         ({"sharded_activation_fraction": 1.01}, "sharded_activation_fraction", "less than or equal to 1"),
         ({"device_gb": 0}, "device_gb", "greater than or equal to 0.001"),
-        ({"attention": "triton"}, "attention", "'eager' or 'fused'"),
+        ({"attention": "flex"}, "attention", "'eager', 'fused'"),
+        ({"mode": "generate"}, "mode", "'forward'"),
         ({"model": {"size": "huge"}}, "model.size", "tiny"),
     ],
     ids=str,

@@ -104,14 +104,14 @@ def test_each_shown_formula_has_the_shown_value(run, fields: dict[str, Any]) -> 
         assert eval(plain, {}, names) == pytest.approx(row["value"], rel=1e-12), row
         if is_named:
             names[symbol] = row["value"]
-    assert len(rows) == 26
+    assert len(rows) == (26 if fields.get("architecture") else 19)
     assert set(names) >= {"n", "P", "G", "O", "K", "A", "k", "g", "m"}
 
 
 @pytest.mark.parametrize("fields", SPECS, ids=str)
 def test_shown_formulas_are_those_of_accounting(run, fields: dict[str, Any]) -> None:
     spec, report = parsed(**fields), run(**fields)
-    shape, step = estimate.sizes(spec)
+    shape, step = estimate.sizes(spec, on_gpu=False)
     found = {row["formula"].partition(" = ")[0]: row["value"] for row in report.table_rows("formulas")}
     assert found["n"] == accounting.parameters(shape)
     assert found["P"] == found["G"] == found["O"] / 2 == step.parameter_bytes * accounting.parameters(shape)
@@ -133,11 +133,11 @@ and "The fastest step"."""
 
 
 @pytest.mark.parametrize("case", MEASURED_MIB, ids=str)
-def test_the_peak_is_what_was_measured(run, case: tuple[str, int, str]) -> None:
-    """Less what no formula counts, temporaries and libraries' workspaces, which weigh most with the smallest model."""
+def test_the_peak_is_what_was_measured_on_a_gpu(run, case: tuple[str, int, str]) -> None:
+    """Less the rounding of the allocator."""
     size, context_length, precision = case
-    found = medians(run(model={"size": size}, context_length=context_length, precision=precision))
-    assert 0.92 < 1024 * (found["step_peak_gib"] or 0) / MEASURED_MIB[case] < 1
+    found = medians(run(model={"size": size}, context_length=context_length, precision=precision, device="cuda"))
+    assert 0.97 < 1024 * (found["step_peak_gib"] or 0) / MEASURED_MIB[case] < 1
 
 
 @pytest.mark.parametrize("fields", SPECS, ids=str)
@@ -156,7 +156,8 @@ def test_tables_and_metrics_agree(run, fields: dict[str, Any]) -> None:
         if row["total_gib"] is None:
             assert row["note"]
             continue
-        assert sum(row[name] for name in estimate.PARTS) == pytest.approx(row["total_gib"])
+        parts = sum(row[name] for name in estimate.PARTS) + (row["workspaces_gib"] or 0)
+        assert parts == pytest.approx(row["total_gib"])
         assert row["share_percent"] == pytest.approx(100 * row["total_gib"] * GIB / 80e9)
         assert row["fits"] == (row["share_percent"] <= 100)
     for row in report.table_rows("batch"):
@@ -180,7 +181,7 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
 @pytest.mark.parametrize(
     ("fields", "unknown", "reason"),
     [
-        ({"model": {"size": "xl"}}, ("tensor_", "mesh_", "summed_", "overlapped_"), "model.num_heads (25) cannot be"),
+        ({"model": {"size": "xl"}, "attention": "fused"}, ("tensor_", "mesh_", "summed_", "overlapped_"), "model.num_heads (25) cannot be"),
         (
             {"model": {"size": "small", "num_kv_heads": 2}},
             ("tensor_", "mesh_", "summed_", "overlapped_"),
@@ -239,7 +240,8 @@ def test_somebody_elses_model_has_no_formulas(run) -> None:
 
 def test_results_name_no_device_and_tell_the_software(run) -> None:
     report = run()
-    assert {row["device_key"] for row in report.rows} == {"on paper"}
+    assert {row["device_key"] for row in report.rows} == {"on paper, as on a CPU"}
+    assert {row["device_key"] for row in run(device="cuda").rows} == {"on paper"}
     assert report.fingerprint["software"]["flopwatch"]
     assert report.steps[-1] == (1, 1, "done")
 
@@ -259,4 +261,4 @@ def test_flopwatch_run_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str
     )
     assert len(lines[0]) <= 150
     titles = [line.partition(",")[0].rstrip(":") for line in lines if line.endswith(":")]
-    assert titles == ["batch", "per-device", "memory", "formulas", "symbols"]
+    assert titles == ["per-device", "batch", "memory", "formulas", "symbols"]

@@ -1,0 +1,252 @@
+"""Does a training step fit? Peaks on each device by strategy, the fewest devices, and what would make it fit.
+
+A peak is that of `workers.model.step_memory`, which plays the step once for each question. Tensor parallelism divides
+every tensor but the libraries' workspaces (Korthikanti et al., 2022, equation 4).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from app.specs.estimate import EstimateSpec
+
+if TYPE_CHECKING:
+    from workers.measure.table import Scalar
+    from workers.model.accounting import Shape, StepMemory
+    from workers.model.step_memory import Choices, Moment, Sharing
+
+GIB = 2**30
+MOST_DEVICES = 2**20
+"""As many devices as `mesh.fsdp` allows."""
+SHARDED = ("fully_sharded", "sharded_activations", "mesh")
+"""Strategies that shard parameters, gradients and optimizer state."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A step on devices of one size."""
+
+    shape: Shape
+    step: StepMemory
+    choices: Choices
+    fsdp: int
+    tensor: int
+    share: Fraction
+    """The part of the activations that `sharded_activations` shards."""
+    in_16_bits: bool
+    """Whether sharded weights travel in 16 bits."""
+    limit: int
+    """Bytes of a device."""
+
+    def devices(self, strategy: str) -> int:
+        """Return the number of devices that a strategy uses."""
+        return {"none": 1, "tensor": self.tensor, "mesh": self.fsdp * self.tensor}.get(strategy, self.fsdp)
+
+    def parts(self, strategy: str) -> tuple[Moment, dict[str, int]]:
+        """Return the moment of the peak on a device, and its bytes by part."""
+        from workers.model.step_memory import PARTS
+
+        moment = max(self.moments(strategy), key=lambda moment: moment.total)
+        split = self.tensor if strategy in ("tensor", "mesh") else 1
+        return moment, {part: -(-moment.part(part) // (1 if part == "workspaces" else split)) for part in PARTS}
+
+    def moments(self, strategy: str) -> Sequence[Moment]:
+        """Return the highest uses of each part of the step on a device, before tensor parallelism divides them."""
+        from workers.model.step_memory import Sharing
+
+        shards = self.fsdp
+        sharing = Sharing(gathered_in_16_bits=self.in_16_bits)
+        if strategy in SHARDED:
+            sharing = replace(sharing, parameters=shards)
+        if strategy == "sharded_optimizer":
+            sharing = replace(sharing, optimizer=shards)
+        if strategy == "sharded_activations":
+            sharing = replace(sharing, activations=1 - self.share + self.share / shards)
+        return _moments(self.shape, self.step, self.choices, sharing)
+
+    def peak(self, strategy: str) -> int:
+        """Return the bytes on each device at the peak."""
+        return sum(self.parts(strategy)[1].values())
+
+    def fits(self, strategy: str) -> bool:
+        """Tell whether a step fits."""
+        return self.peak(strategy) <= self.limit
+
+    def fewest(self, strategy: str) -> int | None:
+        """Return the fewest devices along the fsdp axis with which it fits; None if no number of them suffices."""
+        if strategy in ("none", "data", "tensor"):
+            return self.devices(strategy) if self.fits(strategy) else None
+        return smallest(lambda number: replace(self, fsdp=number).fits(strategy))
+
+    def helps(self, strategy: str) -> str | None:
+        """Say what would make it fit; None if it fits."""
+        if self.fits(strategy):
+            return None
+        found = [f"{name} ({gib(other.peak(strategy))})" for name, other in self.savers() if other.fits(strategy)]
+        if (batch := self.smaller_batch(strategy)) is not None:
+            found.append(f"batch_size={batch}")
+        if strategy not in ("none", "data", "tensor") and (fewest := self.fewest(strategy)) is not None:
+            found.append(f"mesh.fsdp={fewest}")
+        if found:
+            return " or ".join(found)
+        together = self
+        for _, other in self.savers():
+            together = replace(together, step=merged(together, other), choices=merged_choices(together, other))
+        names = " with ".join(name for name, _ in self.savers())
+        if names and together.fits(strategy):
+            return f"{names} ({gib(together.peak(strategy))})"
+        if names and (batch := together.smaller_batch(strategy)) is not None:
+            return f"{names} with batch_size={batch}"
+        if strategy not in SHARDED:
+            return "another strategy, or a smaller model"
+        fewest = together.fewest(strategy)
+        return "a smaller model" if fewest is None else f"{names or 'nothing else'} with mesh.fsdp={fewest}"
+
+    def savers(self) -> Iterator[tuple[str, Question]]:
+        """Yield the step with each change of it that saves memory, and the field that makes the change."""
+        step, training = self.step, self.choices.mode != "forward"
+        if step.attention == "eager":
+            yield "attention=fused", replace(self, step=replace(step, attention="fused"))
+        if training and not step.activation_checkpointing:
+            yield "activation_checkpointing=true", replace(self, step=replace(step, activation_checkpointing=True))
+        if not self.choices.fused_linear_cross_entropy:
+            fused = replace(self.choices, fused_linear_cross_entropy=True)
+            yield "fused_linear_cross_entropy=true", replace(self, choices=fused)
+
+    def smaller_batch(self, strategy: str) -> int | None:
+        """Return the largest smaller batch with which it fits, among the halves of this one; None if none does."""
+        batch = self.step.batch_size
+        while (batch := batch // 2) > 0:
+            if replace(self, step=replace(self.step, batch_size=batch)).fits(strategy):
+                return batch
+        return None
+
+
+def merged(one: Question, other: Question) -> StepMemory:
+    """Return a step that saves memory in both ways."""
+    attention = "fused" if "fused" in (one.step.attention, other.step.attention) else one.step.attention
+    checkpoints = one.step.activation_checkpointing or other.step.activation_checkpointing
+    return replace(one.step, attention=attention, activation_checkpointing=checkpoints)
+
+
+def merged_choices(one: Question, other: Question) -> Choices:
+    """Return choices that save memory in both ways."""
+    fused = one.choices.fused_linear_cross_entropy or other.choices.fused_linear_cross_entropy
+    return replace(one.choices, fused_linear_cross_entropy=fused)
+
+
+@functools.lru_cache(maxsize=512)
+def _moments(shape: Shape, step: StepMemory, choices: Choices, sharing: Sharing) -> Sequence[Moment]:
+    from workers.model.step_memory import moments
+
+    return moments(shape, step, choices, sharing)
+
+
+def smallest(suffices: Callable[[int], bool]) -> int | None:
+    """Return the smallest number of devices that suffices, as all larger ones do; None if MOST_DEVICES do not."""
+    if not suffices(MOST_DEVICES):
+        return None
+    high = 1
+    while not suffices(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+CLOSE = 0.1
+"""The relative error up to which estimates were compared with measured peaks."""
+
+
+def close(size: int, limit: int) -> str | None:
+    """Say that a peak is so near to the device's memory that only a measurement can tell; None if it is not."""
+    if abs(size - limit) > CLOSE * limit:
+        return None
+    return "within 10 % of the device's memory, which is as exact as an estimate is: measure it with kind memory"
+
+
+def gib(size: float) -> str:
+    """Write bytes for people."""
+    return f"{size / GIB:.4g} GiB"
+
+
+def question_of(spec: EstimateSpec, shape: Shape, step: StepMemory) -> Question:
+    """Return what a spec asks."""
+    from workers.model.step_memory import Choices
+
+    return Question(
+        shape,
+        step,
+        Choices(spec.mode, spec.optimizer, spec.master_weights and spec.mode == "train_step",
+                spec.fused_linear_cross_entropy),
+        spec.mesh.fsdp,
+        spec.mesh.tensor,
+        Fraction(repr(spec.sharded_activation_fraction)),
+        in_16_bits=spec.communication_dtype == "bf16",
+        limit=int(Fraction(repr(spec.device_gb)) * 10**9),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a step fits with one strategy."""
+
+    strategy: str
+    devices: int
+    peak: float | None
+    """Bytes on each device; None: it cannot be divided so."""
+    fits: bool | None
+    helps: str | None
+    fewest: int | None
+    """The fewest devices with which it fits."""
+    note: str | None = None
+
+    def row(self) -> list[Scalar]:
+        """Return the row of the table `fits`."""
+        size = None if self.peak is None else self.peak / GIB
+        return [self.strategy, self.devices, size, self.fits, self.helps, self.fewest, self.note]
+
+
+def columns() -> list[Any]:
+    """Return the columns of the table `fits`."""
+    from workers.measure.table import Column
+
+    return [
+        Column("strategy", "string"),
+        Column("devices", "integer"),
+        Column("device_gib", "number", "GiB"),
+        Column("fits", "boolean"),
+        Column("what_helps", "string"),
+        Column("fewest_devices", "integer"),
+        Column("note", "string"),
+    ]
+
+
+def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str]:
+    """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit?"""
+    known = [fit for fit in fits if fit.fits is not None]
+    what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens"
+    size = f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB)"
+    where = f"a GPU of {size}" if on_gpu else f"a device of {size}, with the memory that a CPU needs"
+    each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)
+    verdict = "fits" if any(fit.fits for fit in known) else "does not fit"
+    if 0 < sum(bool(fit.fits) for fit in known) < len(known):
+        verdict = "fits with some strategies only"
+    lines = [f"{what}, {verdict} on {where}: {each}."]
+    able = [fit for fit in known if fit.fewest is not None]
+    if able:
+        best = min(able, key=lambda fit: fit.fewest or 0)
+        enough = "One device suffices." if best.fewest == 1 else f"Fewest devices: {best.fewest}, with {best.strategy}."
+        lines.append(enough)
+    else:
+        lines.append("As it is, no number of devices suffices.")
+    helped = dict.fromkeys(fit.helps for fit in known if fit.helps)
+    return lines + [
+        f"What helps {', '.join(fit.strategy for fit in known if fit.helps == helps)}: {helps}." for helps in helped
+    ]
