@@ -156,7 +156,7 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
 def _print_answers(server: Flopwatch, job_id: int, tables: Sequence[Mapping[str, Any]]) -> None:
     """Print the tables that answer the kind's question; a table with one column is printed as sentences."""
     for table in tables:
-        if table["answers"]:
+        if table.get("answers"):  # a server before this version does not tell
             rows = server.job_table_rows(job_id, table["name"])
             echo()
             if len(table["columns"]) == 1:

@@ -115,7 +115,6 @@ class EstimateSpec(SpecBase):
     table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length")
     table_columns: ClassVar[tuple[str, ...]] = (
         "step_peak_gib",
-        "fully_sharded_device_gib",
         "fewest_shards",
         "total_gib",
         "replica_devices",

@@ -233,7 +233,9 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     known = [fit for fit in fits if fit.fits is not None]
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens"
     size = f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB)"
-    where = f"a GPU of {size}" if on_gpu else f"a device of {size}, with the memory that a CPU needs"
+    where = f"a device of {size}"
+    if spec.architecture == "transformer":
+        where = f"a GPU of {size}" if on_gpu else f"{where}, with the memory that a CPU needs"
     each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)
     verdict = "fits" if any(fit.fits for fit in known) else "does not fit"
     if 0 < sum(bool(fit.fits) for fit in known) < len(known):

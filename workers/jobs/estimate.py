@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.specs.estimate import EstimateSpec
 from workers.jobs._base import Unit
-from workers.jobs._fits import MOST_DEVICES, Fit, Question, answer, close, columns, gib, question_of
+from workers.jobs._fits import MOST_DEVICES, Fit, Question, answer, close, columns, gib, question_of, smallest
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
@@ -249,11 +249,21 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
         total = number(device_bytes, GIB)
         number_of = devices.get(strategy, fsdp)
         rows.append([strategy, number_of, *parts, None, total, share, fits, pretty(formula.text), None, reason])
-        helps = "activation_checkpointing=true, more devices or a smaller batch" if fits is False else None
         size = None if device_bytes is None else float(device_bytes)
-        found.append(Fit(strategy, number_of, size, fits, helps, number_of if fits else None, reason))
+        fewest = None if reason is not None else fewest_of(formula, sheet.symbols)
+        helps = (
+            None if fits is not False else f"mesh.fsdp={fewest}" if fewest else "another strategy, or a smaller model"
+        )
+        if fewest is not None and strategy in SPLIT_BY_TENSOR:
+            fewest *= tensor
+        found.append(Fit(strategy, number_of, size, fits, helps, fewest, reason))
     report_devices(rows, report)
     return found
+
+
+def fewest_of(formula: Formula, symbols: Mapping[str, float]) -> int | None:
+    """Return the fewest devices along the fsdp axis with which a device holds a formula's bytes; None if none do."""
+    return smallest(lambda number: formula.value({**symbols, "X": number}) <= symbols["R"])
 
 
 def report_devices(rows: list[list[Scalar]], report: Reporter) -> None:

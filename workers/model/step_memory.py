@@ -16,7 +16,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -337,7 +337,9 @@ class Play:
 
         def back(incoming: Storage) -> list[Storage | None]:
             held = [self.take(f"temporary of {what}, backward", one) for one in meanwhile_back]
-            made = [incoming if one is SAME else self.take(f"gradient of {what}", one) for one in gradients]
+            made: list[Storage | None] = [
+                incoming if one is SAME else self.take(f"gradient of {what}", one) for one in gradients
+            ]
             del held
             return made
 
@@ -569,9 +571,9 @@ class Play:
         self.drop_copies(self.parameters)
         return loss
 
-    def drop_copies(self, parameters: Iterator[Parameter] | Sequence[Parameter] | object) -> None:
+    def drop_copies(self, parameters: Iterable[Parameter]) -> None:
         """Play the end of autocast, which forgets its copies of weights."""
-        for parameter in parameters:  # type: ignore[attr-defined]
+        for parameter in parameters:
             parameter.copy = None
 
     def loss(self, x: Tensor) -> Tensor:

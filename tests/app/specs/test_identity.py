@@ -67,7 +67,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "estimate": [
         {},
         {"architecture": "feed_forward_stack"},
-        {"precision": "bf16"},
+        {"precision": "bf16", "parameter_dtype": "bf16"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
     "memory": [
@@ -500,7 +500,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "4fe294b08bed8e455bf4",
     ],
     DdpSpec: ["5083756590642cab3d52"],
-    EstimateSpec: ["7480f0412c5a5b580b65"],
+    EstimateSpec: ["ebc733cdd2715834248c"],
     ProfileSpec: ["cb683b42ecf4e49ae2f7"],
     CollectiveSpec: [
         "319c3c7bc9aac22ccff8",

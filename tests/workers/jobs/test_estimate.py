@@ -181,7 +181,11 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
 @pytest.mark.parametrize(
     ("fields", "unknown", "reason"),
     [
-        ({"model": {"size": "xl"}, "attention": "fused"}, ("tensor_", "mesh_", "summed_", "overlapped_"), "model.num_heads (25) cannot be"),
+        (
+            {"model": {"size": "xl"}, "attention": "fused"},
+            ("tensor_", "mesh_", "summed_", "overlapped_"),
+            "model.num_heads (25) cannot be",
+        ),
         (
             {"model": {"size": "small", "num_kv_heads": 2}},
             ("tensor_", "mesh_", "summed_", "overlapped_"),
@@ -232,6 +236,88 @@ def test_the_largest_sizes_are_numbers(run) -> None:
     assert [row for row in report.rows if row["outcome"] != "ok" and row["metric"] != "fewest_shards"] == []
 
 
+XL = {"model": {"size": "xl"}, "context_length": 2048, "device": "cuda"}
+
+
+def answer_of(report: Report) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The sentences, and the rows of the table `fits` by strategy."""
+    sentences = "\n".join(row["answer"] for row in report.table_rows("answer"))
+    return sentences, {row["strategy"]: row for row in report.table_rows("fits")}
+
+
+def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
+    sentences, fits = answer_of(run(**XL, mesh={"fsdp": 9}))
+    first = sentences.splitlines()[0]
+    assert "does not fit on a GPU of 80 GB" in first
+    assert "no number of devices suffices" in sentences
+    known = [row for row in fits.values() if row["fits"] is not None]
+    assert len(known) == 5
+    for row in known:
+        assert not row["fits"]
+        assert f"{row['strategy']} no, {row['device_gib']:.4g} GiB" in first
+        assert "activation_checkpointing=true" in row["what_helps"]
+
+
+@pytest.mark.parametrize("strategy", ["fully_sharded", "sharded_activations", "sharded_optimizer", "mesh"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": {"size": "medium"}, "device_gb": 9, "precision": "fp32"},
+        {"model": {"size": "xl"}, "batch_size": 1, "attention": "fused", "device_gb": 16, "parameter_dtype": "bf16"},
+        {"model": {"size": "2.7b"}, "activation_checkpointing": True, "device_gb": 24, "optimizer": "torch_adamw"},
+    ],
+    ids=str,
+)
+def test_the_fewest_devices_suffice_and_one_less_does_not(run, fields: dict[str, Any], strategy: str) -> None:
+    tensor = 1 if fields["model"]["size"] == "xl" else 2
+    fields = {**fields, "device": "cuda"}
+    report = run(**fields, mesh={"tensor": tensor})
+    fewest = answer_of(report)[1][strategy]["fewest_devices"]
+    if fewest is None:
+        assert strategy == "sharded_optimizer"
+        return
+    along = fewest // (tensor if strategy == "mesh" else 1)
+    for fsdp, fits in ((along, True), (along - 1, False)):
+        if fsdp:
+            row = answer_of(run(**fields, mesh={"tensor": tensor, "fsdp": fsdp}))[1][strategy]
+            assert row["fits"] is fits, row
+            assert row["fits"] == (row["device_gib"] * GIB <= fields["device_gb"] * 1e9)
+    if strategy == "fully_sharded":
+        assert medians(report)["fewest_shards"] == fewest
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        XL,
+        {"model": {"size": "medium"}, "context_length": 1024, "device": "cuda", "device_gb": 16},
+        {**OWN, "batch_size": 64, "device_gb": 0.1},
+    ],
+    ids=str,
+)
+def test_what_helps_does_help(run, fields: dict[str, Any]) -> None:
+    """Each change that is named lets the strategy fit on the same devices."""
+    checked = 0
+    for strategy, row in answer_of(run(**fields))[1].items():
+        for change in (row["what_helps"] or "").split(" or "):
+            settings = dict(part.partition(" (")[0].split("=") for part in change.split(" with ") if "=" in part)
+            changed = {name: json.loads(value) if value[0] in "tf0123456789" and value != "fused" else value
+                       for name, value in settings.items()}  # fmt: skip
+            mesh = {"fsdp": changed.pop("mesh.fsdp")} if "mesh.fsdp" in changed else {}
+            if changed or mesh:
+                checked += 1
+                assert answer_of(run(**{**fields, **changed, "mesh": mesh}))[1][strategy]["fits"], change
+    assert checked
+
+
+def test_an_answer_near_the_limit_says_so(run) -> None:
+    peak = medians(run(**OWN))["step_peak_gib"] or 0
+    for share, is_close in ((0.95, True), (1.05, True), (0.8, False), (1.3, False)):
+        row = answer_of(run(**OWN, device_gb=round(share * peak * GIB / 1e9, 9)))[1]["none"]
+        assert row["fits"] is (share > 1)
+        assert (row["note"] is not None) is is_close
+
+
 def test_somebody_elses_model_has_no_formulas(run) -> None:
     with pytest.raises(Unsupported, match=r"model.name: there are formulas for 'transformer_lm' only, not for 'own'"):
         run(model={"size": "tiny", "name": "own"})
@@ -250,7 +336,9 @@ def test_flopwatch_run_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({"kind": "estimate", **STACK}))
     assert run_here([str(path)]) == 0
-    lines = capfd.readouterr().out.splitlines()
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[0].startswith("stack-d16384-f53248-b126, 1 × 1024 tokens, fits with some strategies only on")
+    lines = printed[next(index for index, line in enumerate(printed) if line.startswith("| model")) :]
     head, _, row = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines[:3])
     shown = dict(zip(head, row, strict=True))
     assert (shown["model"], shown["batch_size"], shown["context_length"]) == ("stack-d16384-f53248-b126", "1", "1024")
