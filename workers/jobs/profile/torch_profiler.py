@@ -399,7 +399,9 @@ class Profiling:
         if alone is not None and alone.suffices:
             profile, laps_ms, phases_ms, self.shapes = alone.profile, alone.laps_ms, alone.phases_ms, False
         else:
-            profile, laps_ms, phases_ms = self._profiled(self.steps, warm=self.sparing)
+            # The step that was recorded alone has absorbed the profiler's start-up; the rest is little of a slow step.
+            warm = self.sparing or (alone is not None and self.timed.step_ms >= SLOW_STEP_MS)
+            profile, laps_ms, phases_ms = self._profiled(self.steps, warm=warm)
         if self.on_gpu and not profile.recording.device:
             raise InvalidEnvironment(NOTHING_SEEN)
         after = compilation()
