@@ -112,6 +112,8 @@ def is_speed(metric: str, unit: str | None) -> bool:
 
 def is_rate(metric: str, unit: str | None) -> bool:
     """Return True if a metric is work divided by a time, or a share of such a rate: it falls as the time rises."""
+    if unit is None and metric.endswith("_per_s"):
+        return True
     return (unit or _unit_in(metric)) in _RATES or metric_of(metric, unit).name in _SHARES_OF_RATES
 
 

@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from app.metrics import column_name
+from app.metrics import column_name, is_rate
 from flopwatch.table_options import DEFAULT_STATISTIC, Statistic
 from flopwatch.text.numbers import finite
 
@@ -62,6 +62,9 @@ class Summary(NamedTuple):
     low: float | None = None
     """The interval of a median; None beside other statistics, and of fewer than FEWEST_FOR_INTERVAL numbers."""
     high: float | None = None
+    least: float | None = None
+    """The range of the numbers, from 2 to FEWEST_FOR_INTERVAL - 1, that a median summarises; else None."""
+    greatest: float | None = None
 
 
 NOT_MEASURED = Summary(None, None, None, None)
@@ -113,7 +116,12 @@ def add_process(rows: list[Any], row: Measured) -> None:
 
 
 def summarise(
-    rows: Sequence[Measured], planned: int, stopped: str | None, statistic: Statistic = DEFAULT_STATISTIC
+    rows: Sequence[Measured],
+    planned: int,
+    stopped: str | None,
+    statistic: Statistic = DEFAULT_STATISTIC,
+    *,
+    rate: bool = False,
 ) -> Summary:
     """Return the value of a metric of a case.
 
@@ -122,6 +130,8 @@ def summarise(
         planned: the number of processes that were planned to measure the case.
         stopped: the code of why the job did not succeed; None if it did.
         statistic: the statistic that `value` of the rows is.
+        rate: the metric is work divided by a time. Its median is then that of the times: of an even number of
+            processes work divided by the mean of the two times in the middle, as the time beside it says.
     """
     if stopped is not None and (not rows or _lacks_processes(rows, planned)):
         return Summary(None, None, None, stopped)
@@ -130,26 +140,40 @@ def summarise(
     if len(rows) == 1 and rows[0].outcome == "ok":  # nearly always
         row = rows[0]
         interval = None if row.low is None or row.high is None else (row.low, row.high)
-        return _with_spread(row.value, row.std, interval, row.n, statistic)
+        ends = (getattr(row, "fastest", None), getattr(row, "slowest", None))
+        return _with_spread(row.value, row.std, interval, row.n, statistic, ends)
     if (outcome := worst_outcome(rows)) != "ok":
         return Summary(None, None, None, outcome)
     values = [finite(row.value) for row in rows]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return Summary(None, None, len(values), "ok")
-    value = _STATISTICS[statistic](known)
-    return _with_spread(value, statistics.stdev(known), median_interval(known), len(known), statistic)
+    if rate and statistic == "median" and min(known) > 0:
+        value = statistics.median_low(known)
+        if len(known) % 2 == 0:
+            value = 2 / (1 / value + 1 / statistics.median_high(known))
+    else:
+        value = _STATISTICS[statistic](known)
+    ends = (min(known), max(known))
+    return _with_spread(value, statistics.stdev(known), median_interval(known), len(known), statistic, ends)
 
 
 def _with_spread(
-    value: float | None, std: float | None, interval: tuple[float, float] | None, n: int | None, statistic: Statistic
+    value: float | None,
+    std: float | None,
+    interval: tuple[float, float] | None,
+    n: int | None,
+    statistic: Statistic,
+    ends: tuple[float | None, float | None],
 ) -> Summary:
-    """Return the summary with the spread that belongs to the statistic."""
+    """Return the summary with the spread that belongs to the statistic. `ends`: the smallest and the largest number."""
     value = finite(value)
     if statistic == "mean":
         return Summary(value, finite(std), n, "ok")
     if statistic != "median" or interval is None or value is None:
-        return Summary(value, None, n, "ok")
+        has_range = statistic == "median" and value is not None and 1 < (n or 0) < FEWEST_FOR_INTERVAL
+        least, greatest = ends if has_range and None not in ends else (None, None)
+        return Summary(value, None, n, "ok", least=least, greatest=greatest)
     low, high = interval
     return Summary(value, max(value - low, high - value), n, "ok", low, high)
 
@@ -210,7 +234,9 @@ def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> 
             return None
     if case is None:
         return None
-    values = {name: summarise(of_metric, planned, stopped).value for name, of_metric in rows.items()}
+    values = {
+        name: summarise(of_metric, planned, stopped, rate=is_rate(name, None)).value for name, of_metric in rows.items()
+    }
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -30,7 +30,7 @@ class Listener(Protocol):
     def work(self, *, flops: float | None, tokens: float | None, items: float | None) -> None:
         """Add to the work of the present step."""
 
-    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int) -> None:
+    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int | None) -> None:
         """Measure a step."""
 
 
@@ -64,7 +64,7 @@ def work(*, flops: float | None = None, tokens: float | None = None, items: floa
         _listener.work(flops=flops, tokens=tokens, items=items)
 
 
-def measure(step: Callable[[], object], *, warmup_steps: int | None = None, measure_steps: int = MEASURE_STEPS) -> None:
+def measure(step: Callable[[], object], *, warmup_steps: int | None = None, measure_steps: int | None = None) -> None:
     """Measure a function that does one training step.
 
     Under `flopwatch run-script` the result is the job's; otherwise the median time is printed.
@@ -72,7 +72,7 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
     Args:
         step: Does one step.
         warmup_steps: Steps before; None: until their times are steady (by itself, the script makes three).
-        measure_steps: Steps measured.
+        measure_steps: Steps measured; None: 10, and in a job on a CPU as many as take about a second.
     """
     if _listener is not None:
         _listener.measure(step, warmup_steps=warmup_steps, measure_steps=measure_steps)
@@ -81,14 +81,14 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
 
     for _ in range(WARMUP_STEPS if warmup_steps is None else warmup_steps):
         step()
-    times_ms = []
-    for _ in range(measure_steps):
+    times_ms: list[float] = []
+    for _ in range(MEASURE_STEPS if measure_steps is None else measure_steps):
         _synchronise()
         begin = _now_s()
         step()
         _synchronise()
         times_ms.append(1e3 * (_now_s() - begin))
-    sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {measure_steps}\n")
+    sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {len(times_ms)}\n")
 
 
 def _synchronise() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.columns import free_names
-from app.metrics import column_name
+from app.metrics import column_name, is_rate
 from app.results.arranging import RUN
 from app.results.footnotes import Doubt, doubts_of
 from app.results.sheet import NOT_MEASURED, Cell
@@ -281,7 +281,16 @@ def _planned(job: FinishedJob, stored: StoredCases) -> list[dict[str, Scalar]]:
 
 def cell_of(case: CaseOfJob, metric: str, statistic: Statistic) -> Cell:
     """Return the cell of a metric, named as its column, of a case."""
-    summary = summarise(case.processes.get(metric, ()), case.planned_processes, case.stopped, statistic)
+    rows = case.processes.get(metric, ())
+    rate = bool(rows) and is_rate(metric, rows[0].unit)
+    summary = summarise(rows, case.planned_processes, case.stopped, statistic, rate=rate)
     if summary.outcome is None:
         return NOT_MEASURED
-    return Cell(*summary[:4], case.job, low=summary.low, high=summary.high)
+    return Cell(
+        *summary[:4],
+        case.job,
+        low=summary.low,
+        high=summary.high,
+        least=summary.least,
+        greatest=summary.greatest,
+    )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.errors import FieldError, InvalidRequest
-from app.metrics import DIFFERENCES
+from app.metrics import DIFFERENCES, is_rate
 from app.results import environments, findings
 from app.results.cases import CaseOfJob
 from app.results.environments import Difference, EnvironmentDifference
@@ -392,7 +392,8 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
         verdicts = (_verdict(cases[0]), _verdict(cases[1]))
         for metric in metrics:
             values = process_values(cases, metric, fastest=fastest)
-            one, other = (_cell(case, rows) for case, rows in zip(cases, values.sides, strict=True))
+            rate = is_rate(metric, units.get(metric))
+            one, other = (_cell(case, rows, rate=rate) for case, rows in zip(cases, values.sides, strict=True))
             if one.value is None and other.value is None and {one.outcome, other.outcome} <= {None, "unknown"}:
                 continue
             row = findings.Row(
@@ -458,11 +459,11 @@ def _is_phase(values: ProcessValues, metric: str) -> bool:
     return any(phase is not None and metric == f"{phase}_ms" for phase in phases - {"step", "first_step"})
 
 
-def _cell(case: CaseOfJob | None, rows: Sequence[Any]) -> Cell:
+def _cell(case: CaseOfJob | None, rows: Sequence[Any], *, rate: bool) -> Cell:
     """Return the median of processes' values. A job that did not succeed has no numbers in a comparison."""
     if case is None:
         return NOT_MEASURED
-    return Cell(*summarise(rows, case.planned_processes, case.stopped, "median")[:4], case.job)
+    return Cell(*summarise(rows, case.planned_processes, case.stopped, "median", rate=rate)[:4], case.job)
 
 
 def _verdict(case: CaseOfJob | None) -> str | None:

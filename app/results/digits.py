@@ -83,7 +83,7 @@ def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) 
         return _without_value(cell)
     value, spread = cell.value, cell.spread
     if spread is None or cell.n is None or cell.n < 2:
-        return digits(value, unit) if decimals is None else f"{value:z.{decimals}f}"
+        return f"{_number(value, unit, decimals)}{_range_text(cell, unit, decimals)}"
     if decimals is not None:
         return f"{value:z.{decimals}f} ± {spread:.{decimals}f}"
     if spread == 0 and float(value).is_integer():
@@ -93,6 +93,17 @@ def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) 
     # The two leading digits of the standard deviation determine the significant digits of the mean.
     decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
     return f"{value:z.{decimals}f} ± {spread:.{decimals}f}"
+
+
+def _number(value: float, unit: str | None, decimals: int | None) -> str:
+    return digits(value, unit) if decimals is None else f"{value:z.{decimals}f}"
+
+
+def _range_text(cell: Cell, unit: str | None, decimals: int | None) -> str:
+    """Write the range of what a median summarises: " (15.5–635)"; nothing if its ends are equal or unknown."""
+    if cell.least is None or cell.greatest is None or cell.least == cell.greatest:
+        return ""
+    return f" ({_number(cell.least, unit, decimals)}–{_number(cell.greatest, unit, decimals)})"
 
 
 def digits(value: float, unit: str | None) -> str:

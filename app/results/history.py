@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.metrics import Direction, better, column_name, headline
+from app.metrics import Direction, better, column_name, headline, is_rate
 from app.results import former
 from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
 from app.specs import KINDS, Scalar
@@ -139,7 +139,7 @@ def history(
     if not rows:
         where = f" on {device!r}" if device is not None else ""
         raise NotFound(f"No finished job has measured {name} of case {key}{where}.")
-    points = _points(rows, jobs, sides, baselines, coordinates)
+    points = _points(rows, jobs, sides, baselines, coordinates, rate=is_rate(name, rows[0].unit))
     return History(
         case_key=key,
         kind=_kind(jobs[rows[-1].job_id], sides.get(rows[-1][:3])),
@@ -241,6 +241,8 @@ def _points(
     sides: Mapping[tuple[int, int, int], str],
     baselines: Mapping[tuple[int, str], Sequence[str]],
     coordinates: Mapping[str, Scalar],
+    *,
+    rate: bool,
 ) -> list[Point]:
     """Return a point for each job, device and side."""
     gathered: dict[tuple[int, str, str | None], list[Row]] = {}
@@ -250,7 +252,7 @@ def _points(
     points = []
     for (job_id, device, side), processes in gathered.items():
         job = jobs[job_id]
-        summary = summarise(processes, planned_processes(job.spec), job.stopped)
+        summary = summarise(processes, planned_processes(job.spec), job.stopped, rate=rate)
         spec = job.spec if side is None else job.spec.get(side, {})
         version = version_of(spec, job.environment, coordinates)
         revision = revision_of(spec, coordinates)

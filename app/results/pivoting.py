@@ -168,7 +168,7 @@ def _median_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the median of a measurement on the wire, with its interval."""
     samples = unpack(None if row["samples"] is None else base64.b64decode(row["samples"])) or ()
     low, high = median_interval([sample for sample in samples if sample is not None]) or (None, None)
-    return {"value": row["median"], "low": low, "high": high}
+    return {"value": row["median"], "low": low, "high": high, "fastest": row.get("min"), "slowest": row.get("max")}
 
 
 def _sheet(
@@ -292,6 +292,10 @@ def _on_statistics(
             samples += _INTERVAL
         if max(numbers) >= FEWEST_FOR_INTERVAL:
             several_times += _INTERVAL
+        if any(1 < number < FEWEST_FOR_INTERVAL for number in numbers):
+            several_times += _RANGE
+        if any(1 < (rows[0].n or 0) < FEWEST_FOR_INTERVAL for rows in measured if len(rows) == 1):
+            samples += _RANGE
     else:
         name = _STATISTIC_NAMES.get(statistic, statistic)
         samples, several_times = f"{name} of the samples", f"{name} of the {name}s of {times}"
@@ -311,6 +315,7 @@ def _on_coordinates(cases: Sequence[CaseOfJob]) -> list[str]:
 
 
 _INTERVAL = " ± the larger distance to an end of its 95 % interval"
+_RANGE = f" (of fewer than {FEWEST_FOR_INTERVAL}: from the smallest to the largest)"
 _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
 
 

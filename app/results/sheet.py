@@ -42,6 +42,9 @@ class Cell:
     low: float | None = None
     """The interval of a median."""
     high: float | None = None
+    least: float | None = None
+    """The range of what a median summarises, if that is too few for an interval."""
+    greatest: float | None = None
 
 
 NOT_MEASURED = Cell(None, None, None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from app.metrics import is_rate
 from app.specs import Scalar
 from app.states import worst
 from app.store.database.engine import Database
@@ -33,7 +34,7 @@ def sweep_points(database: Database, sweep: Mapping[str, Any], metric: str) -> l
     """
     points = []
     for of_job in results_of_members(database, sweep, metric):
-        summary = summarise(of_job.processes, of_job.planned_processes, of_job.stopped)
+        summary = summarise(of_job.processes, of_job.planned_processes, of_job.stopped, rate=is_rate(metric, None))
         verdict = worst({row.validity for row in of_job.processes})
         points.append(SweepPoint(of_job.job, of_job.values, *summary[:4], verdict, summary.low, summary.high))
     return points

@@ -244,8 +244,8 @@ class TrainingSpec(SpecBase):
     """`generate` only: tokens to generate after the prompt."""
     warmup_steps: WarmupSteps = None
     """Steps before measuring starts; null: until their times are steady, at least 5."""
-    measure_steps: int = Field(default=10, ge=1, le=1_000_000)
-    """Steps measured."""
+    measure_steps: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Steps measured; null: 10, and on a CPU as many as take about a second, 10 to 1000."""
     device: Device = "auto"
     """`auto` takes a GPU where the worker has one."""
     seed: Seed = 0

@@ -56,7 +56,19 @@ def test_a_median_has_its_interval() -> None:
     assert summarise([Row()], 1, None) == Summary(2.0, None, 10, "ok")
     processes = [Row(float(value), low=-1.0, high=100.0) for value in (1, 2, 3, 4, 5, 9)]
     assert summarise(processes, 6, None) == Summary(3.5, 5.5, 6, "ok", 1.0, 9.0), "of the processes' own medians"
-    assert summarise(processes[:5], 5, None) == Summary(3.0, None, 5, "ok")
+    assert summarise(processes[:5], 5, None) == Summary(3.0, None, 5, "ok", least=1.0, greatest=5.0), "their range"
+
+
+def test_rates_and_times_of_a_row_belong_together() -> None:
+    """Processes of 550, 635, 15.5 and 18.5 ms printed 284.4 ms beside 14268 tokens/s: the middle of two rates."""
+    work = 512.0
+    for of in ([550.0, 635.0, 15.5, 18.5], [1.0, 2.0, 9.0], [3.0, 4.0]):
+        times = summarise([Row(1e-3 * ms) for ms in of], len(of), None)
+        rates = summarise([Row(work / (1e-3 * ms)) for ms in of], len(of), None, rate=True)
+        assert times.value is not None
+        assert rates.value == pytest.approx(work / times.value)
+        assert (times.least, times.greatest) == (1e-3 * min(of), 1e-3 * max(of))
+    assert summarise([Row(0.0), Row(4.0)], 2, None, rate=True).value == 2.0
 
 
 def covered(n: int, place: int) -> Fraction:

@@ -16,7 +16,9 @@ from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, Un
 from workers.agent.log import CappedLog
 from workers.agent.measurements import MeasurementSizes, record_of
 from workers.agent.packed import Changed, PackedMeasurements
+from workers.agent.replicates import Replicates
 from workers.agent.verdicts import TABLE, CaseVerdict, checks_table, summed_up
+from workers.measure.check import Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
 from workers.messages import Environment, Measured, TableMade, Validity, cut
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
@@ -71,6 +73,7 @@ class Spool:
         self.artifacts: list[StoredArtifact] = []
         self._measurements = PackedMeasurements()
         self._units: list[_UnitResults] = []
+        self._replicates = Replicates()
         self._columns: dict[str, tuple[str, list[Column]]] = {}
         """Columns of the tables so far, by table name, after the title of the first unit that reported one."""
         self._table_bytes = self._table_rows = self._verdict_bytes = 0
@@ -137,6 +140,7 @@ class Spool:
         if (record.case_key, record.phase, record.metric) not in self._unit.kept:
             self._measurements.append(record)
             self._unit.measured.add(record.case_key)
+            self._replicates.add(message, self._unit.index, self._unit.side)
 
     def _add_table(self, message: TableMade) -> None:
         table = Table(message.name, message.columns, message.rows)
@@ -224,7 +228,8 @@ class Spool:
 
         They are unpacked as they are read; reading them again unpacks them again.
         """
-        verdicts = {unit.index: unit.verdicts for unit in self._units}
+        disagreements = self._disagreements()
+        verdicts = {unit.index: _joined(unit, disagreements) for unit in self._units}
         return Changed(
             self._measurements,
             lambda record: replace(record, validity=_verdict_on(verdicts[record.unit_index], record)),
@@ -236,13 +241,15 @@ class Spool:
         # Each unit's checks get a share, so that tables of that name together stay within the job's bounds.
         share = max(1, len(self._units))
         rows, size = min(MAX_ROWS, MAX_TABLES_ROWS // share), min(MAX_BYTES, MAX_TABLES_BYTES // share)
-        tables = [(unit, checks_table(self._verdicts_of(unit), max_rows=rows, max_bytes=size)) for unit in self._units]
+        verdicts = self._verdicts()
+        tables = [(unit, checks_table(verdicts[unit.index], max_rows=rows, max_bytes=size)) for unit in self._units]
         checks = [_stored(table, table.to_json(), unit.index) for unit, table in tables if table is not None]
         return [*self._tables, *checks]
 
     @property
     def units(self) -> list[UnitRecord]:
         """Return the units that have begun, in order."""
+        verdicts = self._verdicts()
         return [
             UnitRecord(
                 unit_index=unit.index,
@@ -251,7 +258,7 @@ class Spool:
                 side=unit.side,
                 reason=unit.reason,
                 environment=unit.environment,
-                validity=summed_up(self._verdicts_of(unit)),
+                validity=summed_up(verdicts[unit.index]),
             )
             for unit in self._units
         ]
@@ -264,22 +271,30 @@ class Spool:
     @property
     def validity(self) -> dict[str, Any] | None:
         """Return the sum of all units' verdicts (see `summed_up`)."""
-        return summed_up([verdict for unit in self._units for verdict in self._verdicts_of(unit)])
+        return summed_up([verdict for of_unit in self._verdicts().values() for verdict in of_unit])
 
-    def _verdicts_of(self, unit: _UnitResults) -> list[CaseVerdict]:
-        """Return the unit's verdicts, each with the number of cases that it covers. The verdict on the other cases
-        covers the measured cases that have no verdict of their own.
+    def _verdicts(self) -> dict[int, list[CaseVerdict]]:
+        """Return the verdicts of each unit, by its index, each with the number of cases that it covers. The verdict on
+        the other cases covers the measured cases that have no verdict of their own.
         """
-        others = len(unit.measured - unit.verdicts.keys())
-        alone = len(unit.verdicts) == 1
-        return [
-            verdict if key is not None else replace(verdict, cases=max(others, 1) if alone else others)
-            for key, verdict in unit.verdicts.items()
-        ]
+        disagreements, found = self._disagreements(), {}
+        for unit in self._units:
+            verdicts = _joined(unit, disagreements)
+            others, alone = len(unit.measured - verdicts.keys()), len(verdicts) == 1
+            found[unit.index] = [
+                verdict if key is not None else replace(verdict, cases=max(others, 1) if alone else others)
+                for key, verdict in verdicts.items()
+            ]
+        return found
+
+    def _disagreements(self) -> dict[tuple[int, str], Check]:
+        device = (self.environment or {}).get("device")
+        return self._replicates.checks(str(device.get("type")) if isinstance(device, dict) else "")
 
     def forget_results(self) -> None:
         """Forget everything except the log."""
         self._tables, self.artifacts, self._measurements, self._units = [], [], PackedMeasurements(), []
+        self._replicates = Replicates()
 
 
 def public_name(name: str, unit_index: int) -> str:
@@ -291,6 +306,19 @@ def public_name(name: str, unit_index: int) -> str:
 def _stored(table: Table, rows: bytes, unit_index: int) -> TableRecord:
     columns = [asdict(column) for column in table.columns]
     return TableRecord(unit_index, table.name, columns, len(table.rows), zlib.compress(rows))
+
+
+def _joined(unit: _UnitResults, disagreements: Mapping[tuple[int, str], Check]) -> dict[str | None, CaseVerdict]:
+    """Return a unit's verdicts by case key, with the checks that compare it with later units."""
+    verdicts = dict(unit.verdicts)
+    for (index, case_key), check in disagreements.items():
+        if index != unit.index:
+            continue
+        key = None if case_key not in verdicts and None in verdicts and len(unit.measured) == 1 else case_key
+        earlier = verdicts.get(key) or verdicts.get(None)
+        of_check = CaseVerdict(unit.title, key, "", check.severity, [check])
+        verdicts[key] = of_check if earlier is None else replace(earlier.joined(of_check), case_key=key)
+    return verdicts
 
 
 def _verdict_on(verdicts: Mapping[str | None, CaseVerdict], record: MeasurementRecord) -> str | None:

@@ -66,5 +66,5 @@ class Listener:
         self.phase = step.phase
         self.work = step.work
 
-    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int) -> None:
+    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int | None) -> None:
         """Do nothing: the job measures the step of `step_code`."""

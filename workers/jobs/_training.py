@@ -67,6 +67,8 @@ MIN_LOOP_STEPS = 10
 OWN_WHOLE = ("items_per_s", "items/s")
 """A further metric of a step of the user's own."""
 GPU_ONLY = "known on GPUs only"
+STEPS = 10
+"""Steps that are measured by default, on a CPU at least."""
 MAX_BUSY_PERCENT = 101.0
 """The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
 step; a larger number cannot be a share."""
@@ -324,7 +326,7 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
             options = {"capturable": spec.cuda_graph, "master_weights": spec.master_weights}
             optimizer = make_optimizer(spec.optimizer, model, rate, **options)
             # The steps of the schedule affect only the learning rate, so further steps do no harm.
-            total = min_calls(spec.warmup_steps) + spec.measure_steps
+            total = min_calls(spec.warmup_steps) + (spec.measure_steps or STEPS)
             clip = spec.gradient_clip_norm
             return steps.TrainStep(
                 *(call, batches, precision, model, optimizer, total, clip),
@@ -425,14 +427,18 @@ def time_isolated(
     spec, step, graphed = training.spec, training.step, training.graphed
     least = min_calls(spec.warmup_steps)
 
-    def measuring() -> None:
+    planned = spec.measure_steps or STEPS
+
+    def measuring(steps: int) -> None:
+        nonlocal planned
+        planned = steps
         training.meter.reset()
         monitor.start(warm=least > 0)
 
     def on_progress(warmed_up: int, measured: int) -> None:
         if measured:
-            monitor.watch(last=measured == spec.measure_steps and not loops)
-        total = max(least, warmed_up) + (1 + loops) * spec.measure_steps
+            monitor.watch(last=measured == planned and not loops)
+        total = max(least, warmed_up) + (1 + loops) * planned
         report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
 
     return time_steps(
@@ -443,7 +449,7 @@ def time_isolated(
         inner_times_ms=dict if graphed is None else graphed.inner_times_ms,
         warmup_steps=spec.warmup_steps,
         window_s=WINDOW_S[training.device.type],
-        measure_steps=spec.measure_steps,
+        measure_steps=STEPS if training.device.type != "cpu" and spec.measure_steps is None else spec.measure_steps,
         measuring=measuring,
         on_progress=on_progress,
     )
@@ -460,7 +466,7 @@ def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report
     """
     from workers.measure.timing import LOOP_STEPS, make_marks, time_loop
 
-    steps, step = training.spec.measure_steps, training.step
+    steps, step = len(isolated.step), training.step
     done = isolated.warmup + steps
 
     def on_progress(measured: int) -> None:

@@ -66,7 +66,7 @@ def measure(
     the device."""
     from workers.measure.memory import OutOfMemory
 
-    report.progress(0, spec.measure_steps, "making the model")
+    report.progress(0, spec.measure_steps or _training.STEPS, "making the model")
     try:
         training = _training.build(spec, device, build_model)
         values, checks = _training.measure(training, monitor, report, pacing=spec.pacing)

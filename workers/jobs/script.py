@@ -106,7 +106,7 @@ class Measuring:
         if self.values is None:
             raise RunnerError(NOT_MEASURED)
 
-    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int) -> None:
+    def measure(self, step: Callable[[], object], *, warmup_steps: int | None, measure_steps: int | None) -> None:
         """Measure the step; the first time only.
 
         Raises:

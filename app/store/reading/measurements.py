@@ -64,8 +64,10 @@ class Measured(NamedTuple):
     """The interval of the median, if that is the statistic."""
     high: float | None = None
     fastest: float | None = None
-    """The smallest sample, read for comparisons, and so are `mean` and `samples`."""
+    """The smallest sample and, in `slowest`, the largest one, if the statistic is the median."""
+    slowest: float | None = None
     mean: float | None = None
+    """Read for comparisons, as `samples`."""
     samples: bytes | None = None
     """The samples as they are stored, where processes have different numbers of them."""
 
@@ -237,7 +239,7 @@ def measurements(
 ) -> list[Measured]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
-    `metrics`: only these; None: all. `compared`: medians with their intervals, with the smallest sample and the mean.
+    `metrics`: only these; None: all. `compared`: medians with the means.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
@@ -247,7 +249,7 @@ def measurements(
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
         if compared:
-            query = query.add_columns(_measurement.min, _measurement.mean)
+            query = query.add_columns(_measurement.mean)
         if metrics is not None:
             query = query.where(_measurement.metric.in_(metrics))
         rows += _read(snapshot, query.limit(MAX_MEASUREMENTS + 1 - len(rows)))
@@ -311,7 +313,8 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
     facts = [_measurement[name] for name in _FACTS]
-    interval = (_measurement.median_low, _measurement.median_high) if statistic == "median" else ()
+    beside = ("median_low", "median_high", "min", "max") if statistic == "median" else ()
+    interval = [_measurement[name] for name in beside]
     columns = (*facts, cast(_measurement.case, Text), _measurement[statistic], *interval)
     query = select(*columns).where(_measurement.job_id.in_(sorted(attempts)))
     # Nearly all jobs ran once, so one number serves most of them, at less cost than a pair for each.

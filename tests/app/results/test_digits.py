@@ -60,3 +60,10 @@ def test_what_rounds_to_zero_has_no_sign() -> None:
     assert texts((-0.3, 60.0)) == ["0 ± 60"]
     assert texts((-0.3, 60.0), (-20.0, 80.0)) == ["0 ± 60", "-20 ± 80"]
     assert texts(-0.0) == ["0"]
+
+
+def test_a_median_of_few_has_its_range() -> None:
+    column = Column("x", "number", "ms", role="metric")
+    few = Cell(284.25, None, 4, "ok", least=15.5, greatest=635.0)
+    equal = Cell(300.0, None, 4, "ok", least=300.0, greatest=300.0)
+    assert column_texts([few, equal], column) == ["284.2 (15.5–635.0)", "300.0"]

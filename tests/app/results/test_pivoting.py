@@ -500,7 +500,9 @@ class TestStatistics:
 
     def test_of_processes(self, database: Database, measure: Measure) -> None:
         measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
-        assert table(database).notes[0] == "Cells: median of the medians of 3 processes."
+        assert table(database).notes[0] == (
+            "Cells: median of the medians of 3 processes (of fewer than 6: from the smallest to the largest)."
+        )
         assert table(database, statistic="mean").notes[0] == (
             "Cells: mean ± standard deviation of the means of 3 processes."
         )

@@ -635,3 +635,50 @@ class TestManyMeasurements:
             add_measurement(spool, measured(samples=[float(number)]))
         assert spool._measurements._last == []
         assert [record.median for record in spool.measurements] == [0.0, 1.0, 2.0]
+
+
+class TestReplicates:
+    @staticmethod
+    def spool(times_ms: Sequence[float], device: str = "cpu", key: str | None = None) -> Spool:
+        spool = Spool()
+        for index, time_ms in enumerate(times_ms):
+            spool.begin_unit(index, f"replicate {index + 1}")
+            add_environment(spool, {"device": {"type": device}})
+            add_measurement(spool, measured(samples=(0.5 * time_ms, time_ms, 9 * time_ms)))
+            add_validity(spool, verdict("valid", "clocks"), key, "")
+        return spool
+
+    @pytest.mark.parametrize("key", [None, "key"])
+    def test_processes_that_disagree_are_suspect(self, key: str | None) -> None:
+        """The median of these was printed without a word: 284 ms, which none of them took."""
+        spool = self.spool([550.0, 635.0, 15.5, 18.5], key=key)
+        assert spool.validity is not None
+        assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", {"valid": 3, "suspect": 1})
+        (found,) = [check for check in spool.validity["checks"] if not check["ok"]]
+        assert (found["name"], found["severity"]) == ("replicates", "suspect")
+        assert found["detail"].startswith("forward_ms of 4 processes: 550, 635, 15.5, 18.5; ")
+        assert [record.validity for record in spool.measurements] == ["suspect", "valid", "valid", "valid"]
+
+    @pytest.mark.parametrize(
+        ("times_ms", "device", "agree"),
+        [
+            ([10.0, 15.0], "cpu", True),
+            ([10.0, 15.0], "cuda", False),
+            ([10.0, 10.5], "cuda", True),
+            ([10.0], "cuda", True),
+            ([10.0, 21.0], "cpu", False),
+        ],
+    )
+    def test_processors_are_shared_and_gpus_are_not(self, times_ms: list[float], device: str, agree: bool) -> None:
+        validity = self.spool(times_ms, device).validity
+        assert validity is not None
+        assert (validity["verdict"] == "valid") is agree
+
+    def test_sides_of_a_comparison_may_differ(self) -> None:
+        spool = Spool()
+        for index, side in enumerate(("baseline", "candidate")):
+            spool.begin_unit(index, side, side)
+            add_measurement(spool, measured(samples=(10.0 + 90 * index,)))
+            add_validity(spool, verdict("valid", "clocks"), None, "")
+        assert spool.validity is not None
+        assert spool.validity["verdict"] == "valid"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 
@@ -9,7 +10,16 @@ import torch
 
 from workers.measure import timing
 from workers.measure.memory import OutOfMemory
-from workers.measure.timing import HostClock, HostMarks, StepTime, make_clock, make_marks, time_loop, time_steps
+from workers.measure.timing import (
+    HostClock,
+    HostMarks,
+    StepTime,
+    make_clock,
+    make_marks,
+    steps_of_a_second,
+    time_loop,
+    time_steps,
+)
 from workers.measure.warmup import WarmUp
 
 
@@ -63,7 +73,7 @@ def test_warmup_leaves_no_samples(warmup: int) -> None:
         prepare=lambda: done.append("p"),
         warmup_steps=warmup,
         measure_steps=4,
-        measuring=lambda: done.append("|"),
+        measuring=lambda steps: done.append("|" * (steps == 4)),
     )
     assert "".join(done) == "pfb" * warmup + "|" + "pfb" * 4
     assert times.first_step == 100.0
@@ -311,3 +321,25 @@ def test_on_a_gpu_events_time_the_work_and_not_the_call() -> None:
     assert min(times.phases["a"]) > 2 * min(issued), "issuing the work takes less than the work"
     assert len(times.host_us) == 5
     assert max(times.host_us) < 1e3 * min(times.step)
+
+
+@pytest.mark.parametrize(
+    ("quickest_ms", "steps"),
+    [(9.0, 150), (10.0, 100), (1e-3, 1000), (0.0, 1000), (333.0, 10), (60.0, 20), (5e3, 10), (math.inf, 10)],
+)
+def test_a_second_of_steps_is_a_round_number(quickest_ms: float, steps: int) -> None:
+    assert steps_of_a_second(quickest_ms) == steps
+
+
+def test_by_default_a_second_of_steps_is_measured() -> None:
+    class Even(CountingClock):
+        """Every step takes 20 ms, the first one 1 s."""
+
+        def step_ends(self) -> None:
+            self.last = StepTime(1e3 if self.steps == 1 else 20.0, 7.0, {})
+
+    announced: list[int] = []
+    times = time_steps(
+        {"forward": lambda: None}, Even(), warmup_steps=3, measure_steps=None, measuring=announced.append
+    )
+    assert announced == [len(times.step)] == [50]

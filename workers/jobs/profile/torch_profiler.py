@@ -196,7 +196,7 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
     for cell in measured.cells():
         if known and (known.copy_gb_per_s is not None if cell.dtype is None else cell.dtype in known.tflops):
             continue
-        report.progress(0, spec.measure_steps, f"measuring this device's ceiling: {cell.title}")
+        report.progress(0, spec.measure_steps or _training.STEPS, f"measuring this device's ceiling: {cell.title}")
         trial = Trial(Values(CEILING.metrics(measured, cell)), Monitor(device), tell=lambda _line: None)
         try:
             context = CEILING.open(measured, [device], report)
@@ -234,7 +234,7 @@ def time_unprofiled(
 
     monitor = Monitor(device)
     values, case = Values(timing_metrics()), spec.case()
-    report.progress(0, spec.measure_steps, "making the model")
+    report.progress(0, spec.measure_steps or _training.STEPS, "making the model")
     timed: Timed | str
     try:
         training = _training.build(spec, device, build_model)

@@ -1,0 +1,46 @@
+"""Checks that the processes that measured one case agree: check `replicates`.
+
+A median of processes of 550, 635, 15.5 and 18.5 ms is 284 ms, a time that none of them took.
+"""
+
+from __future__ import annotations
+
+from app.metrics import TIMES, column_name, headline
+from workers.measure.check import Check
+from workers.messages import Measured
+
+MOST, MOST_ON_GPU = 2.0, 1.1
+"""Largest ratio of two processes' medians. A GPU works alone; on a CPU others' work lengthens some processes by half
+and more."""
+FEWEST_TO_CUT = 6
+"""Of so many processes or more, only the slowest and the fastest are named."""
+
+
+class Replicates:
+    """The medians of the times that each process measured, by case and side of a comparison."""
+
+    def __init__(self) -> None:
+        self._medians: dict[tuple[str, str, str | None], dict[str, dict[int, float]]] = {}
+
+    def add(self, message: Measured, unit: int, side: str | None) -> None:
+        """Take a measurement of a unit."""
+        if message.unit in TIMES and message.median is not None:
+            of_case = self._medians.setdefault((message.case_key, message.device_key, side), {})
+            of_case.setdefault(column_name(message.metric, message.phase), {})[unit] = message.median
+
+    def checks(self, device_type: str) -> dict[tuple[int, str], Check]:
+        """Return a failed check for each case on whose main time its processes disagree, by its first unit and key."""
+        most = MOST_ON_GPU if device_type == "cuda" else MOST
+        found = {}
+        for (case_key, _, _), metrics in self._medians.items():
+            name = headline(list(metrics))
+            medians = metrics[name] if name is not None else {}
+            values = list(medians.values())
+            if len(values) < 2 or min(values) <= 0 or max(values) <= most * min(values):
+                continue
+            named = ", ".join(f"{value:.4g}" for value in values)
+            if len(values) >= FEWEST_TO_CUT:
+                named = f"{min(values):.4g} to {max(values):.4g}"
+            detail = f"{name} of {len(values)} processes: {named}; they differ by more than a factor of {most:g}"
+            found[min(medians), case_key] = Check("replicates", False, detail)
+        return found
