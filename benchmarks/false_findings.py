@@ -63,7 +63,7 @@ def false_findings(kind: str, processes: int, draws: int, rng: random.Random) ->
     """Return in which share of comparisons any of so many equal cases is found to differ."""
     shares = {}
     for cases in CASES:
-        several = max(100, draws // cases)
+        several = max(draws // 4, draws // cases)
         found = sum(judged(kind, processes, cases, 1.0, rng)[1].conclusion in FOUND for _ in range(several))
         shares[f"{cases} case{'s' if cases > 1 else ''}"] = f"{found / several:.1%}"
     return {"noise": kind, "processes of a side": str(processes), **shares}

@@ -508,7 +508,8 @@ class TestStatistics:
         )
         measure(*(("step_ms", {"unit_index": index, "case": {"x": 1}}) for index in range(6)))
         assert table(database).notes[0] == (
-            "Cells: median of the medians of 3 to 6 processes ± the larger distance to an end of its 95 % interval."
+            "Cells: median of the medians of 3 to 6 processes ± the larger distance to an end of its 95 % interval (of "
+            "fewer than 6: from the smallest to the largest)."
         )
 
     def test_of_both(self, database: Database, measure: Measure) -> None:
@@ -566,7 +567,7 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     stored = table(database)
     assert stored.notes[0] == (
         "Cells: median of the samples of one process; or, where several processes measured a case, "
-        "median of the medians of 2 processes."
+        "median of the medians of 2 processes (of fewer than 6: from the smallest to the largest)."
     )
     assert local.notes[0] == (
         "Cells: median of the samples of one process; or, where a case was repeated, "
