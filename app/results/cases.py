@@ -281,13 +281,16 @@ def _planned(job: FinishedJob, stored: StoredCases) -> list[dict[str, Scalar]]:
 
 def cell_of(case: CaseOfJob, metric: str, statistic: Statistic) -> Cell:
     """Return the cell of a metric, named as its column, of a case."""
-    rows = case.processes.get(metric, ())
+    rows: Sequence[Measured] = case.processes.get(metric, ())
     rate = bool(rows) and is_rate(metric, rows[0].unit)
     summary = summarise(rows, case.planned_processes, case.stopped, statistic, rate=rate)
     if summary.outcome is None:
         return NOT_MEASURED
     return Cell(
-        *summary[:4],
+        summary.value,
+        summary.spread,
+        summary.n,
+        summary.outcome,
         case.job,
         low=summary.low,
         high=summary.high,

@@ -316,7 +316,7 @@ def _joined(unit: _UnitResults, disagreements: Mapping[tuple[int, str], Check]) 
             continue
         key = None if case_key not in verdicts and None in verdicts and len(unit.measured) == 1 else case_key
         earlier = verdicts.get(key) or verdicts.get(None)
-        of_check = CaseVerdict(unit.title, key, "", check.severity, [check])
+        of_check = CaseVerdict(unit.title, key, "", "suspect", [check])
         verdicts[key] = of_check if earlier is None else replace(earlier.joined(of_check), case_key=key)
     return verdicts
 

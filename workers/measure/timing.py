@@ -199,7 +199,7 @@ def steps_of_a_second(quickest_ms: float) -> int:
         quickest_ms: Time of the quickest step so far in ms; infinite if there was none.
     """
     wanted = min(float(MAX_STEPS), max(float(MIN_STEPS), 1e3 / quickest_ms if quickest_ms > 0 else math.inf))
-    power = 10 ** math.floor(math.log10(wanted))
+    power = int(10 ** math.floor(math.log10(wanted)))
     return math.ceil(next(factor * power for factor in ROUND if factor * power >= wanted))
 
 

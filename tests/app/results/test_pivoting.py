@@ -571,7 +571,8 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     )
     assert local.notes[0] == (
         "Cells: median of the samples of one process; or, where a case was repeated, "
-        "median of the medians of 2 repetitions in one process, which are no independent samples."
+        "median of the medians of 2 repetitions in one process, which are no independent samples (of fewer than 6: "
+        "from the smallest to the largest)."
     )
     assert local.notes[1:] == stored.notes[1:]
     same_notes = [replace(sheet, notes=[]) for sheet in (local, stored)]
