@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SAMPLED_MS = 1000.0
 """For how long steps are sampled."""
-MAX_LATE = 0.1
+MAX_LATE = 0.05
 """Largest share of the time by which samples may be late without a note."""
 MAX_SAMPLED_STEPS = 100
 """Most steps that are sampled: a step of the user's own may not have batches for very many."""

@@ -19,8 +19,10 @@ from flopwatch import steps
 from flopwatch.packing import pack
 from tests.workers.reporting import Report
 from workers import uploaded
-from workers.jobs.profile import RUNNER, torch_profiler
+from workers.jobs.profile import RUNNER, own_lines, torch_profiler
 from workers.measure.ceilings import Ceilings
+from workers.measure.profiling.lines import LineTrace, OwnCode
+from workers.measure.profiling.sampling import Sample, Samples
 from workers.uploaded import BrokenCode
 
 SOURCE = """\
@@ -209,3 +211,14 @@ def test_files_have_the_names_that_their_author_gave_them(tmp_path: Path, monkey
     assert found[:2] == ["train.py", "models/net.py"]
     assert uploaded.own_name(str(uploaded._shown(codes[1])), codes) == "mine.py"
     assert uploaded.own_name(torch.__file__, codes) is None
+
+
+@pytest.mark.parametrize(("prompt", "said"), [(False, True), (True, False)])
+def test_late_samples_are_told(prompt: bool, said: bool) -> None:
+    """A sampling thread that goes before all others waits for the interpreter alone, and is right all the same."""
+    samples = Samples(steps=3, prompt=prompt, late_ns=30)
+    samples.stacks["forward", (("train.py", "step", 4),)] = Sample(100, 90)
+    trace = LineTrace(OwnCode(lambda name: name, lambda name: []))
+    (row, *_) = own_lines.summary_of(samples, [], trace)
+    assert row[:3] == ["sampled steps", 3, "steps"]
+    assert ("samples came late, by 30% of the time" in str(row[3])) == said
