@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import liger
-from .registry import DEVICES, DTYPES, Implementation, Kernel
+from .registry import DEVICES, DTYPES, Implementation, Kernel, Vary
 
 _PACKAGE: Any = importlib.import_module(__name__.rpartition(".")[0])
 """It imports its functions on first use."""
@@ -25,6 +26,7 @@ HEAD_DIM = 64
 THETA = 10_000.0
 VOCABULARY = 10_000
 """Size of the vocabulary in `linear_cross_entropy`: that of most model presets."""
+GOLDEN_RATIO = 0.6180339887498949
 EVERYWHERE = dict.fromkeys(DEVICES, DTYPES)
 OF_LIGER = {"cuda": DTYPES - {"float64"}}
 Function = Callable[..., Tensor]
@@ -64,6 +66,17 @@ def compiled(function: Function) -> Function:
     return call
 
 
+def _of_all_sizes(first: int, last: int) -> Vary:
+    """Give the rows of the first input sizes of 2^first to 2^last; a single row is small."""
+
+    def vary(x: Tensor, *others: Tensor) -> Sequence[Tensor]:
+        # Multiples of the golden ratio fill an interval evenly, however many they are.
+        places = (torch.arange(len(x), device=x.device, dtype=torch.float64) * GOLDEN_RATIO + 0.12) % 1
+        return x * torch.exp2(first + (last - first) * places).float().unsqueeze(-1), *others
+
+    return vary
+
+
 def _plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, EPSILON)
 
@@ -72,13 +85,14 @@ rms_norm = Kernel(
     "rms_norm",
     lambda rows, columns: ((rows, columns), (columns,)),
     _plain_rms_norm,
-    linear_in=1,
     kernels=_implementations(
         "rms_norm",
         compiled(_plain_rms_norm),
         lambda x, weight: _PACKAGE.rms_norm(x, weight, EPSILON),
         lambda x, weight: liger.rms_norm(x, weight, EPSILON),
     ),
+    # For rows of size 2^-8, the mean square is EPSILON.
+    variations={"rows of all sizes": _of_all_sizes(-10, 4)},
 )
 """x (rows, columns) divided by the root of its rows' mean squares, times weight (columns)."""
 
@@ -91,11 +105,11 @@ swiglu = Kernel(
     "swiglu",
     lambda rows, columns: ((rows, columns), (rows, columns)),
     _plain_swiglu,
-    linear_in=1,
     kernels=[
         Implementation("compiled", compiled(_plain_swiglu), EVERYWHERE, of="swiglu"),
         Implementation("liger", liger.swiglu, OF_LIGER, of="swiglu", has_backward=False),
     ],
+    variations={"rows of all sizes": _of_all_sizes(-4, 5)},
 )
 """silu(gate) times up, both (rows, columns). Liger-Kernel's has no backward pass that leaves its inputs as they are.
 There is none of ours, since torch.compile's is as fast as a copy."""
@@ -132,7 +146,6 @@ rope = Kernel(
     "rope",
     lambda rows, columns: ((rows, columns, HEAD_DIM),),
     _rope(rotate),
-    linear_in=0,
     kernels=_implementations("rope", _rope(compiled(rotate)), _rope(_ours("rope"))),
     reads_inputs_backward=False,
 )
@@ -145,7 +158,7 @@ def _targets(rows: int, vocabulary: int, device: torch.device) -> Tensor:
 
 
 def _scaled(loss: Function) -> Function:
-    """The mean loss times a scale, in which it is linear: a result that is stored and returned again is noticed."""
+    """The mean loss times a scale."""
 
     def scaled(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         targets = _targets(len(hidden), len(weight), hidden.device)
@@ -165,11 +178,32 @@ def _chunked_linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tenso
     return linear_cross_entropy(hidden, weight, targets)
 
 
+def _confident(hidden: Tensor, weight: Tensor, scale: Tensor) -> Sequence[Tensor]:
+    """Give most of the probability to the target, and half of the rest to the last words of the vocabulary.
+
+    Normal inputs make the softmax one-hot at another word than the target: the loss is the difference of two logits.
+    Here it is about 0.1, and a hundredth of the probability a tenth of it.
+    """
+    vocabulary, columns = weight.shape
+    last = max(1, vocabulary // 32)
+    weight /= math.sqrt(columns)
+    targets = weight[_targets(len(hidden), vocabulary, hidden.device)]
+    hidden += targets * (11.0 / targets.square().sum(-1, keepdim=True))
+    hidden[:, 0] = 4.0
+    weight[:, 0] = 0.0
+    weight[-last:, 0] = math.log(31) / 4.0
+    return hidden, weight, scale
+
+
+def _large_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Sequence[Tensor]:
+    """Let exp overflow unless the maximum is subtracted."""
+    return hidden * (60 / math.sqrt(hidden.shape[-1])), weight, scale
+
+
 linear_cross_entropy = Kernel(
     "linear_cross_entropy",
     lambda rows, columns: ((rows, columns), (VOCABULARY, columns), (1,)),
     _scaled(_plain_linear_cross_entropy),
-    linear_in=2,
     kernels=[
         Implementation("chunked", _scaled(_chunked_linear_cross_entropy), EVERYWHERE, of="linear_cross_entropy"),
         *_implementations(
@@ -179,6 +213,7 @@ linear_cross_entropy = Kernel(
             _scaled(liger.linear_cross_entropy),
         ),
     ],
+    variations={"probable targets": _confident, "large logits": _large_logits},
 )
 """scale times the mean cross-entropy of hidden (rows, columns) times weightᵀ (VOCABULARY, columns)."""
 
@@ -197,7 +232,6 @@ weighted_sum = Kernel(
     "weighted_sum",
     lambda rows, columns: ((rows, columns), (columns,)),
     _plain_weighted_sum,
-    linear_in=1,
     kernels=_implementations("weighted_sum", compiled(_plain_weighted_sum)),
     oracle=_right_weighted_sum,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -30,6 +30,8 @@ DEVICES: Final = frozenset({"cpu", "cuda"})
 DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 """Data types that an implementation may support. Only tests use float64."""
 _HERE = __name__.rpartition(".")[0]
+Vary: TypeAlias = "Callable[..., Sequence[Tensor]]"
+"""Normally distributed float32 inputs -> inputs of the same shapes; it may change those it gets."""
 TuneFunction: TypeAlias = "Callable[..., str]"
 """(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None, **options) -> a line that names the choice.
 The options are those of the call that follows."""
@@ -167,9 +169,6 @@ class Kernel:
     """(rows, columns) -> the shapes of the inputs, which are normally distributed."""
     plain: Callable[..., Tensor]
     """Inputs -> one output. Implementation `torch`."""
-    linear_in: int
-    """The index of an input whose negation negates the output and the gradients of all other inputs; by that a result
-    that was stored and is returned again is noticed."""
     kernels: Sequence[Implementation] = ()
     """Further implementations: functions of the same inputs, which autograd differentiates."""
     reads_inputs_backward: bool = True
@@ -177,6 +176,9 @@ class Kernel:
     oracle: Callable[..., list[Tensor]] | None = None
     """(inputs, gradient of the output or None) -> the output and the inputs' gradients, in the inputs' dtype, without
     autograd's memory; None: `plain` under autograd."""
+    variations: Mapping[str, Vary] = field(default_factory=dict)
+    """Further inputs for which results are checked, by the names that messages use: those that show faults which
+    normally distributed ones hide. {}: others that are normally distributed."""
 
     def moved(self, inputs: int, output: int) -> tuple[int, int]:
         """Return how much each pass has to read and write, in the unit of the sizes: forward, and backward.
@@ -223,11 +225,12 @@ def _check_kernel(name: str, loaded: object) -> None:
         raise TypeError(f"expected a {__name__}.Kernel, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
-    for field in ("shapes", "plain"):
-        if not callable(getattr(loaded, field)):
-            raise TypeError(f"{field} must be a function, not {getattr(loaded, field)!r}")
-    if not isinstance(loaded.linear_in, int):
-        raise TypeError(f"linear_in must be the index of an input, not {loaded.linear_in!r}")
+    for attribute in ("shapes", "plain"):
+        if not callable(getattr(loaded, attribute)):
+            raise TypeError(f"{attribute} must be a function, not {getattr(loaded, attribute)!r}")
+    for title, vary in loaded.variations.items():
+        if not callable(vary):
+            raise TypeError(f"variations must be functions, not {vary!r} as {title!r}")
     for one in loaded.kernels:
         _check_implementation(getattr(one, "name", ""), one)
 
@@ -242,10 +245,10 @@ def _check_implementation(name: str, loaded: object) -> None:
         raise TypeError(f"expected a {__name__}.Implementation, not {type(loaded).__name__}")
     if loaded.name != name:
         raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
-    for field, may_be_none in (("function", False), ("forward_bytes", True), ("tune", True)):
-        value = getattr(loaded, field)
+    for attribute, may_be_none in (("function", False), ("forward_bytes", True), ("tune", True)):
+        value = getattr(loaded, attribute)
         if not (callable(value) or (may_be_none and value is None)):
-            raise TypeError(f"{field} must be a function, not {value!r}")
+            raise TypeError(f"{attribute} must be a function, not {value!r}")
     if not isinstance(loaded.has_backward, bool):
         raise TypeError(f"has_backward must be True or False, not {loaded.has_backward!r}")
     if not isinstance(loaded.features, Set) or not loaded.features <= FEATURES:

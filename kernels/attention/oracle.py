@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,13 @@ SCORE_BYTES = 256 << 20
 """Size of one part's scores; about six tensors of it live at a time."""
 
 
+SLOPE: Final = 4e-4
+"""Largest deviation of the slope in half precision: plain PyTorch rounds scores, and weights are exponentials, whose
+mean rounding errors raise. A scale that is off by 0.1 % shows 1e-3 if scores are normally distributed."""
+CAPPED_SLOPE: Final = 1e-3
+"""The same with a soft cap: GPUs approximate the hyperbolic tangent to 11 bits."""
+
+
 class Oracle(NamedTuple):
     """The output, and the gradients of queries, keys and values (empty without `grad_out`), in float64."""
 
@@ -30,11 +37,15 @@ class Oracle(NamedTuple):
     gradients: tuple[Tensor, ...]
     limits: tuple[Error, ...]
     """Largest errors of a right output, and of right gradients."""
+    plain: tuple[Error, ...]
+    """Errors of the reference, if it computes in the inputs' dtype."""
     logsumexp: Tensor
     """Of each query's scores: q's shape without the last axis."""
 
 
-def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, problem: AttentionProblem) -> Oracle:
+def oracle(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, problem: AttentionProblem, size: float = 1.0
+) -> Oracle:
     """Compute attention's results for these inputs in float64.
 
     Args:
@@ -43,42 +54,50 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, problem: At
         v: Values, of k's shape.
         grad_out: The output's gradient (…, queries, head_dim); None: no gradients.
         problem: What to compute.
+        size: See `limits`.
     """
     q, k, v = (tensor.detach() for tensor in (q, k, v))
     wide = [tensor.double() for tensor in (q, k, v)]
     out, logsumexp, *gradients = _in_parts(wide, None if grad_out is None else grad_out.double(), problem)
     plain, _, *plain_gradients = _in_parts([q, k, v], grad_out, problem)
-    allowed = limits((plain, *plain_gradients), (out, *gradients), problem)
-    return Oracle(out, tuple(gradients), allowed, logsumexp)
+    found = tuple(map(error, (plain, *plain_gradients), (out, *gradients)))
+    allowed = limits((plain, *plain_gradients), (out, *gradients), problem, size)
+    return Oracle(out, tuple(gradients), allowed, found, logsumexp)
 
 
-def limits(plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionProblem) -> tuple[Error, ...]:
+def limits(
+    plain: Sequence[Tensor], right: Sequence[Tensor], problem: AttentionProblem, size: float = 1.0
+) -> tuple[Error, ...]:
     """Return the largest allowed errors of results.
 
     Gradients of q and k are differences of two terms. For inputs of size 1, each term has about the size 1 divided by
     the number of keys that a query sees. If queries see few keys, the terms nearly cancel: FlashAttention computes the
     subtracted term, D, from a rounded output, where plain PyTorch's terms cancel exactly. With a scale of σ/√head_dim,
     each term is σ times the sum of the squared weights. That is exp(σ² - 1) times as large as with σ = 1, since scores
-    are spread by σ, and 1 at most. A soft cap also bounds the spread.
+    are spread by σ, and 1 at most. A soft cap also bounds the spread. With queries and keys of size s, σ grows with s²,
+    and the terms with s.
 
     Args:
         plain: The output, and the gradients of q, k and v if any, computed in the results' dtype.
         right: The same tensors in float64.
         problem: What they are the results of.
+        size: Standard deviation of the elements of queries and keys.
     """
     bounds = []
     for index, (rounded, other) in enumerate(zip(plain, right, strict=True)):
         cancelling = 0.0
         if index in (1, 2) and other.any():
             seen, share_of_keys = _seen(right[0], right[2], problem)
-            scaled = 1.0 if problem.scale is None else problem.scale * math.sqrt(right[0].shape[-1])
+            scaled = size**2 * (1.0 if problem.scale is None else problem.scale * math.sqrt(right[0].shape[-1]))
             spread = min(scaled, problem.softcap or scaled, 7.0)  # above, the sum of the squares is 1 anyway
-            terms = scaled * (math.exp(spread**2 - 1) / seen[seen > 0].double()).clamp(max=1)
+            terms = scaled / size * (math.exp(spread**2 - 1) / seen[seen > 0].double()).clamp(max=1)
             term = terms.square().sum().div(seen.shape[0]).sqrt().item()
             # The gradient of a key that no query sees has no terms: it is exactly zero.
             elements = other.numel() * (share_of_keys if index == 2 else 1)
             cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
-        bounds.append(limits_beside_plain(error(rounded, other), plain[0].dtype, cancelling))
+        slope = None if plain[0].dtype.itemsize > 2 else SLOPE if problem.softcap is None else CAPPED_SLOPE
+        rows, found = max(1, other.numel() // other.shape[-1]), error(rounded, other)
+        bounds.append(limits_beside_plain(found, plain[0].dtype, cancelling, rows=rows, slope=slope))
     return tuple(bounds)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from app.specs.attention import AttentionCell, AttentionSpec
 from workers import uploaded
 from workers.jobs._grid import Trial
-from workers.jobs._grid.judging import Reference
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from kernels.attention.problem import AttentionProblem
     from kernels.registry import Implementation
+    from workers.measure.judging import Reference
     from workers.measure.operations import Operation
 
 
@@ -45,31 +45,22 @@ class AttentionRunner(OperationRunner):
         return cell.dtype, cell.causal, cell.head_dim, cell.sequence_length
 
     def make_reference(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Reference:
-        """Make normally distributed inputs: keys and values (batch_size, num_kv_heads, sequence_length, head_dim);
-        queries and the output's gradient with `num_heads`, and `query_length` rows if the job has one.
+        """Make inputs: keys and values (batch_size, num_kv_heads, sequence_length, head_dim); queries and the output's
+        gradient with `num_heads`, and `query_length` rows if the job has one.
         """
-        import torch
-
-        from kernels.attention.oracle import oracle
-        from kernels.tolerance import TF32_TOLERANCE, fixed_limits
+        from workers.measure.references import attention_reference
         from workers.model.precision import PRECISIONS
 
-        dtype = PRECISIONS[cell.dtype].compute_dtype
-        backward = spec.mode == "forward_backward"
-        generator = torch.Generator(device).manual_seed(spec.seed)
         batch, heads, length, head_dim = shape_of(spec, cell)
-        queries = batch, heads, spec.query_length or length, head_dim
-        keys = batch, spec.num_kv_heads or heads, length, head_dim
-        q, k, v, grad_out = (
-            torch.randn(shape, generator=generator, device=device).to(dtype) for shape in (queries, keys, keys, queries)
-        )
-        expected = oracle(q, k, v, grad_out if backward else None, problem_of(spec, cell))
-        return Reference(
-            inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
-            grad_out=grad_out if backward else None,
-            expected=(expected.out, *expected.gradients),
-            limits=(fixed_limits(TF32_TOLERANCE),) * 4 if cell.dtype == "tf32" else expected.limits,
-            linear_in=2,
+        return attention_reference(
+            (batch, heads, spec.query_length or length, head_dim),
+            (batch, spec.num_kv_heads or heads, length, head_dim),
+            PRECISIONS[cell.dtype].compute_dtype,
+            problem_of(spec, cell),
+            backward=spec.mode == "forward_backward",
+            seed=spec.seed,
+            device=device,
+            tf32=cell.dtype == "tf32",
         )
 
     def admit(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelCell, KernelSpec
 from workers import uploaded
-from workers.jobs._grid.judging import Reference
 from workers.jobs._grid.operations import OperationContext, OperationRunner
 from workers.jobs._values import Values
 from workers.outcome import Unsupported
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from kernels.registry import Implementation, Kernel
+    from workers.measure.judging import Reference
     from workers.measure.operations import Operation
 
 
@@ -39,33 +39,17 @@ class KernelRunner(OperationRunner):
             uploaded.implementation(spec.code, of=spec.kernel)
 
     def make_reference(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> Reference:
-        """Make normally distributed inputs, and gradient of the output."""
-        import torch
-
-        from kernels.tolerance import error, limits_beside_plain
+        from workers.measure.references import kernel_reference
         from workers.model.precision import PRECISIONS
 
-        kernel = kernel_of(spec)
-        dtype = PRECISIONS[cell.dtype].compute_dtype
-        generator = torch.Generator(device).manual_seed(spec.seed)
-        *inputs, grad_out = (
-            torch.randn(shape, generator=generator, device=device).to(dtype)
-            for shape in (*kernel.shapes(cell.rows, cell.columns), output_shape(kernel, cell))
-        )
-        backward = spec.mode == "forward_backward"
-        expected, plain = (
-            kernel.expected([cast(tensor) for tensor in inputs], cast(grad_out) if backward else None)
-            for cast in (torch.Tensor.double, torch.Tensor.detach)
-        )
-        return Reference(
-            inputs=tuple(tensor.requires_grad_(backward) for tensor in inputs),
-            grad_out=grad_out if backward else None,
-            expected=tuple(expected),
-            limits=tuple(
-                limits_beside_plain(error(rounded, right), dtype)
-                for rounded, right in zip(plain, expected, strict=True)
-            ),
-            linear_in=kernel.linear_in,
+        return kernel_reference(
+            kernel_of(spec),
+            cell.rows,
+            cell.columns,
+            PRECISIONS[cell.dtype].compute_dtype,
+            backward=spec.mode == "forward_backward",
+            seed=spec.seed,
+            device=device,
         )
 
     def admit(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,12 +41,63 @@ class Operation:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+EXAMINED = 2
+"""Measured calls of each pass whose results are examined."""
+Examine = Callable[[Tensor | None, Sequence[Tensor | None]], None]
+"""(output, gradients of the inputs) of a call, as far as its pass computes them."""
+
+
+def examine_nothing(_out: Tensor | None, _gradients: Sequence[Tensor | None]) -> None:
+    """Do nothing: results of timed calls are not of interest."""
+
+
+@dataclass
+class _Calls:
+    """The calls of one pass. Results stay until the next call is prepared, so that their memory is used again, and are
+    examined then, outside of any call's time. Which calls are examined is drawn: an operation cannot know it."""
+
+    operation: Operation
+    examine: Examine
+    drawn: frozenset[int]
+    out: Tensor | None = None
+    gradients: Sequence[Tensor | None] = ()
+    measured: int | None = None
+    """Number of measured calls, those among them that are taken again; None: measuring has not begun."""
+
+    def finish(self) -> None:
+        """Examine the last call's results, if it was drawn, and free them."""
+        if self.measured is not None:
+            if self.measured in self.drawn:
+                with torch.no_grad():
+                    self.examine(self.out, self.gradients)
+            self.measured += 1
+        self.out, self.gradients = None, ()
+
+    def forward(self) -> None:
+        self.out = self.operation.forward()
+
+    def finish_and_forward(self) -> None:
+        self.finish()
+        self.forward()
+
+    def backward(self) -> None:
+        out, self.out = self.out, None
+        assert out is not None
+        self.gradients = self.operation.backward(out)
+
+    def forward_backward(self) -> None:
+        out = self.operation.forward()
+        self.gradients = self.operation.backward(out)
+        self.out = out
+
+
 def time_passes(
     operation: Operation,
     watch: Stopwatch,
     passes: Sequence[str],
     *,
     measuring: Workload = nothing,
+    examine: Examine = examine_nothing,
     warmup: int | None,
     calls: int,
 ) -> dict[str, Timing]:
@@ -56,34 +108,32 @@ def time_passes(
         watch: The stopwatch that times it.
         passes: The passes to time, in this order.
         measuring: Called in each pass when the warm-up is over and samples begin.
+        examine: Called with the results of some measured calls of each pass, outside of their times.
         warmup: Calls of each pass that leave no sample; None: until times are steady.
         calls: Samples of each pass.
 
     Raises:
         OutOfMemory: the memory did not suffice; the error names the pass.
     """
-    out: list[Tensor] = []
-
-    def forward() -> None:
-        out[:] = [operation.forward()]
-
-    def backward() -> None:
-        operation.backward(out.pop())
-
-    def both() -> None:
-        operation.backward(operation.forward())
-
-    works: dict[str, tuple[Workload, Workload]] = {
-        "forward": (out.clear, forward),
-        "backward": (forward, backward),
-        "forward_backward": (nothing, both),
-    }
     times: dict[str, Timing] = {}
     for name in passes:
+        # Not seeded, and not the generator that an operation could seed.
+        drawn = random.SystemRandom().sample(range(1, calls + 1), min(EXAMINED, calls))
+        made = _Calls(operation, examine, frozenset(drawn))
+        works: dict[str, tuple[Workload, Workload]] = {
+            "forward": (made.finish, made.forward),
+            "backward": (made.finish_and_forward, made.backward),
+            "forward_backward": (made.finish, made.forward_backward),
+        }
         prepare, work = works[name]
+
+        def begin(made: _Calls = made) -> None:
+            made.measured = 0
+            measuring()
+
         with translate_oom(name), torch.set_grad_enabled(operation.grad_out is not None):
-            times[name] = watch.time(work, prepare=prepare, measuring=measuring, warmup=warmup, calls=calls)
-            out.clear()
+            times[name] = watch.time(work, prepare=prepare, measuring=begin, warmup=warmup, calls=calls)
+            made.finish()
     return times
 
 

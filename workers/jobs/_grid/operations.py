@@ -6,13 +6,13 @@ They add the outcome "wrong" to those of all grids: the operation's results are 
 from __future__ import annotations
 
 import abc
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
-from workers.jobs._grid.judging import Reference, judge, judge_negated, set_errors
 from workers.jobs._limits import check_rate
 from workers.jobs._values import Metric, Values
 from workers.measure.check import SEVERITIES
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from workers.measure.check import Check
     from workers.measure.compilation import Compilation
+    from workers.measure.judging import Judgement, Reference
     from workers.measure.operations import Operation, OperationMemory
     from workers.measure.stopwatch import Stopwatch, Timing
 
@@ -164,8 +165,8 @@ class OperationRunner(GridRunner[OperationContext]):
         self, spec: OperationSpec, cell: Any, reference: Reference, context: OperationContext, trial: Trial
     ) -> str | None:
         """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
+        from workers.measure.judging import judge
         from workers.measure.memory import translate_oom
-        from workers.measure.operations import measure_memory
 
         values = trial.values
         operation = self.operation(spec, cell, reference, context.device)
@@ -177,15 +178,41 @@ class OperationRunner(GridRunner[OperationContext]):
         with translate_oom("the first call"):
             first = judge(operation, reference)
         set_errors(values, first)
-        # Inputs are checked now as well: an input that was negated an even number of times looks unchanged in the end.
+        # Inputs are checked now as well: an input that was changed twice may look unchanged in the end.
         if first.wrong or reference.changed():
             return first.wrong
-        timings = self._time(spec, operation, passes, context, trial)
+        for draw in reference.checked:
+            with translate_oom(f"the call with {draw.name}"):
+                found = judge(operation, reference, draw)
+            if found.wrong:
+                set_errors(values, first, found)
+                return f"with {draw.name}: {found.wrong}"
+        timings, timed = self._time(spec, operation, reference, passes, context, trial)
+        set_errors(values, first, *timed)
+        if wrong := next((judgement.wrong for judgement in timed if judgement.wrong), None):
+            return f"right when it was checked, wrong in a call that was timed: {wrong}"
+        draw = reference.checked[0]
         with translate_oom("the call after timing"):
-            last = judge_negated(operation, reference)
-        set_errors(values, first, last)
+            last = judge(operation, reference, draw)
         if last.wrong:
-            return f"right at first, wrong after timing, with input {reference.linear_in} negated: {last.wrong}"
+            set_errors(values, first, *timed, last)
+            return f"right at first, wrong after timing, with {draw.name}: {last.wrong}"
+        self._report(spec, cell, operation, timings, context, trial)
+        return None
+
+    def _report(
+        self,
+        spec: OperationSpec,
+        cell: Any,
+        operation: Operation,
+        timings: Mapping[str, Timing],
+        context: OperationContext,
+        trial: Trial,
+    ) -> None:
+        """Set the values that follow from the times, measure the memory, and judge their validity."""
+        from workers.measure.operations import measure_memory
+
+        values = trial.values
         trial.checks += combined({name: check_timing(timing, context.device) for name, timing in timings.items()})
         set_times(values, timings)
         milliseconds: dict[str | None, float] = {
@@ -198,7 +225,6 @@ class OperationRunner(GridRunner[OperationContext]):
         rates = [values.samples("tflops", phase) for phase in milliseconds]
         if fastest := max((rate[0] for rate in rates if rate), default=None):
             trial.checks.append(check_rate(fastest, cell.dtype, context.device, context.report.ceilings))
-        return None
 
     def _needs_backward(self, metric: Metric) -> bool:
         """Return True if a metric is unknown without a backward pass, in a mode that has one."""
@@ -210,16 +236,20 @@ class OperationRunner(GridRunner[OperationContext]):
         self,
         spec: OperationSpec,
         operation: Operation,
+        reference: Reference,
         passes: Sequence[str],
         context: OperationContext,
         trial: Trial,
-    ) -> dict[str, Timing]:
+    ) -> tuple[dict[str, Timing], list[Judgement]]:
+        """Return the times of the passes, and the judgements on some of the calls that were timed."""
         from workers.measure.compilation import compilation
+        from workers.measure.judging import judge_results
         from workers.measure.operations import time_passes
 
         timings: dict[str, Timing] = {}
         began: list[Compilation] = []
         ended: list[Compilation] = []
+        judged: list[Judgement] = []
         trial.monitor.start(warm=False)
         for name in passes:
             timings |= time_passes(
@@ -227,13 +257,28 @@ class OperationRunner(GridRunner[OperationContext]):
                 context.watch,
                 [name],
                 measuring=lambda: began.append(compilation()),
+                examine=lambda out, gradients: judged.append(judge_results(out, gradients, reference)),
                 warmup=spec.warmup_steps,
                 calls=spec.measure_steps,
             )
             ended.append(compilation())
             trial.monitor.watch()
         trial.checks.append(check_recompiles(began, ended))
-        return timings
+        return timings, judged
+
+
+def set_errors(values: Values, *judgements: Judgement) -> None:
+    """Set the metrics of the output's error and of the gradients' error, each to the largest of the judgements."""
+    for name, is_output in (("output_error", True), ("gradient_error", False)):
+        errors = [
+            error.relative
+            for judgement in judgements
+            for index, error in judgement.errors.items()
+            if (index == 0) is is_output
+        ]
+        if errors:
+            finite = all(map(math.isfinite, errors))
+            values.set(name, None, [max(errors)] if finite else None, "the results are not finite")
 
 
 def set_times(values: Values, timings: Mapping[str, Timing]) -> None:

@@ -1,0 +1,38 @@
+"""Random inputs on which attention is checked: normally distributed, with scores that differ little, much, or hugely.
+
+With normal inputs of variance 1 and the usual scale, scores have the standard deviation 1. Other inputs show other
+faults: nearly equal weights, which plain PyTorch computes most exactly, show sums in too few bits; a scale that is off
+by ε changes the output by about σ²ε if scores spread by σ; and exp overflows for a score above 88, unless the maximum
+was subtracted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .problem import AttentionProblem
+
+SPREADS: Final = {"nearly equal scores": 0.5, "unequal scores": 2.0, "large scores": 60.0}
+"""Standard deviations of the scaled scores."""
+
+
+def size_for(spread: float, problem: AttentionProblem, head_dim: int) -> float:
+    """Return the standard deviation of the elements of q and k that gives scaled scores this one."""
+    scale = 1 / math.sqrt(head_dim) if problem.scale is None else problem.scale
+    return math.sqrt(spread / (scale * math.sqrt(head_dim)))
+
+
+def draw(
+    shapes: Sequence[Sequence[int]], dtype: torch.dtype, generator: torch.Generator, size: float = 1.0
+) -> list[Tensor]:
+    """Draw q, k, v and the output's gradient of these shapes; q and k with elements of this size."""
+    sizes = (size, size, 1.0, 1.0)
+    return [
+        (torch.randn(shape, generator=generator, device=generator.device) * factor).to(dtype)
+        for shape, factor in zip(shapes, sizes, strict=True)
+    ]

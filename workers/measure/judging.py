@@ -1,0 +1,222 @@
+"""Checks that an operation's results are right and that it leaves its inputs unchanged.
+
+An operation is checked before it is timed, while it is timed and afterwards: it may be right at first and wrong later,
+because of a race, or because it keeps a result. The inputs are the same tensors at each check, and hold other values,
+also where only their address, shape or version is looked at.
+
+A checksum of the inputs' bits, computed on their device a part at a time, shows changes: copies would double the memory
+that inputs take. Each element's bits are multiplied by an odd 64-bit number that depends on its position, and the
+products are added modulo 2^64. A change of one element changes the sum, since multiplying by an odd number is
+invertible modulo 2^64; other changes go unnoticed with a probability near 2^-64.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from kernels.tolerance import Error, error
+from workers.measure.operations import Operation
+
+UNFIT_GRADIENT = re.compile("returned an (invalid gradient|incorrect number of gradients)")
+"""Part of autograd's message when a Function's backward returns what cannot be gradients, of another shape for
+instance.
+"""
+CHECKSUM_PART = 1 << 20
+"""Number of elements whose bits are summed at once; they take some tens of MiB."""
+# The constants of splitmix64, as the signed numbers that torch has.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
+
+
+class Unfit(Exception):
+    """The result is not a tensor of the required shape, dtype and device."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One right result."""
+
+    tensor: Tensor
+    """In float64, or, beside results in half precision, rounded to float32."""
+    limit: Error
+    """The largest error of a right result; see kernels/tolerance.py."""
+    scale: float = 1.0
+    """See `error` of kernels/tolerance.py."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Values of the inputs, and the right results for them."""
+
+    name: str
+    """For messages: "large scores"."""
+    values: Callable[[], Sequence[Tensor]]
+    """Draws the inputs and, unless it is None, `grad_out`: the same values at each call."""
+    expected: tuple[Expected, ...]
+    """The output and, with `grad_out`, the inputs' gradients."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The inputs of one size, and the values that they take."""
+
+    inputs: tuple[Tensor, ...]
+    grad_out: Tensor | None
+    timed: Draw
+    """The values that the inputs have when operations are timed, and always unless they are `holding` others."""
+    checked: tuple[Draw, ...]
+    """Further values for which results must be right."""
+    checksums: tuple[int, ...] = field(init=False)
+    """Checksums of the inputs and `grad_out`, taken when they were made."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksums", tuple(map(checksum, self._given.values())))
+
+    @property
+    def _given(self) -> dict[str, Tensor]:
+        """Return the tensors that an operation gets, by the names that messages use."""
+        inputs = {f"input {index}": tensor for index, tensor in enumerate(self.inputs)}
+        return inputs if self.grad_out is None else {**inputs, "the output's gradient": self.grad_out}
+
+    def changed(self) -> list[str]:
+        """Return the names of the inputs whose bits have changed."""
+        now = ((name, checksum(tensor)) for name, tensor in self._given.items())
+        return [name for (name, current), original in zip(now, self.checksums, strict=True) if current != original]
+
+    @contextmanager
+    def holding(self, draw: Draw) -> Iterator[None]:
+        """Let the inputs have the values of a draw inside the context.
+
+        Their versions, by which caches know changes, stay: a result that is kept by it is kept by its address.
+        """
+        if draw is self.timed:
+            yield
+            return
+        self._fill(draw)
+        try:
+            yield
+        finally:
+            self._fill(self.timed)
+
+    def _fill(self, draw: Draw) -> None:
+        for tensor, value in zip(self._given.values(), draw.values(), strict=True):
+            with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
+                tensor.copy_(value)
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the checksum of the bits that this module's docstring describes, for comparing tensors of one shape."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.detach().reshape(-1).view(integers[tensor.element_size()])
+    positions = torch.arange(min(CHECKSUM_PART, len(bits)), device=tensor.device)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(bits), CHECKSUM_PART):
+        part = bits[start : start + CHECKSUM_PART].long()
+        factors = (positions[: len(part)] + (start + 1)) * GOLDEN
+        factors.bitwise_xor_(factors >> 29).mul_(MIX).bitwise_or_(1)
+        total += (part * factors).sum()
+    return int(total)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The errors of one call's results against the oracle's."""
+
+    errors: Mapping[int, Error]
+    """Of the output (0) and of the inputs' gradients (1, 2, …), as far as there are such."""
+    wrong: str | None
+    """The fault of the results; None if they are right."""
+
+
+def judge(operation: Operation, reference: Reference, draw: Draw | None = None) -> Judgement:
+    """Run the operation once, forward and, if it has a backward pass, backward; compare its results with the right
+    ones.
+
+    Args:
+        operation: It has the reference's inputs.
+        reference: Inputs and right results.
+        draw: The values that the inputs have in this call; None: those of timed calls.
+    """
+    draw = draw or reference.timed
+    with reference.holding(draw):
+        try:
+            results = _results(operation, reference)
+        except Unfit as unfit:
+            return Judgement({}, str(unfit))
+        return _compared(dict(enumerate(results)), draw)
+
+
+def judge_results(out: Tensor | None, gradients: Sequence[Tensor | None], reference: Reference) -> Judgement:
+    """Compare the results of a call that was timed: the output, the inputs' gradients, or both."""
+    try:
+        results = {} if out is None else {0: _fitting(0, out, reference)}
+        results |= {index: _fitting(index, gradient, reference) for index, gradient in enumerate(gradients, start=1)}
+    except Unfit as unfit:
+        return Judgement({}, str(unfit))
+    return _compared(results, reference.timed)
+
+
+def _compared(results: Mapping[int, Tensor], draw: Draw) -> Judgement:
+    errors, wrong = {}, []
+    for index, result in results.items():
+        expected = draw.expected[index]
+        found = error(result, expected.tensor, expected.scale)
+        errors[index] = found
+        if reason := found.why_wrong(expected.limit):
+            wrong.append(f"{_name(index)}: {reason}")
+    return Judgement(errors, "; ".join(wrong) or None)
+
+
+def _name(index: int) -> str:
+    """Return the name of a result in messages."""
+    return f"the gradient of input {index - 1}" if index else "the output"
+
+
+def _results(operation: Operation, reference: Reference) -> list[Tensor]:
+    """Return the output and, if there is a backward pass, the inputs' gradients.
+
+    Raises:
+        Unfit: one of them is not a tensor of the required shape, dtype and device.
+    """
+    backward = operation.grad_out is not None
+    with torch.set_grad_enabled(backward):
+        # The output is checked before the backward pass, where autograd's message about it would be hard to understand.
+        out = operation.forward()
+        results = [_fitting(0, out, reference)]
+        if backward and not out.requires_grad:
+            raise Unfit("the output is detached from the inputs, so that it has no backward pass")
+        try:
+            gradients = operation.backward(out) if backward else ()
+        except RuntimeError as failure:
+            if UNFIT_GRADIENT.search(str(failure)) is None:
+                raise
+            raise Unfit(f"the backward pass: {failure}") from failure
+    return results + [_fitting(index, gradient, reference) for index, gradient in enumerate(gradients, start=1)]
+
+
+def _fitting(index: int, result: Any, reference: Reference) -> Tensor:
+    """Return a result without its history, if it is a plain tensor of the right shape, with the dtype and on the device
+    of its input (the output: of the first). A subclass might compute only when it is read.
+
+    Raises:
+        Unfit: it is not such a tensor.
+    """
+    name, like = _name(index), reference.inputs[max(0, index - 1)]
+    shape = reference.timed.expected[index].tensor.shape
+    if type(result) is not Tensor:
+        raise Unfit(f"{name} is {'missing' if result is None else f'a {type(result).__name__}, not a plain tensor'}")
+    if result.shape != shape:
+        raise Unfit(f"{name} has the shape {tuple(result.shape)}, not {tuple(shape)}")
+    if result.dtype != like.dtype:
+        raise Unfit(f"{name} is of {result.dtype}, not {like.dtype} as its inputs")
+    if result.device != like.device:
+        raise Unfit(f"{name} is on {result.device}, not {like.device}")
+    return result.detach()
