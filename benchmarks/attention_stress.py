@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.attention.drawing import SPREADS, size_for
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.oracle import limits
 from kernels.attention.problem import AttentionProblem
@@ -71,8 +72,8 @@ class Shape:
 class Verdict(NamedTuple):
     """The result of the comparison of one shape."""
 
-    worst: float
-    """The largest error of a result, as a part of its tolerance."""
+    shares: Mapping[str, float]
+    """The largest errors of results, as parts of their limits: of the whole, of an element, of the slope; "lse"."""
     reason: str | None
     """The fault; None if the result is right."""
 
@@ -117,28 +118,40 @@ def compare(shape: Shape, seed: int, name: str = "triton") -> Verdict:
     """
     function = flash_attention if name == "triton" else ATTENTION.load(name).function
     generator, problem = torch.Generator(DEVICE).manual_seed(seed), shape.problem
-    q = _draw(shape, problem.num_heads, shape.queries, generator)
+    spread = spread_of(seed)
+    size = 1.0 if spread is None else size_for(spread, problem, shape.head_dim)
+    q = _draw(shape, problem.num_heads, shape.queries, generator, size)
     key_heads = problem.num_kv_heads or problem.num_heads
-    k, v = (_draw(shape, key_heads, shape.keys, generator) for _ in range(2))
+    k = _draw(shape, key_heads, shape.keys, generator, size)
+    v = _draw(shape, key_heads, shape.keys, generator)
     gradient = _draw(shape, problem.num_heads, shape.queries, generator)
     tensors = q, k, v, gradient, torch.randn(q.shape[:-1], generator=generator, device=DEVICE)
     calls = [_results(function, problem, *tensors) for _ in range(2)]
     rights = _results(attention, problem, *(tensor.double() for tensor in tensors))
     plains = _results(attention, problem, *tensors)
-    allowed = limits(plains[:4], rights[:4], problem)
-    worst, wrong = 0.0, []
+    allowed = limits(plains[:4], rights[:4], problem, size)
+    scaled = size * (1.0 if problem.scale is None else problem.scale * math.sqrt(shape.head_dim))
+    scales = 1.0, scaled, scaled, 1.0
+    shares: dict[str, float] = defaultdict(float)
+    wrong = []
     for call, results in enumerate(calls, start=1):
-        for result, given, right, limit in zip(RESULTS, results, rights, allowed, strict=False):
-            found = error(given, right)
-            worst = max(worst, found.relative / limit.relative, found.element / limit.element)
+        for result, given, right, limit, scale in zip(RESULTS, results, rights, allowed, scales, strict=False):
+            found = error(given, right, scale)
+            for component, share in found.shares(limit).items():
+                shares[component] = max(shares[component], share)
             if reason := found.why_wrong(limit):
                 wrong.append(f"{result} of call {call}: {reason}")
         if problem.return_lse:
             part = _error_of_logsumexp(results[4], rights[4]) / (2 * _error_of_logsumexp(plains[4], rights[4]) + 1e-3)
-            worst = max(worst, part)
+            shares["lse"] = max(shares["lse"], part)
             if not part <= 1:
                 wrong.append(f"log-sum-exp of call {call}: {part:.1f} times the allowed error")
-    return Verdict(worst, "; ".join(wrong) or None)
+    return Verdict(shares, "; ".join(wrong) or None)
+
+
+def spread_of(seed: int) -> float | None:
+    """Return how far the scores of a problem spread (`kernels.attention.drawing`); None: as normal inputs' do."""
+    return random.Random(seed).choice([None, *SPREADS.values()])
 
 
 def _results(
@@ -161,10 +174,10 @@ def _error_of_logsumexp(given: Tensor, right: Tensor) -> float:
     return (given.double() - right).masked_fill(right.isneginf(), 0.0).abs().max().item()
 
 
-def _draw(shape: Shape, heads: int, rows: int, generator: torch.Generator) -> Tensor:
+def _draw(shape: Shape, heads: int, rows: int, generator: torch.Generator, size: float = 1.0) -> Tensor:
     sizes = (shape.batch, rows, heads) if shape.heads_last else (shape.batch, heads, rows)
     tensor = torch.randn((*sizes, shape.head_dim), generator=generator, device=DEVICE, dtype=torch.float32)
-    tensor = tensor.to(shape.dtype)
+    tensor = (tensor * size).to(shape.dtype)
     return tensor.transpose(1, 2) if shape.heads_last else tensor
 
 
@@ -196,25 +209,44 @@ def shares(shapes: Sequence[Shape], processes: int) -> list[list[int]]:
     return parts
 
 
-def work(shapes: Mapping[int, Shape], seed: int, name: str) -> int:
-    """Compare shapes, given by number; prints a line for each kind and each wrong shape. Returns how many are wrong."""
-    wrong = 0
-    taken_s: dict[str, list[float]] = defaultdict(list)
-    worst: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+class Worst(NamedTuple):
+    """One of the largest errors of a run."""
+
+    share: float
+    """As a part of its limit."""
+    component: str
+    number: int
+    kind: str
+    spread: float | None
+
+
+def work(shapes: Mapping[int, Shape], seed: int, name: str) -> tuple[int, list[Worst]]:
+    """Compare shapes, given by number; prints a line for each wrong shape. Returns how many are wrong, and errors."""
+    wrong, worst = 0, list[Worst]()
     for number, shape in shapes.items():
-        started, kind = time.monotonic(), shape.kind()
+        own_seed = random.Random(f"{seed} {number}").randrange(1 << 32)
         with watchdog(f"shape {number}: {shape}"):
-            verdict = compare(shape, random.Random(f"{seed} {number}").randrange(1 << 32), name)
-        taken_s[kind].append(time.monotonic() - started)
-        worst[kind] = max(worst[kind], (verdict.worst, number))
+            verdict = compare(shape, own_seed, name)
+        spread = spread_of(own_seed)
+        worst += [Worst(share, each, number, shape.kind(), spread) for each, share in verdict.shares.items()]
         if verdict.reason is not None:
             wrong += 1
-            print(f"wrong: shape {number}: {shape}: {verdict.reason}", flush=True)
-    for kind, times in sorted(taken_s.items()):
-        error_part, number = worst[kind]
-        largest = f"largest error {100 * error_part:3.0f}% of the tolerance (shape {number})"
-        print(f"{kind:>60}: {len(times):5} shapes, {largest}, first call {times[0]:.0f} s", flush=True)
-    return wrong
+            print(f"wrong: shape {number}: {shape}, scores spread by {spread}: {verdict.reason}", flush=True)
+    return wrong, worst
+
+
+def print_table(worst: Sequence[Worst]) -> None:
+    """Print, for each component of the limits, how errors are distributed, and the largest."""
+    print("component  median   99%     largest: share of its limit (shape, kind, spread of the scores)")
+    for component in ("relative", "element", "slope", "lse"):
+        found = sorted((one for one in worst if one.component == component), key=lambda one: one.share)
+        if found:
+            middle, high = (found[int(part * (len(found) - 1))].share for part in (0.5, 0.99))
+            largest = "; ".join(
+                f"{one.share:.2f} ({one.number}, {one.kind}, {one.spread})"
+                for one in found[: -4 if len(found) > 3 else None : -1]
+            )
+            print(f"{component:9}  {middle:6.3f}  {high:6.3f}  {largest}")
 
 
 def main() -> None:
@@ -233,10 +265,12 @@ def main() -> None:
     run = partial(work, seed=options.seed, name=options.implementation)
     with ProcessPoolExecutor(len(parts), get_context("spawn")) as pool:
         try:
-            wrong = sum(pool.map(run, [{number: shapes[number] for number in part} for part in parts]))
+            done = list(pool.map(run, [{number: shapes[number] for number in part} for part in parts]))
         except BrokenProcessPool:  # the pool has ended the others: the device does nothing else while a kernel hangs
             print("a process ended: its call hung, or crashed")
             raise SystemExit(HUNG) from None
+    wrong = sum(count for count, _ in done)
+    print_table([one for _, worst in done for one in worst])
     print(
         f"{options.implementation}: {sum(map(len, parts))} shapes, {wrong} wrong, {time.monotonic() - begun:.0f} s in "
         f"{len(parts)} processes, none hung"

@@ -29,6 +29,9 @@ mean rounding errors raise. A scale that is off by 0.1 % shows 1e-3 if scores ar
 CAPPED_SLOPE: Final = 1e-3
 """The same with a soft cap: GPUs approximate the hyperbolic tangent to 11 bits."""
 
+SCORE_ERROR: Final = 4e-6
+"""Largest relative error of weights for scores that spread by 1, of sums in float32: 64 times its unit round-off."""
+
 
 class Oracle(NamedTuple):
     """The output, and the gradients of queries, keys and values (empty without `grad_out`), in float64."""
@@ -84,11 +87,11 @@ def limits(
         size: Standard deviation of the elements of queries and keys.
     """
     bounds = []
+    scaled = size**2 * (1.0 if problem.scale is None else problem.scale * math.sqrt(right[0].shape[-1]))
     for index, (rounded, other) in enumerate(zip(plain, right, strict=True)):
         cancelling = 0.0
         if index in (1, 2) and other.any():
             seen, share_of_keys = _seen(right[0], right[2], problem)
-            scaled = size**2 * (1.0 if problem.scale is None else problem.scale * math.sqrt(right[0].shape[-1]))
             spread = min(scaled, problem.softcap or scaled, 7.0)  # above, the sum of the squares is 1 anyway
             terms = scaled / size * (math.exp(spread**2 - 1) / seen[seen > 0].double()).clamp(max=1)
             term = terms.square().sum().div(seen.shape[0]).sqrt().item()
@@ -97,7 +100,10 @@ def limits(
             cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
         slope = None if plain[0].dtype.itemsize > 2 else SLOPE if problem.softcap is None else CAPPED_SLOPE
         rows, found = max(1, other.numel() // other.shape[-1]), error(rounded, other)
-        bounds.append(limits_beside_plain(found, plain[0].dtype, cancelling, rows=rows, slope=slope))
+        bound = limits_beside_plain(found, plain[0].dtype, cancelling, rows=rows, slope=slope)
+        # A rounding error of a score is a relative error of its weight.
+        of_scores = SCORE_ERROR * scaled * (2**-29 if plain[0].dtype == torch.float64 else 1)
+        bounds.append(Error(bound.relative + of_scores, bound.element + 4 * of_scores, bound.slope + of_scores))
     return tuple(bounds)
 
 

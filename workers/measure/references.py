@@ -81,12 +81,11 @@ def kernel_reference(
             kernel.expected([cast(tensor) for tensor in inputs], None if grad_out is None else cast(grad_out))
             for cast in (Tensor.double, Tensor.detach)
         )
-        errors = [error(rounded, one) for rounded, one in zip(plain, right, strict=True)]
         limits = [
-            limits_of_mean(found, dtype, rows)
-            if one.numel() == 1
-            else limits_beside_plain(found, dtype, rows=one.shape[0] if one.dim() > 1 else rows)
-            for found, one in zip(errors, right, strict=True)
+            limits_of_mean(error(rounded, one), dtype, rows)
+            if one is right[0] and one.numel() == 1
+            else limits_beside_plain(error(rounded, one), dtype, rows=_rows(one))
+            for rounded, one in zip(plain, right, strict=True)
         ]
         return Draw(name, values, _expected(right, limits, [1.0] * len(right), dtype))
 
@@ -113,6 +112,11 @@ def _expected(
     return tuple(
         Expected(keep(tensor), limit, scale) for tensor, limit, scale in zip(right, limits, scales, strict=False)
     )
+
+
+def _rows(tensor: Tensor) -> int:
+    """Return the number of rows, of elements if there is one axis."""
+    return max(1, tensor.numel() // (tensor.shape[-1] if tensor.dim() > 1 else 1))
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator:

@@ -1,0 +1,229 @@
+"""Judges every registered implementation, and kernels with planted faults, on this device.
+
+    python -m benchmarks.judge                  # on a GPU: two minutes
+    python -m benchmarks.judge --small          # on a CPU
+
+Prints for each implementation the largest errors as parts of their limits, and for each fault by what it was noticed.
+Exit code 1: an implementation is wrong, or a fault is not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.faults import FAULTS, Fault
+from kernels.attention.library import NO_KERNEL
+from kernels.attention.problem import AttentionProblem
+from kernels.registry import ATTENTION, KERNELS, Implementation
+from workers.measure.judging import Draw, Judgement, Reference, judge
+from workers.measure.operations import Operation
+from workers.measure.references import attention_reference, kernel_reference
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of the problems on which is judged."""
+
+    heads: int
+    length: int
+    head_dims: Sequence[int]
+    rows: int
+    columns: Sequence[int]
+
+
+SMALL = Size(heads=4, length=200, head_dims=(64,), rows=256, columns=(96,))
+LARGE = Size(heads=8, length=1000, head_dims=(16, 64, 128, 256), rows=4096, columns=(1600, 8192))
+PROBLEMS: Sequence[dict[str, Any]] = (
+    {},
+    {"is_causal": True},
+    {"is_causal": True, "window": 100},
+    {"is_causal": True, "num_kv_heads": 2},
+    {"is_causal": True, "document_lengths": "thirds"},
+    {"softcap": 20.0},
+    {"scale": 0.04},
+)
+
+
+@dataclass
+class Worst:
+    """The largest errors of one implementation, as parts of their limits."""
+
+    shares: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """By component: the share, and where it was."""
+    judged: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, judgement: Judgement, draw: Draw, where: str) -> None:
+        """Take the errors of one call into account."""
+        self.judged += 1
+        if judgement.wrong:
+            self.wrong.append(f"{where}, {draw.name}: {judgement.wrong}")
+        for index, error in judgement.errors.items():
+            for name, share in error.shares(draw.expected[index].limit).items():
+                place = f"{where}, {draw.name}, {f'gradient {index - 1}' if index else 'output'}"
+                self.shares[name] = max(self.shares.get(name, (0.0, "")), (share, place))
+
+
+def problem_of(fields: dict[str, Any], size: Size) -> AttentionProblem:
+    """Return the problem; documents of "thirds" are of about equal length."""
+    fields = {"num_heads": size.heads, **fields}
+    if fields.get("document_lengths") == "thirds":
+        third = size.length // 3
+        fields["document_lengths"] = (third, third, size.length - 2 * third)
+    return AttentionProblem(**fields)
+
+
+def attention_of(
+    fields: dict[str, Any], size: Size, head_dim: int, dtype: str, device: torch.device, backward: bool
+) -> tuple[AttentionProblem, Reference]:
+    """Return a problem of this size and its reference."""
+    problem = problem_of(fields, size)
+    queries = size.length - 1 if problem.bottom_right else size.length
+    reference = attention_reference(
+        (1, size.heads, queries, head_dim), (1, problem.num_kv_heads or size.heads, size.length, head_dim),
+        DTYPES[dtype], problem, backward=backward, seed=1, device=device, tf32=dtype == "tf32",
+    )  # fmt: skip
+    return problem, reference
+
+
+def draws(reference: Reference) -> Sequence[Draw]:
+    """Return all values of the inputs, in the order in which jobs check them."""
+    return reference.timed, *reference.checked
+
+
+def noticed(fault: Fault, size: Size, device: torch.device) -> str | None:
+    """Return by what the judge notices a fault; None if it does not."""
+    torch.set_float32_matmul_precision("highest")
+    if fault.kernel == "attention":
+        size = dataclasses.replace(size, length=max(size.length, fault.length))
+        if fault.length > 1000:
+            size = dataclasses.replace(size, heads=1)
+        problem, reference = attention_of(dict(fault.problem), size, 64, fault.dtype, device, fault.backward)
+        options = problem.options(device)
+        function = functools.partial(_called, fault.function, problem.is_causal, options)
+    else:
+        kernel = KERNELS.load(fault.kernel)
+        columns = size.columns[-1] if fault.kernel in ("rms_norm", "weighted_sum") else min(size.columns[0], 64)
+        reference = kernel_reference(
+            kernel, size.rows, columns, DTYPES[fault.dtype], backward=fault.backward, seed=1, device=device
+        )
+        function = fault.function
+    operation = Operation(function, reference.inputs, reference.grad_out)
+    for draw in draws(reference):
+        if reason := judge(operation, reference, draw).wrong:
+            return f"{draw.name}: {reason}"
+    return None
+
+
+def _called(function: Any, is_causal: bool, options: dict[str, Any], *inputs: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = function(*inputs, is_causal, **options)
+    return out
+
+
+def honest_attention(size: Size, device: torch.device, names: Sequence[str]) -> Iterator[tuple[str, Worst]]:
+    """Judge implementations of attention on every problem that they take."""
+    found = {name: Worst() for name in names}
+    for dtype in ("fp32", "bf16", "fp16", *(["tf32"] if device.type == "cuda" else [])):
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        for head_dim in size.head_dims:
+            for fields in PROBLEMS if head_dim == 64 else PROBLEMS[:2]:
+                problem, reference = attention_of(fields, size, head_dim, dtype, device, backward=True)
+                where = f"{dtype} d{head_dim} {' '.join(fields) or 'full'}"
+                for name, worst in found.items():
+                    _judge_one(ATTENTION.load(name), dtype, problem, reference, worst, where)
+    torch.set_float32_matmul_precision("highest")
+    yield from ((f"attention {name}", worst) for name, worst in found.items())
+
+
+def _judge_one(
+    implementation: Implementation,
+    dtype: str,
+    problem: AttentionProblem,
+    reference: Reference,
+    worst: Worst,
+    where: str,
+) -> None:
+    device = reference.inputs[0].device
+    name = str(DTYPES[dtype]).removeprefix("torch.")
+    if implementation.why_not(device.type, name, backward=False, problem=problem):
+        return
+    function = functools.partial(_called, implementation.function, problem.is_causal, problem.options(device))
+    operation = Operation(function, reference.inputs, reference.grad_out if implementation.has_backward else None)
+    _judge_draws(operation, reference, worst, where)
+
+
+def _judge_draws(operation: Operation, reference: Reference, worst: Worst, where: str) -> None:
+    for draw in draws(reference):
+        try:
+            judgement = judge(operation, reference, draw)
+        except RuntimeError as error:  # a library that is not installed, or does not take this
+            if NO_KERNEL not in str(error) and "cannot be imported" not in str(error):
+                worst.wrong.append(f"{where}: {error}")
+            return
+        worst.add(judgement, draw, where)
+
+
+def honest_kernels(size: Size, device: torch.device) -> Iterator[tuple[str, Worst]]:
+    """Judge every implementation of every other operation."""
+    for name in KERNELS.names():
+        kernel = KERNELS.load(name)
+        found = {one: Worst() for one in ("torch", *(each.name for each in kernel.kernels))}
+        for dtype in ("fp32", "bf16", "fp16"):
+            for columns in {min(columns, 64) for columns in size.columns} if name == "rope" else size.columns:
+                rows = size.rows if columns * size.rows < 1 << 24 else size.rows // 4
+                reference = kernel_reference(kernel, rows, columns, DTYPES[dtype], backward=True, seed=1, device=device)
+                for one, worst in found.items():
+                    implementation = kernel.implementation(one)
+                    plain = str(DTYPES[dtype]).removeprefix("torch.")
+                    if implementation.why_not(device.type, plain, backward=False):
+                        continue
+                    grad_out = reference.grad_out if implementation.has_backward else None
+                    operation = Operation(implementation.function, reference.inputs, grad_out)
+                    _judge_draws(operation, reference, worst, f"{dtype} {rows} × {columns}")
+        yield from ((f"{name} {one}", worst) for one, worst in found.items())
+
+
+def print_worst(name: str, worst: Worst) -> None:
+    """Print one line: the largest share of each limit, and where it was."""
+    parts = [f"{kind} {share:.2f} ({place})" for kind, (share, place) in worst.shares.items()]
+    print(f"{name:>32}: {worst.judged:3} judged, {len(worst.wrong)} wrong; {'; '.join(parts)}", flush=True)
+    for reason in worst.wrong[:3]:
+        print(f"    wrong: {reason}", flush=True)
+
+
+def main() -> None:
+    """Judge all, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="small problems, for a CPU")
+    parser.add_argument("--implementations", nargs="*", help="of attention; default: all")
+    options = parser.parse_args()
+    begun, size = time.monotonic(), SMALL if options.small else LARGE
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    names = ATTENTION.names() if options.implementations is None else options.implementations
+    wrong = judged = 0
+    for name, worst in (*honest_attention(size, device, names), *honest_kernels(size, device)):
+        if worst.judged or worst.wrong:
+            print_worst(name, worst)
+        wrong, judged = wrong + len(worst.wrong), judged + worst.judged
+    missed = []
+    for fault in FAULTS:
+        reason = noticed(fault, size, device)
+        print(f"{fault.name:>44}: {(reason or 'NOT NOTICED')[:120]}", flush=True)
+        missed += [] if reason else [fault.name]
+    print(f"implementations: {judged} calls judged, {wrong} wrong")
+    print(f"faults: {len(FAULTS)} planted, {len(missed)} not noticed {missed or ''}; {time.monotonic() - begun:.0f} s")
+    raise SystemExit(bool(wrong or missed))
+
+
+if __name__ == "__main__":
+    main()
