@@ -47,7 +47,7 @@ class _Scaled(torch.autograd.Function):
         return tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.factor, None
 
 
@@ -82,11 +82,10 @@ def _of_inputs(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, 
 
 
 def _of_output(change: Callable[[Tensor], Tensor]) -> Function:
-    """Attention, or another operation, whose output is changed before it is rounded."""
+    """Attention whose output is changed before it is rounded."""
 
-    def wrong(*inputs: Any, **options: Any) -> Tensor:
-        wide = [one.float() if isinstance(one, Tensor) else one for one in inputs]
-        return change(attention(*wide, **options)).to(inputs[0].dtype)
+    def wrong(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, **options: Any) -> Tensor:
+        return change(attention(q.float(), k.float(), v.float(), is_causal, **options)).to(q.dtype)
 
     return wrong
 
@@ -265,9 +264,9 @@ def _of_target(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _half_rope(x: Tensor) -> Tensor:
     """Pairs are (x[i], x[i + half]), as in Hugging Face's models, and not neighbours."""
-    halves = x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)
-    out: Tensor = operations.rope.plain(halves)
-    return out.unflatten(-1, (-1, 2)).transpose(-2, -1).flatten(-2)
+    half = x.shape[-1] // 2
+    out = operations.rope.plain(torch.stack((x[..., :half], x[..., half:]), -1).flatten(-2))
+    return torch.cat((out[..., 0::2], out[..., 1::2]), -1)
 
 
 def _times(kernel: str, factor: float) -> Function:

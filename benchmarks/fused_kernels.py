@@ -108,7 +108,7 @@ def kernel_of(name: str) -> Kernel:
 
     everywhere = {DEVICE: frozenset({"float32"})}
     return Kernel(
-        name, operations.rms_norm.shapes, plain, 1,
+        name, operations.rms_norm.shapes, plain,
         [
             Implementation("compiled", operations.compiled(plain), everywhere),
             Implementation(

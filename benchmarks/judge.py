@@ -110,7 +110,7 @@ def noticed(fault: Fault, size: Size, device: torch.device) -> str | None:
             size = dataclasses.replace(size, heads=1)
         problem, reference = attention_of(dict(fault.problem), size, 64, fault.dtype, device, fault.backward)
         options = problem.options(device)
-        function = functools.partial(_called, fault.function, problem.is_causal, options)
+        function: Any = functools.partial(_called, fault.function, problem.is_causal, options)
     else:
         kernel = KERNELS.load(fault.kernel)
         columns = size.columns[-1] if fault.kernel in ("rms_norm", "weighted_sum") else min(size.columns[0], 64)

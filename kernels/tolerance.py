@@ -180,7 +180,7 @@ def _slope(differences: Tensor, oracle: Tensor, sizes: Tensor) -> float:
     deviation = off.sum() / whole
     noise = torch.linalg.vector_norm(off - deviation * total) / whole
     # A spread that is estimated from few rows may be far too small.
-    return max(0.0, (deviation.abs() - NOISE * (1 + 8 / rows) * noise).item())
+    return max(0.0, float(deviation.abs() - NOISE * (1 + 8 / rows) * noise))
 
 
 def _size_nearby(tensor: Tensor) -> Tensor:

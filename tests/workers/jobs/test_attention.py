@@ -142,7 +142,7 @@ def test_passes_together_are_as_bad_as_the_worst(severities: tuple[Any, Any]) ->
     assert combined(found) == [Check("host_bound", False, told, severities[1])]
 
 
-@pytest.mark.parametrize(("call", "valid"), [(2, True), (3, False)], ids=["warming up", "measured"])
+@pytest.mark.parametrize(("call", "valid"), [(5, True), (6, False)], ids=["warming up", "measured"])
 def test_compiling_while_timed_makes_a_case_invalid(
     run, monkeypatch: pytest.MonkeyPatch, call: int, valid: bool
 ) -> None:
@@ -183,15 +183,16 @@ def test_a_call_that_returns_before_its_work_is_done_is_invalid(
     run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It computes where it is checked; where it is timed, it returns at once."""
-    outputs: list[torch.Tensor] = []
+    outputs: list[tuple[torch.Tensor, ...]] = []
 
     def early(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code.co_name != "host_lap_ms":
             frame = frame.f_back
-        if frame is None or not outputs:
-            outputs[:] = [attention(q, k, v, causal)]
-        return outputs[0]
+        if frame is not None:
+            return next(out for out, *inputs in outputs if all(map(torch.equal, inputs, (q, k, v))))
+        outputs.append((attention(q, k, v, causal), q.clone(), k.clone(), v.clone()))
+        return outputs[-1][0]
 
     install(monkeypatch, early=early)
     sizes = {"mode": "forward", "device": "cpu", "sequence_lengths": [512], "head_dims": [64], "num_heads": 8}
@@ -546,40 +547,69 @@ def test_who_keeps_its_first_result_is_wrong(run, monkeypatch: pytest.MonkeyPatc
     install(monkeypatch, keeps=keeps)
     report = run(implementations=["keeps", "own"], mode="forward", device="cpu")
     cell = report.cell(implementation="keeps")
-    reason = "right at first, wrong after timing, with input 2 negated: the output: relative error 2.00e+00"
+    reason = "with nearly equal scores: the output: relative error"
     for (metric, _), row in cell.items():
         if metric == "output_error":
-            assert row["median"] == pytest.approx(2), "the larger of both"
+            assert row["median"] > 0.5, "the larger of both"
         else:
             assert row["outcome"] == "wrong"
             assert row["reason"].startswith(reason)
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
 
 
-@pytest.mark.parametrize("after", ["forward", "backward"])
-def test_who_is_wrong_only_later_is_wrong(run, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+def counting(spoiled: Any) -> tuple[dict[str, int], Any]:
+    """Return how often each pass was called, and attention that is wrong where `spoiled` (pass, call) says so."""
     calls = {"forward": 0, "backward": 0}
 
-    class Tires(torch.autograd.Function):
+    class Spoils(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
             calls["forward"] += 1
-            return out * (1.5 if after == "forward" and calls["forward"] > 5 else 1)
+            return out * (1.5 if spoiled("forward", calls["forward"]) else 1)
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             calls["backward"] += 1
-            return gradient * (1.5 if after == "backward" and calls["backward"] > 5 else 1)
+            return gradient * (1.5 if spoiled("backward", calls["backward"]) else 1)
 
-    install(monkeypatch, tires=lambda *inputs: Tires.apply(attention(*inputs)))
-    report = run(implementations=["tires", "own"], device="cpu")
-    row = report.cell(implementation="tires")["forward_ms", "forward"]
+    return calls, lambda *inputs: Spoils.apply(attention(*inputs))
+
+
+@pytest.mark.parametrize("wrong", ["forward", "backward"])
+def test_who_is_wrong_only_when_timed_is_wrong(run, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """Calls 1 to 4 are checked, the fifth warms up, the last one is checked again."""
+
+    def spoiled(which: str, call: int) -> bool:
+        frame: Any = sys._getframe()
+        while which == "forward" and frame is not None and frame.f_code.co_name != "time_passes":
+            frame = frame.f_back
+        # The backward pass runs in autograd's thread on a GPU; here the calls are counted.
+        return which == wrong and (frame is not None if which == "forward" else 5 <= call <= 10)
+
+    install(monkeypatch, spoils=counting(spoiled)[1])
+    report = run(implementations=["spoils", "own"], device="cpu")
+    row = report.cell(implementation="spoils")["forward_ms", "forward"]
+    blamed = "the output" if wrong == "forward" else "the gradient of input 0"
     assert row["outcome"] == "wrong"
-    blamed = "the output" if after == "forward" else "the gradient of input 0"
     assert row["reason"].startswith(
-        f"right at first, wrong after timing, with input 2 negated: {blamed}: relative error"
+        f"right when it was checked, wrong in a call that was timed: {blamed}: relative err"
     )
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("wrong", ["forward", "backward"])
+def test_who_is_wrong_only_later_is_wrong(run, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    calls, function = counting(lambda _which, _call: False)
+    install(monkeypatch, counted=function)
+    run(implementations=["counted"], device="cpu")
+    # The memory is measured after the last check.
+    last = calls[wrong] - 1
+    install(monkeypatch, tires=counting(lambda which, call: which == wrong and call >= last)[1])
+    row = run(implementations=["tires"], device="cpu").cell()["forward_ms", "forward"]
+    blamed = "the output" if wrong == "forward" else "the gradient of input 0"
+    assert row["outcome"] == "wrong"
+    expected = f"right at first, wrong after timing, with nearly equal scores: {blamed}: relative error"
+    assert row["reason"].startswith(expected)
 
 
 def test_the_stopwatch_warms_up_until_times_are_steady(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
     [
         ({"name": "other"}, "its name is 'other'"),
         ({"plain": 7}, "plain must be a function"),
-        ({"linear_in": "x"}, "linear_in must be the index"),
+        ({"variations": {"large ones": 7}}, "variations must be functions"),
         ({"kernels": [7]}, "expected a kernels.registry.Implementation"),
         ({"kernels": [Implementation("one", abs, {})]}, "dtypes must map types of devices"),
     ],
@@ -205,7 +205,7 @@ def test_what_an_operation_does_not_have_is_unsupported(tmp_path: Path) -> None:
 def test_an_installed_operation_is_checked(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
-    whole = {"name": "rms_norm", "shapes": lambda rows, columns: (), "plain": abs, "linear_in": 0, **changes}
+    whole = {"name": "rms_norm", "shapes": lambda rows, columns: (), "plain": abs, **changes}
     monkeypatch.setattr("kernels.operations.rms_norm", Kernel(**whole))
     with pytest.raises(BrokenEntryPoint, match=words):
         KERNELS.load("rms_norm")

@@ -1,20 +1,17 @@
-"""Judging operations: checksums of inputs, and second judgements with one input negated."""
+"""Judging operations: checksums of inputs, and judgements on inputs that hold other values."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
-
 import torch
 from torch import Tensor
 
 from kernels.tolerance import fixed_limits
-from workers.jobs._grid import judging
-from workers.jobs._grid.judging import Reference, checksum, judge, judge_negated, set_errors
-from workers.jobs._values import Metric, Values
+from workers.measure import judging
+from workers.measure.judging import Draw, Expected, Reference, checksum, judge, judge_results
 from workers.measure.operations import Operation
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -77,68 +74,89 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return a.square() @ b
 
 
-def make_reference(rng: random.Random) -> Reference:
-    """Linear in the second input, and not in the first."""
-    a, b = draw(rng, 6, 5).requires_grad_(), draw(rng, 5, 4).requires_grad_()
-    grad_out = draw(rng, 6, 4)
-    exact = [tensor.detach().double().requires_grad_() for tensor in (a, b)]
+def draw_of(name: str, rng: random.Random) -> Draw:
+    given = draw(rng, 6, 5), draw(rng, 5, 4), draw(rng, 6, 4)
+    exact = [tensor.double().requires_grad_() for tensor in given[:2]]
     out = product(*exact)
-    gradients = torch.autograd.grad(out, exact, grad_out.double())
-    return Reference((a, b), grad_out, (out.detach(), *gradients), (fixed_limits(1e-5),) * 3, linear_in=1)
+    right = out.detach(), *torch.autograd.grad(out, exact, given[2].double())
+    return Draw(name, lambda: given, tuple(Expected(tensor, fixed_limits(1e-5)) for tensor in right))
 
 
-def test_what_is_right_is_right_with_an_input_negated(rng: random.Random) -> None:
+def make_reference(rng: random.Random) -> Reference:
+    timed = draw_of("timed", rng)
+    a, b, grad_out = (tensor.clone() for tensor in timed.values())
+    inputs = a.requires_grad_(), b.requires_grad_()
+    return Reference(inputs, grad_out, timed, (draw_of("other inputs", rng),))
+
+
+def test_what_is_right_is_right_with_other_values(rng: random.Random) -> None:
     reference = make_reference(rng)
     operation = Operation(product, reference.inputs, reference.grad_out)
     bits = [tensor.detach().clone() for tensor in reference.inputs]
-    for found in (judge(operation, reference), judge_negated(operation, reference)):
+    for values in (None, *reference.checked):
+        found = judge(operation, reference, values)
         assert found.wrong is None
-        assert len(found.errors) == 3
-        assert max(found.errors) < 1e-5
+        assert set(found.errors) == {0, 1, 2}
+        assert max(error.relative for error in found.errors.values()) < 1e-5
     assert all(torch.equal(now, then) for now, then in zip(reference.inputs, bits, strict=True))
     assert reference.changed() == []
 
 
-def test_a_failed_second_judgement_restores_the_inputs(rng: random.Random) -> None:
+def test_all_inputs_hold_the_other_values_at_the_same_place(rng: random.Random) -> None:
+    reference = make_reference(rng)
+    assert reference.grad_out is not None
+    given = *reference.inputs, reference.grad_out
+    places = [(tensor.data_ptr(), tensor._version) for tensor in given]
+    (other,) = reference.checked
+    with reference.holding(other):
+        assert all(map(torch.equal, given, other.values()))
+        assert [(tensor.data_ptr(), tensor._version) for tensor in given] == places
+    assert reference.changed() == []
+
+
+def test_a_failed_judgement_restores_the_inputs(rng: random.Random) -> None:
     reference = make_reference(rng)
 
     def fail(a: Tensor, b: Tensor) -> Tensor:
         raise ValueError("the second input is a pineapple")
 
     with pytest.raises(ValueError, match="pineapple"):
-        judge_negated(Operation(fail, reference.inputs, reference.grad_out), reference)
+        judge(Operation(fail, reference.inputs, reference.grad_out), reference, reference.checked[0])
     assert reference.changed() == []
 
 
-def test_a_result_that_is_kept_is_right_once(rng: random.Random) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "key",
+    [lambda tensor: None, lambda tensor: tensor.data_ptr(), lambda tensor: (tensor._version, tensor.shape)],
+    ids=["first", "address", "version and shape"],
+)
+def test_a_part_that_is_kept_is_right_once(rng: random.Random, which: int, key: Any) -> None:
+    """Of either input: it would not be enough to change one of them."""
     reference = make_reference(rng)
-    kept: list[Tensor] = []
+    kept: dict[Any, Tensor] = {}
 
     def keeps(a: Tensor, b: Tensor) -> Tensor:
-        if not kept:
-            kept.append(product(a, b).detach())
-        return kept[0]
+        inputs = [a, b]
+        inputs[which] = kept.setdefault(key(inputs[which]), inputs[which].detach().clone())
+        return product(*inputs)
 
     operation = Operation(keeps, reference.inputs, None)
     assert judge(operation, reference).wrong is None
-    assert (judge_negated(operation, reference).wrong or "").startswith("the output: relative error 2.00e+00")
-
-
-def test_a_result_that_is_kept_for_an_inputs_version_is_right_once(rng: random.Random) -> None:
-    """An innocent cache: the second judgement changes the input, but not the version that torch counts."""
-    reference = make_reference(rng)
-    kept: dict[tuple[object, ...], Tensor] = {}
-
-    def remembers(a: Tensor, b: Tensor) -> Tensor:
-        key = tuple((tensor.data_ptr(), tensor._version, tensor.shape) for tensor in (a, b))
-        if key not in kept:
-            kept[key] = product(a, b)
-        return kept[key]
-
-    operation = Operation(remembers, reference.inputs, None)
-    assert judge(operation, reference).wrong is None
-    assert (judge_negated(operation, reference).wrong or "").startswith("the output: relative error 2.00e+00")
+    assert (judge(operation, reference, reference.checked[0]).wrong or "").startswith("the output: relative error")
     assert reference.changed() == []
+
+
+def test_results_of_a_timed_call(rng: random.Random) -> None:
+    reference = make_reference(rng)
+    out = product(*reference.inputs)
+    gradients = torch.autograd.grad(out, reference.inputs, reference.grad_out)
+    assert judge_results(out, gradients, reference).wrong is None
+    assert judge_results(None, gradients, reference).wrong is None
+    wrong = judge_results(out, (gradients[0], 1.01 * gradients[1]), reference)
+    assert (wrong.wrong or "").startswith("the gradient of input 1: relative error 1.00e-02")
+    assert judge_results(1.01 * out, (), reference).wrong
+    assert judge_results(None, (gradients[0], None), reference).wrong == "the gradient of input 1 is missing"
 
 
 class Lazy(torch.Tensor):
@@ -158,13 +176,3 @@ def test_what_was_changed_is_named(rng: random.Random) -> None:
         reference.inputs[1][0, 0] += 1
         reference.grad_out.zero_()
     assert reference.changed() == ["input 1", "the output's gradient"]
-
-
-def test_the_larger_error_of_several_judgements_is_shown() -> None:
-    values = Values([Metric("output_error", None, "fraction"), Metric("gradient_error", None, "fraction")])
-    set_errors(values, judging.Judgement((0.1, 0.2, 0.3), None), judging.Judgement((0.4, 0.1, 0.1), None))
-    assert values.samples("output_error", None) == [0.4]
-    assert values.samples("gradient_error", None) == [0.3]
-    set_errors(values, judging.Judgement((float("nan"),), "the output: relative error nan"))
-    assert values.samples("output_error", None) is None
-    assert values.samples("gradient_error", None) == [0.3]

@@ -15,12 +15,15 @@ import torch
 
 from app.specs import Case
 from app.specs._base import Resources
+from kernels.tolerance import Error
 from tests.workers.reporting import Report
 from workers.jobs import _grid
 from workers.jobs._base import Resumable, Runner, Unit
 from workers.jobs._grid import Context, GridRunner, Trial
+from workers.jobs._grid.operations import set_errors
 from workers.jobs._values import Metric, Values
 from workers.measure.check import Check
+from workers.measure.judging import Judgement
 from workers.measure.memory import OutOfMemory
 from workers.outcome import Crashed, Failed, InvalidEnvironment, Unsupported
 from workers.reporter import Reporter
@@ -268,3 +271,16 @@ def test_the_rest_of_some_metrics() -> None:
     values.set("forward_ms", "forward", [1.0])
     values.set_missing("failed", "too late")
     assert (values.outcome, values.reason) == ("ok", None)
+
+
+def test_the_larger_error_of_several_judgements_is_shown() -> None:
+    def judged(*errors: float) -> Judgement:
+        return Judgement({index: Error(error, error) for index, error in enumerate(errors)}, None)
+
+    values = Values([Metric("output_error", None, "fraction"), Metric("gradient_error", None, "fraction")])
+    set_errors(values, judged(0.1, 0.2, 0.3), judged(0.4, 0.1, 0.1))
+    assert values.samples("output_error", None) == [0.4]
+    assert values.samples("gradient_error", None) == [0.3]
+    set_errors(values, judged(float("nan")))
+    assert values.samples("output_error", None) is None
+    assert values.samples("gradient_error", None) == [0.3]

@@ -1,0 +1,58 @@
+"""What the judge notices: planted faults, and no fault of an honest kernel. `benchmarks.judge` does the same on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.faults import FAULTS, Fault
+from benchmarks.judge import LARGE, SMALL, Size, draws, honest_attention, honest_kernels, noticed
+from kernels.attention.problem import AttentionProblem
+from kernels.registry import ATTENTION
+from tests.kernels.rounded import rounded_flash_attention
+from workers.measure.judging import judge
+from workers.measure.operations import Operation
+from workers.measure.references import attention_reference
+
+CPU = torch.device("cpu")
+SIZE = Size(heads=2, length=200, head_dims=(16,), rows=128, columns=(64,))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_planted_fault_is_wrong(fault: Fault) -> None:
+    assert noticed(fault, SIZE, CPU) is not None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [1, 5, 130])
+def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dtype, causal: bool) -> None:
+    """Weights and their gradients are rounded before they are multiplied, as tensor cores take them."""
+    reference = attention_reference(
+        (2, 2, length, 32), (2, 2, length, 32), dtype, AttentionProblem(num_heads=2, is_causal=causal),
+        backward=True, seed=length, device=CPU,
+    )  # fmt: skip
+    operation = Operation(
+        lambda *inputs: rounded_flash_attention(*inputs, causal), reference.inputs, reference.grad_out
+    )
+    for draw in draws(reference):
+        assert judge(operation, reference, draw).wrong is None, draw.name
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_fault_is_wrong_and_no_implementation() -> None:
+    device = torch.device("cuda")
+    for name, worst in (*honest_attention(LARGE, device, ATTENTION.names()), *honest_kernels(LARGE, device)):
+        assert worst.wrong == [], name
+    assert [fault.name for fault in FAULTS if noticed(fault, LARGE, device) is None] == []
+
+
+def test_other_inputs_are_the_same_each_time_they_are_drawn() -> None:
+    shape = (1, SMALL.heads, 9, 16)
+    reference = attention_reference(
+        shape, shape, torch.bfloat16, AttentionProblem(SMALL.heads), backward=True, seed=3, device=CPU
+    )
+    for draw in draws(reference):
+        assert all(map(torch.equal, draw.values(), draw.values()))
+    spreads = [float((q.float() @ k.float().mT / 4).std()) for q, k, *_ in (draw.values() for draw in draws(reference))]
+    assert spreads == pytest.approx([1.0, 0.5, 2.0, 60.0], rel=0.25)
