@@ -1,4 +1,4 @@
-"""What the judge notices: planted faults, and no fault of an honest kernel. `benchmarks.judge` does the same on a GPU."""
+"""What the judge notices: planted faults, and no fault of honest kernels. `benchmarks.judge` does so on a GPU."""
 
 from __future__ import annotations
 
