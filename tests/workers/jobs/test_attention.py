@@ -183,16 +183,16 @@ def test_a_call_that_returns_before_its_work_is_done_is_invalid(
     run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It computes where it is checked; where it is timed, it returns at once."""
-    outputs: list[tuple[torch.Tensor, ...]] = []
+    outputs: dict[float, torch.Tensor] = {}
 
     def early(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code.co_name != "host_lap_ms":
             frame = frame.f_back
         if frame is not None:
-            return next(out for out, *inputs in outputs if all(map(torch.equal, inputs, (q, k, v))))
-        outputs.append((attention(q, k, v, causal), q.clone(), k.clone(), v.clone()))
-        return outputs[-1][0]
+            return outputs[q[0, 0, 0, 0].item()]
+        out = outputs[q[0, 0, 0, 0].item()] = attention(q, k, v, causal)
+        return out
 
     install(monkeypatch, early=early)
     sizes = {"mode": "forward", "device": "cpu", "sequence_lengths": [512], "head_dims": [64], "num_heads": 8}
