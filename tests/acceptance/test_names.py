@@ -74,6 +74,35 @@ def test_the_command_run_measures_the_users_own(tmp_path: Path) -> None:
     assert "step_ms" in done.stdout
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ({**ATTENTION, "implementations": ["eager", "triton"], "head_dims": [64]}, "kernels.py:attention"),
+        ({**KERNEL, **QUICK, "implementations": ["torch", "triton"], "rows": [64]}, "mine.py:rms_norm"),
+    ],
+    ids=["attention", "kernel"],
+)
+def test_our_triton_kernels_run_beside_the_users(flopwatch: Flopwatch, spec: dict[str, Any], named: str) -> None:
+    on_gpu = {**spec, "device": "cuda", "dtypes": ["bf16"]}
+    job = flopwatch.submit(on_gpu, implementation=f"{PROJECT}/{named}", code=PROJECT)
+    done = flopwatch.wait(job, timeout_s=300, show=lambda *_: None)
+    rows = flopwatch.get(f"/jobs/{done['id']}/measurements")["rows"]
+    measured = {row["implementation"].partition("@")[0] for row in rows if row["outcome"] == "ok"}
+    assert measured == {*spec["implementations"], named.rpartition(":")[2]}
+    assert "of Flopwatch: []" in flopwatch.logs(done["id"])
+
+
+@pytest.mark.gpu
+def test_our_model_with_triton_runs_in_the_projects_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", START, "app.cli", "run", "benchmark", "--preset", "tiny", "attention=triton"]
+    command += ["device=cuda", "precision=bf16", "measure_steps=3", "--output", str(tmp_path)]
+    environment = {**os.environ, "FLOPWATCH_DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "step_ms" in done.stdout
+
+
 def test_without_its_folder_a_file_is_refused_with_an_honest_cure(flopwatch: Flopwatch) -> None:
     with pytest.raises(ClientError, match=r"if 'kernels' is yours, send its folder along") as refused:
         flopwatch.submit({"kind": "benchmark", **QUICK}, step=f"{PROJECT}/mine.py:Model")
