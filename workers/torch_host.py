@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,19 @@ UNSUPPORTED_DTYPE = re.compile(r"not implemented for '\w+'")
 """Part of torch's error for an operation that a device does not have for a data type: 'Half', 'BFloat16', …"""
 NOT_BUILT = {"BuildError", "CompilerMissing"}
 """Names of the errors of our own C++."""
+
+
+def seed_everything(seed: int) -> None:
+    """Seed what code may draw from: `torch`, on every device, `random`, and NumPy's global generator."""
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy as np
+    except ImportError:
+        return
+    np.random.seed(seed % 2**32)
 
 
 def choose_device(device_type: str, precision: str = "fp32") -> torch.device:

@@ -21,7 +21,7 @@ from workers.jobs._limits import check_rate
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
-from workers.torch_host import as_runner_error, choose_device, load, set_precision
+from workers.torch_host import as_runner_error, choose_device, load, seed_everything, set_precision
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from workers.measure.check import Check
     from workers.measure.memory import MemoryMeter
     from workers.measure.own_step import OwnStep
+    from workers.measure.returned import FirstValues
     from workers.measure.timing import Observer, StepTimes
     from workers.measure.validity import Monitor
     from workers.model.accounting import Shape
@@ -121,6 +122,19 @@ class Training:
     def modules(self) -> torch.nn.Module:
         """The model; of a step of the user's own, what has parameters or buffers so far."""
         return self.model if self.own is None else self.own.model
+
+    def returned(self) -> object:
+        """Return what the last step has returned, or our own step's loss."""
+        if self.own is not None:
+            return self.own.returned
+        loss = getattr(self.step, "loss", None)
+        return None if loss is None else {"loss": loss}
+
+    def take_returned(self, first: FirstValues, *, last: bool = False) -> None:
+        """Let `first` read what the last step has returned, between steps, and then drop it."""
+        first.take()
+        if self.own is not None:
+            self.own.returned, self.own.keeps_returned = None, not (last or first.is_full)
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -273,7 +287,6 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Maker) -> Train
         OutOfMemory: the model does not fit.
         Unsupported: the model does not expose its blocks, which compiling them needs.
     """
-    import torch
 
     from workers.measure.memory import memory_meter, translate_oom
     from workers.model.graphed import GraphedStep
@@ -285,7 +298,7 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Maker) -> Train
         importlib.import_module("torch._dynamo")
     meter = memory_meter(device)
     with translate_oom("making the model"):
-        torch.manual_seed(spec.seed)
+        seed_everything(spec.seed)
         if spec.step_code is not None:
             own: OwnStep = build_model()
             return Training(spec, device, own.model, own, meter, own=own)
@@ -387,12 +400,17 @@ def measure(
         OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.busy import measure_busy
+    from workers.measure.own_step import KINDS
+    from workers.measure.returned import COLUMNS, VALUES, FirstValues, work_rows
     from workers.measure.timing import run_step
     from workers.measure.validity import check_kernels
 
     spec, step, graphed, meter = training.spec, training.step, training.graphed, training.meter
     on_gpu = training.device.type == "cuda"
-    times = time_isolated(training, monitor, report, observers, loops=pacing == "loop")
+    first = FirstValues(training.returned)
+    times = time_isolated(training, monitor, report, observers, first, loops=pacing == "loop")
+    work = work_rows({kind: work_of_step(training, kind) for kind in KINDS})
+    report.table(VALUES, COLUMNS, [*first.rows, *work])
     step_ms = times.step if pacing == "step" else time_loops(training, times, monitor, report)
     values = Values(metrics(spec, pacing, training.phases))
     peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
@@ -414,9 +432,17 @@ def measure(
 
 
 def time_isolated(
-    training: Training, monitor: Monitor, report: Reporter, observers: Sequence[Observer], *, loops: bool
+    training: Training,
+    monitor: Monitor,
+    report: Reporter,
+    observers: Sequence[Observer],
+    first: FirstValues,
+    *,
+    loops: bool,
 ) -> StepTimes:
-    """Warm up, and time steps that each begin on an idle device. `loops` says that loops of as many steps follow.
+    """Warm up, and time steps that each begin on an idle device.
+
+    `first` takes what the first steps return; `loops` says that loops of as many steps follow.
 
     Raises:
         OutOfMemory: the memory did not suffice in some phase.
@@ -435,17 +461,21 @@ def time_isolated(
         training.meter.reset()
         monitor.start(warm=least > 0)
 
+    def prepare() -> None:
+        training.take_returned(first)
+        step.prepare()
+
     def on_progress(warmed_up: int, measured: int) -> None:
         if measured:
             monitor.watch(last=measured == planned and not loops)
         total = max(least, warmed_up) + (1 + loops) * planned
         report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
 
-    return time_steps(
+    times = time_steps(
         step.phases,
         make_clock(training.device),
         observers=observers,
-        prepare=step.prepare,
+        prepare=prepare,
         inner_times_ms=dict if graphed is None else graphed.inner_times_ms,
         warmup_steps=spec.warmup_steps,
         window_s=WINDOW_S[training.device.type],
@@ -453,6 +483,8 @@ def time_isolated(
         measuring=measuring,
         on_progress=on_progress,
     )
+    training.take_returned(first, last=True)
+    return times
 
 
 def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report: Reporter) -> Sequence[float]:

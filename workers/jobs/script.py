@@ -16,7 +16,7 @@ from workers.jobs._base import Unit
 from workers.jobs._values import Values
 from workers.outcome import RunnerError
 from workers.reporter import Reporter
-from workers.torch_host import choose_device, set_precision
+from workers.torch_host import choose_device, seed_everything, set_precision
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ flopwatch.measure(lambda: x @ x)
 """
 ANY_CODE = CodeSpec(sha256=hashlib.sha256(EXAMPLE).hexdigest(), function="measure")
 """Says to the functions of training kinds that the step is the user's own; none of them loads it."""
+SEED = 0
+"""What the script draws with, so that two versions of it draw the same."""
 NOT_MEASURED = "the script has ended and has not called flopwatch.measure(step)"
 TWICE = "a script measures one step: it has called flopwatch.measure a second time"
 
@@ -93,6 +95,7 @@ class Measuring:
         """
         from workers.measure.memory import OutOfMemory, translate_oom
 
+        seed_everything(SEED)
         _own_step.listen(self)
         code, content, file = self._spec.script_code, EXAMPLE, None
         if code is not None:

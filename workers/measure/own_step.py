@@ -56,6 +56,9 @@ class OwnStep:
         self._of_every_step = dict.fromkeys(KINDS, 0.0)
         self._of_step = dict.fromkeys(KINDS, 0.0)
         self._runs = 0
+        self.keeps_returned = False
+        """Whether what a step returns is kept until the next one; otherwise it is dropped in the step."""
+        self.returned: object = None
         # In a unit's process hardly any exist before the user's code runs, and those live on.
         self._before = {id(one) for kind in MADE for one in _instances(kind)}
         self._made: dict[type, dict[int, Any]] = {kind: {} for kind in MADE}
@@ -90,7 +93,10 @@ class OwnStep:
         self._observers, self._open, self._left = observers, None, False
         begin_phase(self._outside, observers)
         try:
-            self._step()
+            if self.keeps_returned:
+                self.returned = self._step()
+            else:
+                self._step()
             self._end_left()
         finally:
             self._observers = None

@@ -60,6 +60,11 @@ class GraphedStep:
         self.why_no_phases: str | None = None
         """The reason why phases inside the graph cannot be timed; None if they can."""
 
+    @property
+    def loss(self) -> Tensor | None:
+        """The last step's loss, in memory that the next one writes again."""
+        return getattr(self._step, "loss", None)
+
     def prepare(self) -> None:
         if self._graph is None:
             self._step.prepare()

@@ -25,6 +25,7 @@ from workers.model.compiled import BLOCKS
 from workers.model.optimizer import class_and_arguments
 from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, TrainStep
+from workers.torch_host import seed_everything
 
 NO_COMMUNICATION = "none"
 """The strategy of one process alone."""
@@ -60,6 +61,11 @@ class Trained:
     """The step, if it is the user's own."""
 
     @property
+    def returned(self) -> object:
+        """What the last step has returned, or our own step's loss."""
+        return {"loss": getattr(self.step, "loss", None)} if self.own is None else self.own.returned
+
+    @property
     def optimizer(self) -> Optimizer | None:
         if self.own is not None:
             return next(iter(self.own.optimizers), None)
@@ -87,7 +93,7 @@ def build(
         Unsupported: the model does not exist here, or does not support the spec's options.
     """
     with translate_oom("making the model"):
-        torch.manual_seed(spec.seed)
+        seed_everything(spec.seed)
         if spec.step_code is not None:
             return of_own_step(_own_step.maker(spec.step_code, device, spec.arguments)())
         with device:

@@ -66,7 +66,8 @@ def report_snapshots(found: Sequence[Mapping[str, Any]], report: Reporter) -> No
 
 
 def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels` and `classes`."""
+    """Report the tables `ranks`, `communication`, `operations`, `timeline`, `kernels`, `classes` and `values`."""
+    from workers.measure import returned
     from workers.measure.profiling.tables import CLASS_SHARES, KERNELS
     from workers.measure.table import Column, first_rows
 
@@ -84,6 +85,18 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         rows = [[index, *row] for index, rank in enumerate(found) for row in rank["overlap"].get(name, [])]
         if rows:
             report.table(name, [Column("rank", "integer"), *profiled], first_rows(name, rows))
+    report.table(returned.VALUES, returned.COLUMNS, values_rows(spec, found))
+
+
+def values_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
+    """Return what the first steps of each rank's first turn returned, and the work of a rank's step."""
+    from workers.measure import returned
+
+    rows: list[list[Scalar]] = []
+    for index, turn in enumerate(turns_of(found, spec.strategy)[0]):
+        rows += [[what, step, f"rank {index} {name}", *value] for what, step, name, *value in turn["returned"]]
+    work = found[0]["work"] or {"flops": found[0]["flops"]}
+    return [*rows, *returned.work_rows(work)]
 
 
 def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:

@@ -14,6 +14,7 @@ from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, SILENT, Trained
 from workers.measure.compilation import compilation
 from workers.measure.memory import MemoryMeter
+from workers.measure.returned import FirstValues
 from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
 from workers.measure.warmup import WarmUp
 
@@ -36,6 +37,8 @@ class Turn:
     reserved_mib: float | None = None
     graphs_before: dict[str, Any] = field(default_factory=dict)
     graphs_after: dict[str, Any] = field(default_factory=dict)
+    returned: list[list[Any]] = field(default_factory=list)
+    """The rows of what the first steps returned (workers.measure.returned)."""
 
 
 class StepTimer:
@@ -45,6 +48,7 @@ class StepTimer:
         self._context, self._trained = context, trained
         self._clock = make_clock(context.device)
         self._where = StepPosition()
+        self.first = FirstValues(lambda: trained.returned)
         self._observers: list[Observer] = [self._where, *observers, self._clock]
 
     def step(self, turn: Turn | None = None) -> list[float]:
@@ -55,6 +59,7 @@ class StepTimer:
             DoesNotFit: the memory did not suffice for one process alone.
         """
         step, context = self._trained.step, self._context
+        self.take_returned()
         self._where.preparation_begins()
         with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
             step.prepare()
@@ -73,6 +78,12 @@ class StepTimer:
         walls = context.exchange(last.wall_ms)
         context.rank.step_done()
         return walls
+
+    def take_returned(self, *, last: bool = False) -> None:
+        """Read what the last of the first steps has returned, and then drop it."""
+        self.first.take()
+        if self._trained.own is not None:
+            self._trained.own.returned, self._trained.own.keeps_returned = None, not (last or self.first.is_full)
 
 
 def measure_steps(context: RankContext, trained: Trained, steps: int, meter: MemoryMeter) -> Turn:
@@ -111,6 +122,8 @@ def measure_steps(context: RankContext, trained: Trained, steps: int, meter: Mem
         turn.first_step_ms = slowest_ms if math.isnan(turn.first_step_ms) else turn.first_step_ms
         context.measured_steps += 1
         context.report_progress(f"{what}: measuring")
+    timer.take_returned(last=True)
+    turn.returned = timer.first.rows
     turn.graphs_after = asdict(compilation())
     turn.peak_mib, turn.peak_how = meter.peak_mib()
     turn.reserved_mib = meter.reserved_mib()
