@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from urllib.parse import quote, unquote
 
 from flopwatch import alternating
@@ -105,6 +105,14 @@ CHECKED = ("wrong", "slower", "invalid", "missing", "not_confirmed", "inconclusi
 """Outcomes of a check, the worst first."""
 UNDECIDED = ("not_confirmed", "inconclusive")
 """Outcomes that measuring in turns decides."""
+
+
+class Judged(NamedTuple):
+    """What a check judges, in the order of `comparison_query`."""
+
+    metrics: Sequence[str] | None
+    fail_above_percent: float
+    expect_equal: float | None
 
 
 class JobFailed(ClientError):
@@ -749,6 +757,7 @@ class Flopwatch(Connection):
         *,
         metrics: Sequence[str] | None = None,
         fail_above_percent: float | None = None,
+        expect_equal: float | None = None,
         limit: int | None = None,
     ) -> pd.DataFrame:
         """Compare finished jobs, case by case; or, given one job of kind `compare`, its two sides.
@@ -758,6 +767,7 @@ class Flopwatch(Connection):
             candidate: the job that is compared, or several.
             metrics: compare and judge only these; by default all are compared, and the first is judged.
             fail_above_percent: judge also if the candidate is worse by more than this: `attrs["gate"]`.
+            expect_equal: judge also if the numbers that the steps return differ by more than this, relatively.
             limit: of profiles, the most rows of each table and phase.
 
         Returns:
@@ -765,7 +775,7 @@ class Flopwatch(Connection):
             `attrs` have what the server says of the whole: `sentence` and `conclusion`, `alternated` (False: the jobs
             ran at different times), `baseline`, `candidate`, `differences`, `environment_differences`, and `notes`.
         """
-        params = comparison_query(baseline, candidate, metrics, fail_above_percent)
+        params = comparison_query(baseline, candidate, metrics, fail_above_percent, expect_equal)
         return _frame(self.get("/compare", **params, limit=limit, format="json"))
 
     def compare_text(
@@ -776,11 +786,12 @@ class Flopwatch(Connection):
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         metrics: Sequence[str] | None = None,
         fail_above_percent: float | None = None,
+        expect_equal: float | None = None,
         limit: int | None = None,
     ) -> ComparisonText:
         """Return the same comparison as `compare`, written as "markdown", "latex", "csv", "html" or "json"."""
         params = {
-            **comparison_query(baseline, candidate, metrics, fail_above_percent),
+            **comparison_query(baseline, candidate, metrics, fail_above_percent, expect_equal),
             "limit": limit,
             "format": format,
         }
@@ -912,6 +923,7 @@ class Flopwatch(Connection):
         *,
         metrics: Sequence[str] | None = None,
         fail_above_percent: float = 5.0,
+        expect_equal: float | None = None,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         alternate: bool = False,
@@ -924,6 +936,7 @@ class Flopwatch(Connection):
             jobs: finished jobs.
             metrics: judge these; by default the first of each kind.
             fail_above_percent: "slower" is what is worse by more than this.
+            expect_equal: "wrong" is a step that returns numbers (its loss) which differ by more than this, relatively.
             labels: of the jobs that run again, beside `check`, which names the baseline unless it is among them. Labels
                 of the baseline's own jobs tell of their run, and are not copied.
             timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
@@ -950,16 +963,16 @@ class Flopwatch(Connection):
             self._wait_for_all(checked, timeout_s, show)
         else:
             checked = [self.job(job) for job in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
-        answer = self._checked(baseline, checked, metrics, fail_above_percent)
+        judged = Judged(metrics, fail_above_percent, expect_equal)
+        answer = self._checked(baseline, checked, judged)
         if not alternate or answer["outcome"] not in UNDECIDED:
             return answer
-        return self._alternated(answer, metrics, fail_above_percent, timeout_s, show)
+        return self._alternated(answer, judged, timeout_s, show)
 
     def _alternated(
         self,
         answer: Answer,
-        metrics: Sequence[str] | None,
-        fail_above_percent: float,
+        judged: Judged,
         timeout_s: float | None,
         show: Show | None,
     ) -> Answer:
@@ -971,12 +984,10 @@ class Flopwatch(Connection):
             if not is_undecided or not are_all:
                 comparisons.append(comparison)  # what is not measured in turns stays as it is
             if is_undecided:
-                number = alternating.replicates(comparison, fail_above_percent)
+                number = alternating.replicates(comparison, judged.fail_above_percent)
                 jobs = [self.submit({**spec, "replicates": number}) for spec in specs]
                 self._wait_for_all(jobs, timeout_s, show)
-                comparisons += [
-                    self.get("/compare", **comparison_query(job, None, metrics, fail_above_percent)) for job in jobs
-                ]
+                comparisons += [self.get("/compare", **comparison_query(job, None, *judged)) for job in jobs]
         return _answer_of(answer["jobs"], comparisons)
 
     def can_alternate(self, checked: Answer) -> bool:
@@ -990,9 +1001,7 @@ class Flopwatch(Connection):
         sides = ([self.job(job) for job in comparison[side]["jobs"]] for side in ("baseline", "candidate"))
         return alternating.comparisons(*sides)
 
-    def _checked(
-        self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float
-    ) -> Answer:
+    def _checked(self, baseline: str, jobs: Sequence[Answer], judged: Judged) -> Answer:
         """Compare finished jobs with a baseline, kind by kind; see `check`."""
         if not jobs:
             raise ClientError(
@@ -1001,10 +1010,7 @@ class Flopwatch(Connection):
         by_kind: dict[str, list[int]] = {}
         for job in jobs:
             by_kind.setdefault(job["kind"], []).append(job["id"])
-        comparisons = [
-            self.get("/compare", **comparison_query(baseline, ids, metrics, fail_above_percent))
-            for ids in by_kind.values()
-        ]
+        comparisons = [self.get("/compare", **comparison_query(baseline, ids, *judged)) for ids in by_kind.values()]
         return _answer_of([job["id"] for job in jobs], comparisons)
 
     def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:

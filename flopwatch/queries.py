@@ -118,6 +118,7 @@ def comparison_query(
     candidate: Thing | Sequence[Thing] | None,
     metrics: Sequence[str] | None = None,
     fail_above_percent: float | None = None,
+    expect_equal: float | None = None,
 ) -> Answer:
     """Return the query that asks for a comparison."""
 
@@ -136,4 +137,5 @@ def comparison_query(
         sides = {"baseline_name": baseline, "candidate": ids(candidate)}
     else:
         sides = {"baseline": ids(baseline), "candidate": ids(candidate)}
-    return {**sides, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
+    chosen = None if metrics is None else list(metrics)
+    return {**sides, "metric": chosen, "fail_above_percent": fail_above_percent, "expect_equal": expect_equal}

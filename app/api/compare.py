@@ -43,13 +43,16 @@ class ComparedQuery(StrictQuery):
     `gate` are about them. By default all are compared, and the kind's most important one is judged."""
     fail_above_percent: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
     """Ask for `gate`: whether the candidate is worse by more than this many percent."""
+    expect_equal: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    """Ask for `gate`: it is `wrong` if the numbers that the steps return (the loss) differ by more than this, relative
+    to the larger one, and `missing` if there are none."""
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """For profiles: the largest number of rows of each table and phase, those with the largest changes; by default 20
     in Markdown, LaTeX and HTML, and all in JSON and CSV."""
 
     def comparison(self, database: Database) -> results.Comparison:
         """Compare the jobs."""
-        question = results.Question(list(dict.fromkeys(self.metric)), self.fail_above_percent)
+        question = results.Question(list(dict.fromkeys(self.metric)), self.fail_above_percent, self.expect_equal)
         if self.job is not None:
             return results.compare_sides(database, self.job, question)
         if self.baseline_name is not None:

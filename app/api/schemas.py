@@ -149,8 +149,18 @@ class ComparedProcesses(TypedDict):
     candidate: list[float]
 
 
+class Agreement(TypedDict):
+    relative_difference: float | None
+    names: list[str]
+    steps: int
+    work_differs: list[str]
+    expect_equal: float | None
+    outcome: Literal["passed", "wrong", "missing", "inconclusive"] | None
+    sentence: str
+
+
 class Gate(TypedDict):
-    fail_above_percent: float
+    fail_above_percent: float | None
     metrics: list[str]
     outcome: Literal[
         "passed", "slower", "not_confirmed", "inconclusive", "invalid", "missing", "not_comparable", "wrong"
@@ -173,6 +183,7 @@ class Comparison(Measurements):
         "not_comparable",
     ]
     headline: str | None
+    agreement: Agreement | None
     alternated: bool
     gate: Gate | None
     baseline: ComparedSide

@@ -89,6 +89,15 @@ WaitAtMost = Annotated[
         "--wait-at-most", min=0, metavar="SECONDS", help="Wait, but no longer than this; exit code 75 if it goes on."
     ),
 ]
+ExpectEqual = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        metavar="TOLERANCE",
+        help="Exit with 8 if the numbers that the steps return (the loss) differ by more than this, such as 1e-4.",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Submit nothing: say how many jobs it would be, and guess their time.")
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import arguments, completing
-from app.cli.common import WRONG, AsJson, Label, of_jobs, of_sweep, with_server
+from app.cli.common import WRONG, AsJson, ExpectEqual, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
 from flopwatch.text.numbers import NOTHING
@@ -68,6 +68,7 @@ def compare(
             metavar="PERCENT", help="Exit with 3 if the candidate is worse by more than this, such as 5%; see the docs."
         ),
     ] = None,
+    expect_equal: ExpectEqual = None,
     alternate: Annotated[
         bool, typer.Option("--alternate", help="Measure the specs of both jobs again, in turns, and compare that.")
     ] = False,
@@ -91,10 +92,11 @@ def compare(
         format=format_of(output_format),
         metrics=metric,
         fail_above_percent=_percent(fail_above),
+        expect_equal=expect_equal,
         limit=limit,
     )
     print_table(comparison.text, output_format)
-    if fail_above is not None:
+    if fail_above is not None or expect_equal is not None:
         if output_format.value != "markdown":  # the text of other formats does not have it
             echo(comparison.gate_sentence, err=True)
         raise typer.Exit(EXIT_CODES[comparison.gate])
@@ -170,6 +172,7 @@ def check(
     fail_above: Annotated[
         str, typer.Option(metavar="PERCENT", help="Exit with 3 if a case is worse by more than this.")
     ] = f"{DEFAULT_LIMIT_PERCENT:g}%",
+    expect_equal: ExpectEqual = None,
     timeout_s: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Wait no longer than this for the jobs.")
     ] = None,
@@ -205,6 +208,7 @@ def check(
             job_ids or None,
             metrics=metric,
             fail_above_percent=limit,
+            expect_equal=expect_equal,
             labels=labels,
             timeout_s=timeout_s,
             alternate=alternate,

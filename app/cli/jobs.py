@@ -18,6 +18,7 @@ from app.cli.common import (
     AsJson,
     Code,
     DryRun,
+    ExpectEqual,
     Fields,
     Implementation,
     JobId,
@@ -215,12 +216,14 @@ def versus(
     step: Step = None,
     code: Code = None,
     replicates: Annotated[int, typer.Option(min=1, max=100, help="Fresh processes of each version.")] = 8,
+    expect_equal: ExpectEqual = None,
     name: Name = None,
     label: Label = None,
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two versions of your own code, which fresh processes measure in turns."""
+    from app.cli.comparing import EXIT_CODES
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
@@ -239,6 +242,10 @@ def versus(
         labels=labels,
     )
     _go_on(server, job, wait=True, at_most=wait_at_most, as_json=as_json)
+    if expect_equal is not None:
+        comparison = server.compare_text(job, expect_equal=expect_equal)
+        echo(comparison.gate_sentence, err=True)
+        raise typer.Exit(EXIT_CODES[comparison.gate])
 
 
 @with_server

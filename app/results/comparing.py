@@ -18,7 +18,8 @@ from typing import Any
 
 from app.errors import FieldError, InvalidRequest
 from app.metrics import DIFFERENCES, is_rate
-from app.results import environments, findings
+from app.results import agreement, environments, findings
+from app.results.agreement import Agreement
 from app.results.cases import CaseOfJob
 from app.results.environments import Difference, EnvironmentDifference
 from app.results.pivoting import coordinates_of
@@ -59,6 +60,8 @@ class Question:
     """Only these metrics are compared, and judged together; empty: all of them."""
     fail_above_percent: float | None = None
     """The gate's limit; None: there is no gate."""
+    expect_equal: float | None = None
+    """The relative difference by which the numbers that the steps return may differ; None: any."""
 
 
 PLAIN = Question()
@@ -123,6 +126,8 @@ class Comparison:
     alternated: bool
     """True if fresh processes measured both sides in turns."""
     judgement: findings.Judgement
+    agreement: dict[str, Any] | None
+    """How far the numbers that the steps of both sides returned agree; None if there are none."""
     rows: Sequence[ComparedMetric]
     profiles: ComparedProfiles | None
     """The tables of two profiles, which are shown in place of the rows; None if the sides have no such tables in
@@ -173,7 +178,8 @@ def compare(
     with database.read() as snapshot:
         pair = sides_of_jobs(snapshot, list(dict.fromkeys(baseline)), list(dict.fromkeys(candidate)))
         profiles = None if question.metrics else ComparedProfiles.read(snapshot, pair)
-    return _compared(pair, profiles, question)
+        agreed = agreement.read(snapshot, pair)
+    return _compared(pair, profiles, agreed, question)
 
 
 def compare_with_baseline(
@@ -192,7 +198,8 @@ def compare_with_baseline(
     with database.read() as snapshot:
         pair = sides_of_baseline(snapshot, name, list(dict.fromkeys(candidate)))
         profiles = None if question.metrics else ComparedProfiles.read(snapshot, pair)
-    return _compared(pair, profiles, question)
+        agreed = agreement.read(snapshot, pair)
+    return _compared(pair, profiles, agreed, question)
 
 
 def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -> Comparison:
@@ -206,10 +213,13 @@ def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -
     with database.read() as snapshot:
         pair = sides_of_job(snapshot, job_id)
         profiles = None if question.metrics else ComparedProfiles.read(snapshot, pair)
-    return _compared(pair, profiles, question)
+        agreed = agreement.read(snapshot, pair)
+    return _compared(pair, profiles, agreed, question)
 
 
-def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question) -> Comparison:
+def _compared(
+    pair: Pair, profiles: ComparedProfiles | None, agreed: Agreement | None, question: Question
+) -> Comparison:
     """Compare and judge two sides."""
     baseline, candidate = pair.both
     differences = _differences(baseline, candidate)
@@ -243,7 +253,8 @@ def _compared(pair: Pair, profiles: ComparedProfiles | None, question: Question)
         baseline=baseline,
         candidate=candidate,
         alternated=pair.alternated,
-        judgement=judgement,
+        judgement=agreement.applied(judgement, agreed, question.expect_equal),
+        agreement=None if agreed is None else agreed.as_json(question.expect_equal),
         rows=[replace(row, judged=its) for row, its in zip(rows, judged, strict=True)],
         profiles=profiles,
         differences=differences,

@@ -59,6 +59,7 @@ def _about(comparison: Comparison, notes: Sequence[str]) -> dict[str, Any]:
     return {
         **comparison.judgement.as_json(),
         "alternated": comparison.alternated,
+        "agreement": comparison.agreement,
         "baseline": comparison.baseline.as_json(),
         "candidate": comparison.candidate.as_json(),
         "differences": [difference.as_json() for difference in comparison.differences],

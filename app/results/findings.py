@@ -483,7 +483,8 @@ def drift(*sides: Sequence[float]) -> float:
 class Gate:
     """The gate of a CI job: whether the candidate is worse by more than `fail_above_percent`."""
 
-    fail_above_percent: float
+    fail_above_percent: float | None
+    """None: only what the steps returned is judged."""
     metrics: Sequence[str]
     outcome: GateOutcome
     sentence: str
