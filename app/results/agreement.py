@@ -73,7 +73,7 @@ class Agreement:
     def _of_numbers(self) -> str:
         if self.difference is None:
             return self.nothing
-        of = f"{', '.join(self.names[:3])}{' …' if len(self.names) > 3 else ''}, first {self.steps} steps"
+        of = f"{', '.join(self.names[:3])}{' …' if len(self.names) > 3 else ''}, {self._steps}"
         if self.difference == 0:
             return f"returned numbers are equal ({of})"
         if math.isinf(self.difference):
@@ -81,6 +81,10 @@ class Agreement:
         if self.difference <= AGREES:
             return f"returned numbers agree to {self.difference:.1e} ({of})"
         return f"returned numbers differ by up to {percent(self.difference)} ({self.where})"
+
+    @property
+    def _steps(self) -> str:
+        return "the first step" if self.steps == 1 else f"the first {self.steps} steps"
 
     def outcome(self, tolerance: float) -> GateOutcome:
         """Judge whether both return the same, to this relative difference."""

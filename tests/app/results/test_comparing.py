@@ -745,3 +745,64 @@ def test_a_comparison_is_a_value(database: Database, measure: Measure) -> None:
     assert (first.values()["ratio"], list(first.judged.baseline)) == (0.75, [4.0])
     with pytest.raises(FrozenInstanceError):
         comparison.alternated = True  # type: ignore[misc]
+
+
+RETURNED = {"what": "string", "step": "integer", "name": "string", "value": "number", "not_finite": "string"}
+
+
+def losses(*values: float | None, tokens: float = 64.0) -> list[list[Any]]:
+    """What the first steps of a process returned, and the work of a step."""
+    steps = enumerate(values, start=1)
+    returned = [["returned", step, "loss", value, "nan" if value is None else None] for step, value in steps]
+    return [*returned, ["work", None, "tokens", tokens, None]]
+
+
+def test_what_the_steps_of_both_sides_returned_is_compared(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
+) -> None:
+    claim = run_job(IN_TURNS)
+    sides = [unit.side for unit in in_turns()]
+    tables = [
+        reported(
+            "values",
+            losses(10.8, 10.5) if side == "baseline" else losses(10.8, 5.25, tokens=32.0),
+            unit_index=unit,
+            **RETURNED,
+        )
+        for unit, side in enumerate(sides)
+    ]
+    measured = [record("step_ms", unit_index=unit) for unit in range(len(sides))]
+    queue.finish(claim, Finish("succeeded", units=in_turns(), tables=tables, measurements=measured))
+    sheet = compare_sides(database, claim.job_id)
+    agreement = about(sheet, "agreement")
+    assert agreement["relative_difference"] == pytest.approx(0.5)
+    assert agreement["sentence"] == (
+        "returned numbers differ by up to 50 % (loss, step 2: 10.5 → 5.25); the work of a step is not the same: "
+        "tokens 64 → 32"
+    )
+    assert str(about(sheet, "sentence")).endswith(agreement["sentence"])
+    judged = results.compare_sides(database, claim.job_id, Question(expect_equal=1e-4)).judgement
+    assert judged.conclusion == "wrong"
+    assert judged.gate is not None
+    assert judged.gate.outcome == "wrong"
+
+
+def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
+) -> None:
+    jobs = []
+    for rows_ in (losses(2.0, None), losses(2.0, None), None):
+        claim = run_job({})
+        tables = [] if rows_ is None else [reported("values", rows_, **RETURNED)]
+        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[record("step_ms")]))
+        jobs.append(claim.job_id)
+    one, same, without = jobs
+    found = results.compare(database, [one], [same], Question(expect_equal=0.0))
+    assert found.judgement.gate is not None
+    assert found.judgement.gate.outcome == "passed"
+    assert "are equal (loss, the first 2 steps); both return nan (loss, step 2)" in found.judgement.sentence
+    lacking = results.compare(database, [one], [without], Question(expect_equal=0.0))
+    assert lacking.judgement.gate is not None
+    assert lacking.judgement.gate.outcome == "missing"
+    assert "the candidate has kept nothing that its step returned" in lacking.judgement.sentence
+    assert results.compare(database, [without], [without]).agreement is None

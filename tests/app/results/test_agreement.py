@@ -1,0 +1,93 @@
+"""How far the numbers that the steps of both sides returned agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.results.agreement import Agreement, applied, compare
+from app.results.findings import Gate, Judgement
+
+NAN, INF = math.nan, math.inf
+
+
+def side(*processes: Sequence[float], name: str = "loss", work: float | None = None) -> Any:
+    """What processes returned, each in its first steps, and the tokens of a step."""
+    returned = {(None, step, name): list(values) for step, values in enumerate(zip(*processes, strict=True), start=1)}
+    return returned, {} if work is None else {(None, None, "tokens"): [work]}
+
+
+@pytest.mark.parametrize(
+    ("ones", "others", "words", "outcome"),
+    [
+        (side([2.0, 1.5]), side([2.0, 1.5]), "returned numbers are equal (loss, the first 2 steps)", "passed"),
+        (side([2.0]), side([2.00001]), "returned numbers agree to 5.0e-06 (loss, the first step)", "passed"),
+        (side([2.0, 2.0]), side([2.0, 1.0]), "differ by up to 50 % (loss, step 2: 2 → 1)", "wrong"),
+        (side([2.0]), side([2.002]), "differ by up to 0.1 %", "wrong"),
+        (side([2.0]), side([NAN]), "returned numbers differ (loss, step 1: 2 → nan)", "wrong"),
+        (side([INF]), side([-INF]), "returned numbers differ (loss, step 1: inf → -inf)", "wrong"),
+        (side([2.0, NAN]), side([2.0, NAN]), "both return nan (loss, step 2)", "passed"),
+        (side([0.0]), side([0.0]), "are equal", "passed"),
+        (side([2.0, 1.0]), side([2.0]), "are equal (loss, the first step)", "passed"),
+        (side([2.0], [2.2]), side([2.1], [2.3]), "processes of one side alone differ by 9.1 %", "inconclusive"),
+        (side([2.0], [2.2]), side([9.0], [9.3]), "differ by up to 78 %", "wrong"),
+        (side(), side(), "the step returns no numbers, so no result was compared", "missing"),
+        (side([2.0]), side(), "the candidate's step returns no numbers, so no result was compared", "missing"),
+        (side([2.0]), side([2.0], name="norm"), "both return no number of the same name", "missing"),
+        (side([2.0], work=64), side([2.0], work=32), "the work of a step is not the same: tokens 64 → 32", "passed"),
+        (side(work=64), side(work=32), "tokens 64 → 32", "missing"),
+    ],
+)
+def test_what_is_said_and_judged(ones: Any, others: Any, words: str, outcome: str) -> None:
+    found = compare(ones, others)
+    assert words in found.sentence()
+    assert found.outcome(1e-4) == outcome
+
+
+def test_a_number_that_the_candidate_lacks_is_missing() -> None:
+    ones, _ = side([2.0])
+    more = {**ones, (None, 1, "norm"): [3.0]}
+    assert compare((more, {}), (ones, {})).outcome(1e-4) == "missing"
+    added = compare((ones, {}), (more, {}))
+    assert added.outcome(1e-4) == "passed"
+    assert "only the candidate returns norm" in added.sentence()
+
+
+FASTER = Judgement("step_ms", "better", "step_ms: candidate is 1.78× faster", None)
+
+
+def test_the_sentence_says_it_and_a_tolerance_makes_it_wrong() -> None:
+    half = compare(side([2.0]), side([1.0]))
+    told = applied(FASTER, half, None)
+    assert told.sentence == f"{FASTER.sentence}; returned numbers differ by up to 50 % (loss, step 1: 2 → 1)"
+    assert (told.conclusion, told.gate) == ("better", None)
+    judged = applied(FASTER, half, 1e-4)
+    assert judged.conclusion == "wrong"
+    assert judged.gate is not None
+    assert (judged.gate.outcome, judged.gate.fail_above_percent) == ("wrong", None)
+    assert judged.gate.sentence.endswith("expected to agree to 0.0001")
+
+
+@pytest.mark.parametrize(("outcome", "worst"), [("passed", "wrong"), ("slower", "wrong"), ("not_confirmed", "wrong")])
+def test_a_gate_answers_by_the_worst(outcome: Any, worst: str) -> None:
+    judgement = Judgement("step_ms", "worse", "…", Gate(5.0, ["step_ms"], outcome, "so it is"))
+    for found, expected in ((compare(side([2.0]), side([1.0])), worst), (compare(side([2.0]), side([2.0])), outcome)):
+        gate = applied(judgement, found, 1e-4).gate
+        assert gate is not None
+        assert gate.outcome == expected
+    gate = applied(judgement, compare(side([2.0]), side([1.0])), None).gate
+    assert gate is not None
+    assert gate.outcome == outcome, "a difference is a difference, and no verdict"
+    assert "differ by up to 50 %" in gate.sentence
+
+
+def test_jobs_that_kept_nothing() -> None:
+    assert applied(FASTER, None, None) is FASTER
+    gate = applied(FASTER, None, 1e-4).gate
+    assert gate is not None
+    assert gate.outcome == "missing"
+    assert Agreement(0.0).as_json(None)["outcome"] is None
+    assert compare(side([2.0]), side([NAN])).as_json(0.1)["relative_difference"] is None

@@ -1,0 +1,75 @@
+"""Numbers that steps return: which are found, and when they are read."""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from workers.measure.returned import MAX_NUMBERS, STEPS, FirstValues, numbers_in, work_rows
+
+Pair = namedtuple("Pair", "loss accuracy")
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (None, {}),
+        (2, {"value": 2.0}),
+        (torch.tensor(2.5), {"value": 2.5}),
+        (torch.tensor([[2.5]], dtype=torch.bfloat16, requires_grad=True), {"value": 2.5}),
+        (torch.ones(2), {}),
+        (True, {}),
+        ("2", {}),
+        (torch.tensor(1j), {}),
+        (torch.empty((), device="meta"), {}),
+        ((torch.tensor(1.0), {"norm": 3.0}), {"0": 1.0, "1.norm": 3.0}),
+        (Pair(1.0, 0.5), {"loss": 1.0, "accuracy": 0.5}),
+        (Output(torch.tensor(4.0), torch.ones(3)), {"loss": 4.0}),
+        ({"loss": torch.tensor(4.0), "parts": [1, 2]}, {"loss": 4.0, "parts.0": 1.0, "parts.1": 2.0}),
+    ],
+)
+def test_numbers_are_found_by_name(returned: Any, found: dict[str, float]) -> None:
+    assert dict(numbers_in(returned)) == found
+
+
+def test_the_first_steps_are_kept_and_read_between_steps() -> None:
+    buffer = torch.zeros(())  # a step may return the same tensor each time, as a CUDA graph does
+    first = FirstValues(lambda: {"loss": buffer})
+    for step in range(STEPS + 3):
+        first.take()
+        buffer.fill_(step + 1.0)
+    first.take()
+    assert first.rows == [["returned", step, "loss", float(step), None] for step in range(1, STEPS + 1)]
+
+
+def test_a_single_step_is_kept_and_no_step_is_none() -> None:
+    first = FirstValues(lambda: math.nan)
+    first.take()
+    assert first.rows == []
+    first.take()
+    assert first.rows == [["returned", 1, "value", None, "nan"]]
+
+
+def test_many_numbers_are_cut() -> None:
+    first = FirstValues(lambda: list(range(1000)))
+    first.take()
+    first.take()
+    assert len(first.rows) == MAX_NUMBERS
+
+
+def test_work_that_is_known() -> None:
+    assert work_rows({"tokens": 8, "flops": None, "items": math.inf}) == [
+        ["work", None, "tokens", 8, None],
+        ["work", None, "items", None, "inf"],
+    ]
