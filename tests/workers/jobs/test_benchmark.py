@@ -6,6 +6,7 @@ import csv
 import functools
 import gzip
 import importlib.util
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -605,3 +606,22 @@ def test_memory_counts_from_before_the_model(
     training = _training.build(spec, device, build)
     assert events == ["meter", "model"]
     assert isinstance(training.meter, memory.HostMemory)
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda_graph"), [("cpu", False), pytest.param("cuda", True, marks=pytest.mark.gpu)], ids=str
+)
+def test_the_loss_of_the_first_steps_is_kept(run, device: str, cuda_graph: bool) -> None:
+    rows, again, other = (
+        run(mode="train_step", device=device, cuda_graph=cuda_graph, seed=seed).table_rows("values")
+        for seed in (0, 0, 1)
+    )
+    assert [(row["step"], row["name"]) for row in rows if row["what"] == "returned"] == [
+        (step, "loss") for step in (1, 2, 3, 4)
+    ]
+    losses, same, others = ([row["value"] for row in its if row["name"] == "loss"] for its in (rows, again, other))
+    assert losses == pytest.approx(same, rel=1e-6)
+    assert losses[0] != pytest.approx(others[0], rel=1e-6)
+    assert len(set(losses)) == 4, "each step has a batch of its own"
+    assert losses[0] == pytest.approx(math.log(MODEL["vocab_size"]), rel=0.1)
+    assert {row["name"]: row["value"] for row in rows if row["what"] == "work"}["tokens"] == 16

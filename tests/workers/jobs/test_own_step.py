@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from flopwatch import steps
 from tests.workers.reporting import Report
 from workers import uploaded
 from workers.jobs import runner_for
+from workers.jobs._training import Training
+from workers.measure.own_step import OwnStep
+from workers.measure.returned import STEPS, FirstValues
 from workers.uploaded import BrokenCode
 
 SOURCE = """
@@ -77,6 +81,19 @@ def make_shared_step(device, batch_size):
         torch.distributed.all_reduce(mean)
         assert torch.allclose(mean / torch.distributed.get_world_size(), model.module.weight)
         flopwatch.work(items=batch_size, flops=1e6)
+        return loss
+
+    return step
+
+
+def make_drawing_step(device):
+    import random
+
+    import numpy as np
+
+    def step():
+        flopwatch.work(tokens=8)
+        return {"torch": torch.rand(()), "rest": (random.random(), np.random.rand()), "large": torch.rand(3)}
 
     return step
 
@@ -234,5 +251,44 @@ def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(run: Run
     assert rows["parameters", None]["median"] == 32 * 10 + 10
     assert ("gradient_error", None) not in rows
     assert len(report.table_rows("ranks")) == world_size
+    returned = report.table_rows("values", what="returned")
+    assert {row["name"] for row in returned} == {f"rank {rank} value" for rank in range(world_size)}
+    assert {row["name"] for row in report.table_rows("values", what="work")} == {"items", "flops"}
     if world_size > 1:
         assert rows["communication_ms", None]["median"] > 0
+
+
+@pytest.mark.parametrize("kind", ["benchmark", "profile"])
+def test_numbers_that_the_first_steps_return_are_kept_and_equal_seeds_draw_the_same(run: Run, kind: str) -> None:
+    one, same, other = (run(kind, "make_drawing_step", seed=seed).table_rows("values") for seed in (3, 3, 4))
+    assert one == same
+    names = ("torch", "rest.0", "rest.1")
+    assert [(row["step"], row["name"]) for row in one if row["what"] == "returned"] == [
+        (step, name) for step in (1, 2, 3, 4) for name in names
+    ]
+    assert one[-1] == {"what": "work", "step": None, "name": "tokens", "value": 8.0, "not_finite": None}
+    assert all(row["value"] != its["value"] for row, its in zip(one[:-1], other[:-1], strict=True))
+
+
+def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first_ones() -> None:
+    class Returned:
+        """Something that can be referred to weakly."""
+
+    own, alive, seen = OwnStep(), [], []
+
+    def step() -> Returned:
+        seen.append([reference() is not None for reference in alive])
+        returned = Returned()
+        alive.append(weakref.ref(returned))
+        return returned
+
+    own.make(lambda: step)
+    training = Training(KINDS["benchmark"](), None, None, own, None, own=own)  # type: ignore[arg-type]
+    first = FirstValues(training.returned)
+    for _ in range(STEPS + 2):
+        training.take_returned(first)
+        own.phases(())
+    assert not any(any(was_alive) for was_alive in seen)
+    training.take_returned(first, last=True)
+    own.phases(())
+    assert alive[-1]() is None

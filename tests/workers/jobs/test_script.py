@@ -104,3 +104,12 @@ def test_out_of_memory_is_a_result(run: Run, where: str) -> None:
     body = fail if where == "before" else f"def step():\n    {fail}\nflopwatch.measure(step)\nprint('never here')"
     report = run(f"import torch, flopwatch\n{body}\n")
     assert {row["outcome"] for row in report.rows} == {"oom"}
+
+
+def test_the_numbers_of_the_steps_are_kept_and_a_script_draws_the_same_twice(run: Run) -> None:
+    source = "import flopwatch, random, torch\n"
+    source += "flopwatch.measure(lambda: (torch.rand(()), random.random()), warmup_steps=1, measure_steps=2)"
+    one, again = (run(source).table_rows("values") for _ in range(2))
+    assert one == again
+    assert [(row["step"], row["name"]) for row in one] == [(step, name) for step in (1, 2, 3) for name in ("0", "1")]
+    assert len({row["value"] for row in one}) == 6
