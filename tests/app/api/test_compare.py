@@ -30,7 +30,7 @@ def test_json_has_all_rows_and_says_what_differs(site: Any, profiles: list[int])
     one, other = profiles
     answer = site.http.get("/compare", params={"baseline": one, "candidate": other}).json()
     assert set(answer) == {
-        *("columns", "rows", "next", "alternated", "baseline", "candidate", "differences", "notes"),
+        *("columns", "rows", "next", "alternated", "agreement", "baseline", "candidate", "differences", "notes"),
         *("sentence", "conclusion", "headline", "gate", "distributions"),
         *("spec_differences", "environment_differences"),
     }
