@@ -260,13 +260,16 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
         return
     # Imported here, since pandas takes half a second to import, and the job must not wait for it.
     from app.results import local_table, merged, render
+    from app.results.agreement import VALUES
 
     sheet = local_table(spec, result["measurements"], result["validity"])
     lines = sheet.missing or []
     parts = [*_answers(spec, result["tables"]), render(sheet, "markdown")]
     parts += ["".join(f"{line}\n" for line in ("", *lines))] if lines else []
-    # All checks of all cases are in the JSON; people read the table of results, and the verdict below.
-    names = dict.fromkeys(table["name"] for table in result["tables"] if table["name"] not in (TABLE, *spec.answers))
+    # All checks of all cases, and what steps returned for comparisons, are in the JSON; people read the table of
+    # results, and the verdict below.
+    hidden = (TABLE, VALUES, *spec.answers)
+    names = dict.fromkeys(table["name"] for table in result["tables"] if table["name"] not in hidden)
     for name in sorted(names, key=spec.table_place):
         reports = [table for table in result["tables"] if table["name"] == name]
         parts_of_units = [(part["unit_index"], part["columns"], part["rows"]) for part in reports]

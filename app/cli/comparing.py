@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flopwatch import Flopwatch
+    from flopwatch.client import ComparisonText
 
 EXIT_CODES = {
     "passed": 0,
@@ -34,6 +35,12 @@ DEFAULT_LIMIT_PERCENT = 5.0
 MetricOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Judge this metric, such as step_ms; may be repeated. By default the first one."),
+]
+Alternate = Annotated[
+    bool,
+    typer.Option(
+        "--alternate", help="If it is inconclusive or slower: measure both versions of your own code again, in turns."
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The baseline's name.")]
 
@@ -96,7 +103,12 @@ def compare(
         limit=limit,
     )
     print_table(comparison.text, output_format)
-    if fail_above is not None or expect_equal is not None:
+    _exit(comparison, output_format, is_judged=fail_above is not None or expect_equal is not None)
+
+
+def _exit(comparison: ComparisonText, output_format: TableFormat, *, is_judged: bool) -> None:
+    """Exit with the code of the gate's answer or, without a gate, of a wrong result."""
+    if is_judged:
         if output_format.value != "markdown":  # the text of other formats does not have it
             echo(comparison.gate_sentence, err=True)
         raise typer.Exit(EXIT_CODES[comparison.gate])
@@ -177,13 +189,7 @@ def check(
         float | None, typer.Option(metavar="SECONDS", min=0, help="Wait no longer than this for the jobs.")
     ] = None,
     label: Label = None,
-    alternate: Annotated[
-        bool,
-        typer.Option(
-            "--alternate",
-            help="If it is inconclusive or slower: measure both versions of your own code again, in turns.",
-        ),
-    ] = False,
+    alternate: Alternate = False,
     as_json: AsJson = False,
 ) -> None:
     """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
@@ -199,9 +205,8 @@ def check(
         job_ids = _jobs_of(server, sweep_id)
     if job_ids and label:
         raise typer.BadParameter("labels are for the jobs that run again: leave JOB and --sweep, or --label, out")
-    limit = _percent(fail_above)
+    limit, labels = _percent(fail_above), arguments.parse_labels(label or [])
     assert limit is not None
-    labels = arguments.parse_labels(label or [])
     with progress_display() as show:
         checked = server.check(
             baseline,
