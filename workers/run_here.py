@@ -166,6 +166,7 @@ def run_here(arguments: list[str]) -> int:
 
 def _run_units(spec: SpecBase, results: LocalResults, folder: Path) -> None:
     runner, ceilings = runner_for(spec.kind), Settings.from_environment().ceilings_dir
+    sys.argv = sys.argv[:1]  # the user's code may parse it
     units = runner.plan(spec)
     for index, unit in enumerate(units):
         if index == 1:
