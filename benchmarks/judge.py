@@ -29,6 +29,9 @@ from workers.measure.references import attention_reference, kernel_reference
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+NOT_TAKEN = (NO_KERNEL, "cannot be imported", "cannot take these inputs")
+"""Parts of the errors of implementations that do not take a problem, or whose library is not installed."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -166,8 +169,8 @@ def _judge_draws(operation: Operation, reference: Reference, worst: Worst, where
     for draw in draws(reference):
         try:
             judgement = judge(operation, reference, draw)
-        except RuntimeError as error:  # a library that is not installed, or does not take this
-            if NO_KERNEL not in str(error) and "cannot be imported" not in str(error):
+        except (RuntimeError, ValueError) as error:  # a library that is not installed, or does not take this
+            if not any(reason in str(error) for reason in NOT_TAKEN):
                 worst.wrong.append(f"{where}: {error}")
             return
         worst.add(judgement, draw, where)
