@@ -214,6 +214,7 @@ linear_cross_entropy = Kernel(
         ),
     ],
     variations={"probable targets": _confident, "large logits": _large_logits},
+    slope=4e-4,  # probabilities are exponentials of rounded logits, as attention's weights are
 )
 """scale times the mean cross-entropy of hidden (rows, columns) times weightᵀ (VOCABULARY, columns)."""
 

@@ -179,6 +179,8 @@ class Kernel:
     variations: Mapping[str, Vary] = field(default_factory=dict)
     """Further inputs for which results are checked, by the names that messages use: those that show faults which
     normally distributed ones hide. {}: others that are normally distributed."""
+    slope: float | None = None
+    """Largest deviation of the slope in half precision, if rounding has a bias here; see kernels/tolerance.py."""
 
     def moved(self, inputs: int, output: int) -> tuple[int, int]:
         """Return how much each pass has to read and write, in the unit of the sizes: forward, and backward.

@@ -43,10 +43,13 @@ def test_the_stress_test_finds_wrong_results(
     monkeypatch.setattr(attention_stress, "flash_attention", attention)
     problem = AttentionProblem(4, 2, window=7, return_lse=True)  # the last queries see no key
     shape = attention_stress.Shape(1, 33, 20, 40, problem, torch.bfloat16, True)
-    assert attention_stress.work({7: shape}, seed=1, name="triton") == (wrong is not None)
+    wrong_shapes, worst = attention_stress.work({7: shape}, seed=1, name="triton")
+    assert wrong_shapes == (wrong is not None)
+    assert (max(one.share for one in worst) > 1) == (wrong is not None)
+    attention_stress.print_table(worst)
     printed = capsys.readouterr().out
     assert printed.count("wrong: shape 7") == (wrong is not None)
-    assert "1 shapes, largest error" in printed
+    assert "\nelement " in printed
 
 
 def test_the_stress_test_takes_functions_without_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:

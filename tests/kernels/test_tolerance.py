@@ -155,6 +155,13 @@ def test_the_slope_shows_a_factor_below_round_off(shape: tuple[int, ...], factor
     assert factor == 1.0 or (reason or "").startswith("too large or too small everywhere by a factor of 1 ± ")
 
 
+def test_rows_that_hardly_count_say_nothing_of_the_slope() -> None:
+    """The gradients of values from one query: by one weight that is nearly 1, and many that are nearly 0."""
+    right = torch.tensor([1.0, *[1e-3] * 10]).outer(torch.linspace(-1, 1, 64)).double()
+    off = torch.tensor([1.002, *[1.001] * 10]).unsqueeze(1)
+    assert error(off * right, right).slope == 0
+
+
 def test_few_rows_say_nothing_of_the_slope() -> None:
     right = torch.ones(3, 5, dtype=torch.float64)
     assert error(1.5 * right, right).slope == 0

@@ -256,15 +256,19 @@ def time_steps(
             progress.report(warming.calls, 0)
         times.warmup, times.steady = warming.calls, warming.steady
         times.too_slow, times.hidden = warming.too_slow, warming.hidden
-        # Present objects live to the end: the garbage collector need not scan them in the middle of a step.
-        gc.collect()
-        gc.freeze()
+        _settle_collector()
         number = steps_of_a_second(quickest_ms) if measure_steps is None else measure_steps
         measuring(number)
         for index in range(number):
             times.keep(step(), inner_times_ms())
             progress.report(warming.calls, index + 1, last=index + 1 == number)
     return times
+
+
+def _settle_collector() -> None:
+    """Spare the garbage collector the present objects, which live to the end: it would scan them during a step."""
+    gc.collect()
+    gc.freeze()
 
 
 class Marks(Protocol):

@@ -17,6 +17,7 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 import torch
 
 from app.specs.profile import ProfileSpec
+from kernels import device_events
 from tests.plugins.profilers import NO_PERMISSION, install
 from tests.workers.reporting import Report
 from workers import tools
@@ -103,7 +104,7 @@ class TestRun:
     ) -> None:
         spec, unit = planned(tmp_path, "ncu")
         report, calls = Report(tmp_path), []
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+        monkeypatch.setattr(device_events, "synchronize", lambda: calls.append("synchronize"))
         monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
         monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
         tool_on = nsight.tool_on
