@@ -13,6 +13,7 @@ from tests.acceptance.conftest import PLUGINS, environment
 from tests.acceptance.sabotage import get
 from tests.forked import ForkedService
 from tools.service import Service, submit, wait_for_job
+from workers.jobs.compare import turns
 
 pytestmark = pytest.mark.acceptance
 
@@ -171,9 +172,11 @@ def test_a_spec_is_compared_with_itself(client: httpx.Client) -> None:
     job = wait_for_job(client, submit(client, {"spec": spec}), timeout_s=180)
     assert (job["state"], job["error"]) == ("succeeded", None)
     units = get(client, f"/jobs/{job['id']}/units")
-    turns = ["baseline", "candidate", "candidate", "baseline"]
-    assert [(unit["unit_index"], unit["side"]) for unit in units] == list(enumerate(turns))
-    assert [unit["title"] for unit in units[:2]] == ["baseline, replicate 1 of 2", "candidate, replicate 1 of 2"]
+    order = turns(2, job["spec"]["seed"])
+    assert job["spec"]["seed"] is not None, "drawn at submission, and kept"
+    assert [(unit["unit_index"], unit["side"]) for unit in units] == list(enumerate(order))
+    titles = [f"{side}, replicate {order[: at + 1].count(side)} of 2" for at, side in enumerate(order)]
+    assert [unit["title"] for unit in units] == titles
     rows = page(client, f"/jobs/{job['id']}/measurements")["rows"]
     assert {row["unit_index"] for row in rows} == set(range(4))
     alone = wait_for_job(client, submit(client, {"spec": COMPARED}))
