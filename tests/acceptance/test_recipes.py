@@ -47,10 +47,11 @@ NOISE = ("- ‡ noisy", "noisy: ")
 
 
 def structure(line: str) -> str:
-    """What has to be the same in every run: the line without numbers, verdicts, marks, and the width of columns."""
+    """What is the same in every run: the line without numbers, verdicts, marks, sides in turns, widths of columns."""
     line = re.sub(r" ?[†‡]\d*|\\textsuperscript\{[^}]*\{\}[^}]*\}", "", line)
     line = re.sub(r"\\textbf\{([^}]*)\}", r"\1", line)
     line = re.sub(r"\b(in)?valid\b|\bsuspect\b", "VERDICT", line)
+    line = re.sub(r"\b(baseline|candidate)(?=, replicate)", "SIDE", line)  # whose turn comes last is drawn
     line = re.sub(r"http://[\d.]+:\d+", "URL", line)
     line = re.sub(r":?-{3,}:?", "---", line)
     line = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", line)

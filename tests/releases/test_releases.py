@@ -25,6 +25,54 @@ def release(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
+CHANGED = {
+    "0.1.0": {
+        "/compare?job=6&format=markdown": (
+            # "Inconclusive" ends with its remedy as a command.
+            ("8 replicates.\n", "8 replicates: \\`flopwatch rerun 6 replicates=8\\`.\n"),
+            # Ratios are Hodges and Lehmann's estimate.
+            ("2.042 | 1.438 |", "2.042 | 1.448 |"),
+            ("6.611 | 1.270 |", "6.611 | 1.271 |"),
+            (
+                "of these.\n",
+                "of these. Ratios and intervals are Hodges and Lehmann's, of all pairs of a process of either side.\n",
+            ),
+            # The rate of an even number of processes is that of the time beside it.
+            ("    2312 |      4170 |", "    2311 |      4169 |"),
+            ("0.02514 |   0.04556 | 0.02042 |", "0.02513 |   0.04555 | 0.02041 |"),
+            ("   9.860 |", "   9.858 |"),
+        ),
+    }
+}
+"""What later releases print differently on purpose: what the release printed, and what became of it. The answers stay
+as the release gave them."""
+OTHER_COLUMNS = {
+    "0.1.0": {"/tables?job=5&format=csv": "total_gib,replica_devices,mesh_device_gib,fewest_shards"},
+}
+"""The columns of tables that have others by default now; asked for them, later releases print the same."""
+
+
+def now_expected(release: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Return a release's answers with the changes that were made on purpose."""
+    expected = dict(found)
+    for path, changes in CHANGED.get(release, {}).items():
+        for before, after in changes:
+            assert expected[path].count(before) == 1, before
+            expected[path] = expected[path].replace(before, after)
+    return expected
+
+
+def read(found: dict[str, Any]) -> dict[str, Any]:
+    """Return answers as programs read them: the columns of CSV by their names, and the tables of a job by theirs."""
+    seen = dict(found)
+    for path, answer in found.items():
+        if "format=csv" in path:
+            seen[path] = list(csv.DictReader(answer.splitlines()))
+        if path.endswith("/tables"):
+            seen[path] = {**answer, "data": {table["name"]: table for table in answer["data"]}}
+    return seen
+
+
 def differences(expected: Any, actual: Any, place: str = "") -> list[str]:
     """Where `actual` lacks something of `expected`; later releases may add fields."""
     if isinstance(expected, dict) and isinstance(actual, dict):
@@ -46,8 +94,12 @@ def test_its_database_gives_its_answers(release: Path, tmp_path: Path) -> None:
         database.write_bytes(gzip.decompress((release / "database.sqlite3.gz").read_bytes()))
         database.chmod(0o600)
         expected = json.loads(gzip.decompress((release / "answers.json.gz").read_bytes()))
-        actual = answers(service.start_server())
-    assert differences(expected, json.loads(json.dumps(actual))) == []
+        client = service.start_server()
+        actual = answers(client)
+        for path, columns in OTHER_COLUMNS.get(release.name, {}).items():
+            actual[path] = client.get(f"{path}&columns={columns}").raise_for_status().text
+    expected = read(now_expected(release.name, expected))
+    assert differences(expected, read(json.loads(json.dumps(actual)))) == []
 
 
 def test_a_new_job_of_an_old_spec_has_the_key_of_its_cases(release: Path) -> None:
