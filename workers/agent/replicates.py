@@ -1,4 +1,4 @@
-"""Checks that the processes that measured one case agree: check `replicates`.
+"""Checks that the replicates of one case agree, each a process, or in `flopwatch run` a repetition: check `replicates`.
 
 A median of processes of 550, 635, 15.5 and 18.5 ms is 284 ms, a time that none of them took.
 """
@@ -41,6 +41,6 @@ class Replicates:
             named = ", ".join(f"{value:.4g}" for value in values)
             if len(values) >= FEWEST_TO_CUT:
                 named = f"{min(values):.4g} to {max(values):.4g}"
-            detail = f"{name} of {len(values)} processes: {named}; they differ by more than a factor of {most:g}"
+            detail = f"{name} of {len(values)} replicates: {named}; they differ by more than a factor of {most:g}"
             found[min(medians), case_key] = Check("replicates", False, detail)
         return found

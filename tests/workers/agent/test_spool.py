@@ -656,7 +656,7 @@ class TestReplicates:
         assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", {"valid": 3, "suspect": 1})
         (found,) = [check for check in spool.validity["checks"] if not check["ok"]]
         assert (found["name"], found["severity"]) == ("replicates", "suspect")
-        assert found["detail"].startswith("forward_ms of 4 processes: 550, 635, 15.5, 18.5; ")
+        assert found["detail"].startswith("forward_ms of 4 replicates: 550, 635, 15.5, 18.5; ")
         assert [record.validity for record in spool.measurements] == ["suspect", "valid", "valid", "valid"]
 
     @pytest.mark.parametrize(
