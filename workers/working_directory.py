@@ -44,6 +44,8 @@ def bytes_below(folder: Path) -> int:
 def remove(folder: Path) -> None:
     """Remove a folder, also where a job has locked folders inside of it. Raises nothing."""
     shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.chmod(0o700)
     for at, names, _files in os.walk(folder):
         for place in (Path(at, name) for name in names):
             if not place.is_symlink():

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.results.findings import Gate, GateOutcome, Judgement, percent
 from app.results.sides import Pair, Side
@@ -33,6 +33,25 @@ Found = Mapping[Place, Sequence[float]]
 """One value per process."""
 
 
+class Number(NamedTuple):
+    """How far the values of one number in one step differ, relatively."""
+
+    difference: float
+    """The largest difference between processes of either side."""
+    apart: float
+    """The smallest."""
+    within: float
+    """The largest difference between processes of one side."""
+
+    def outcome(self, tolerance: float) -> GateOutcome:
+        """Judge whether both sides return the same."""
+        if self.apart > max(tolerance, self.within):
+            return "wrong"
+        if self.within > tolerance:
+            return "inconclusive"
+        return "wrong" if self.difference > tolerance else "passed"
+
+
 @dataclass(frozen=True)
 class Agreement:
     """How far both sides' returned numbers agree."""
@@ -40,10 +59,8 @@ class Agreement:
     difference: float | None
     """The largest relative difference |b - a| / max(|a|, |b|); infinite where only one is finite; None if nothing was
     compared."""
-    apart: float = 0.0
-    """The largest, over the numbers, of the smallest difference between a process of either side."""
-    within: float = 0.0
-    """The largest relative difference between processes of one side."""
+    numbers: Sequence[Number] = ()
+    """Each number that was compared."""
     where: str = ""
     """The number with the largest difference, and its values."""
     names: Sequence[str] = ()
@@ -51,7 +68,7 @@ class Agreement:
     nothing: str = ""
     """Why nothing was compared."""
     lacking: Sequence[str] = ()
-    """Names that only one side returns, each with the side."""
+    """Numbers that only one side returns, each with the side; of a name that both return, the first such step."""
     not_finite: str | None = None
     """A number that is not finite on both sides."""
     work: Sequence[str] = ()
@@ -60,8 +77,8 @@ class Agreement:
     def sentence(self) -> str:
         """Say how far they agree, and whether the work is the same."""
         parts = [self._of_numbers()]
-        if self.within > 0:
-            parts.append(f"processes of one side alone differ by {percent(self.within)}")
+        if (within := max((number.within for number in self.numbers), default=0.0)) > 0:
+            parts.append(f"processes of one side alone differ by {percent(within)}")
         if self.lacking:
             parts.append(", ".join(self.lacking))
         if self.not_finite is not None:
@@ -88,13 +105,10 @@ class Agreement:
 
     def outcome(self, tolerance: float) -> GateOutcome:
         """Judge whether both return the same, to this relative difference."""
+        outcomes = {number.outcome(tolerance) for number in self.numbers}
         if self.difference is None or any("baseline" in name for name in self.lacking):
-            return "missing"
-        if self.apart > max(tolerance, self.within):
-            return "wrong"
-        if self.within > tolerance:
-            return "inconclusive"
-        return "wrong" if self.difference > tolerance else "passed"
+            outcomes.add("missing")
+        return min(outcomes, key=WORST_FIRST.index)
 
     def as_json(self, tolerance: float | None) -> dict[str, Any]:
         """Return it as JSON has it; an infinite difference is null, and `sentence` says what it is."""
@@ -163,24 +177,20 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
         who = "the step returns" if len(which) == 2 else f"the {which[0]}'s step returns" if which else "both return"
         what = "no numbers" if which else "no number of the same name"
         return Agreement(None, nothing=f"{who} {what}, so no result was compared", work=differing)
-    worst, where = -1.0, ""
+    worst, where, numbers = -1.0, "", []
     for place in common:
+        differences = [relative(*pair) for pair in product(ones[place], others[place])]
+        numbers.append(Number(max(differences), min(differences), max(_spread(ones[place]), _spread(others[place]))))
         for one, other in product(_distinct(ones[place]), _distinct(others[place])):
             if (difference := relative(one, other)) > worst:
                 worst, where = difference, f"{place[2]}, step {place[1]}: {_text(one)} → {_text(other)}"
     names = list(dict.fromkeys(name for _, _, name in common))
-    lacking = [
-        f"only the {who} returns {name}"
-        for who, side in (("baseline", ones), ("candidate", others))
-        for name in dict.fromkeys(name for _, _, name in side)
-        if name not in names
-    ]
+    lacking = _lacking("baseline", ones, others, names) + _lacking("candidate", others, ones, names)
     nan = next((place for place in common if not math.isfinite(ones[place][0]) and ones[place] == others[place]), None)
     nan = nan or next((place for place in common if all(map(math.isnan, [*ones[place], *others[place]]))), None)
     return Agreement(
         difference=worst,
-        apart=max(min(relative(*pair) for pair in product(ones[place], others[place])) for place in common),
-        within=max(_spread(side[place]) for place in common for side in (ones, others)),
+        numbers=numbers,
         where=where,
         names=names,
         steps=len({step for _, step, _ in common}),
@@ -188,6 +198,15 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
         not_finite=None if nan is None else f"{_text(ones[nan][0])} ({nan[2]}, step {nan[1]})",
         work=differing,
     )
+
+
+def _lacking(who: str, side: Found, other: Found, common: Sequence[str]) -> list[str]:
+    alone: dict[str, str] = {}
+    for place in side:
+        if place not in other:
+            _, step, name = place
+            alone.setdefault(name, f"only the {who} returns {name}" + (f" in step {step}" if name in common else ""))
+    return list(alone.values())
 
 
 def relative(one: float, other: float) -> float:

@@ -686,7 +686,7 @@ def _gate(
 
 def _unconfirmed(row: Row) -> GateOutcome:
     """Return the outcome of a row that is slower, of sides that were not measured in turns."""
-    return "not_confirmed" if is_speed(row.metric, row.unit) else "slower"  # the host does not change memory
+    return "slower" if is_size(row.metric, row.unit) else "not_confirmed"  # the host does not change memory
 
 
 def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:

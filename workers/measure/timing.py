@@ -30,10 +30,11 @@ from workers.measure.warmup import WINDOW_S, WarmUp
 
 REPORT_INTERVAL_S = 0.5
 LOOP_STEPS = 100
+"""Most samples of a loop between two synchronisations; a GPU's queue is shorter than that many steps."""
 MIN_STEPS, MAX_STEPS = 10, 1000
 """Fewest and most steps that are measured by default on a CPU."""
 ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0)
-"""Most samples of a loop between two synchronisations; a GPU's queue is shorter than that many steps."""
+"""The numbers of steps, between powers of ten."""
 
 
 class Observer(Protocol):

@@ -31,7 +31,12 @@ def side(*processes: Sequence[float], name: str = "loss", work: float | None = N
         (side([INF]), side([-INF]), "returned numbers differ (loss, step 1: inf → -inf)", "wrong"),
         (side([2.0, NAN]), side([2.0, NAN]), "both return nan (loss, step 2)", "passed"),
         (side([0.0]), side([0.0]), "are equal", "passed"),
-        (side([2.0, 1.0]), side([2.0]), "are equal (loss, the first step)", "passed"),
+        (
+            side([2.0, 1.0]),
+            side([2.0]),
+            "are equal (loss, the first step); only the baseline returns loss in step 2",
+            "missing",
+        ),
         (side([2.0], [2.2]), side([2.1], [2.3]), "processes of one side alone differ by 9.1 %", "inconclusive"),
         (side([2.0], [2.2]), side([9.0], [9.3]), "differ by up to 78 %", "wrong"),
         (side(), side(), "the step returns no numbers, so no result was compared", "missing"),
@@ -45,6 +50,18 @@ def test_what_is_said_and_judged(ones: Any, others: Any, words: str, outcome: st
     found = compare(ones, others)
     assert words in found.sentence()
     assert found.outcome(1e-4) == outcome
+
+
+def test_a_number_that_varies_hides_no_other() -> None:
+    loss, elapsed = {(None, 1, "loss"): [2.0, 2.0]}, {(None, 1, "elapsed"): [1.0, 9.0]}
+    wrong = {(None, 1, "loss"): [1.0, 1.0]}
+    assert compare((loss | elapsed, {}), (wrong | elapsed, {})).outcome(1e-4) == "wrong"
+    assert compare((loss | elapsed, {}), (loss | elapsed, {})).outcome(1e-4) == "inconclusive"
+
+
+def test_leaving_a_number_out_hides_no_wrong_one() -> None:
+    both = {(None, 1, "loss"): [2.0], (None, 1, "norm"): [1.0]}
+    assert compare((both, {}), ({(None, 1, "loss"): [1.0]}, {})).outcome(1e-4) == "wrong"
 
 
 def test_a_number_that_the_candidate_lacks_is_missing() -> None:
