@@ -34,7 +34,7 @@ def side(*processes: Sequence[float], name: str = "loss", work: float | None = N
         (
             side([2.0, 1.0]),
             side([2.0]),
-            "are equal (loss, the first step); only the baseline returns loss in step 2",
+            "(loss, the first step); only the baseline returns loss in step 2",
             "missing",
         ),
         (side([2.0], [2.2]), side([2.1], [2.3]), "processes of one side alone differ by 9.1 %", "inconclusive"),
