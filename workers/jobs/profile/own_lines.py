@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.specs.profile import ProfileSpec
@@ -16,7 +16,7 @@ from workers import uploaded
 
 if TYPE_CHECKING:
     from workers.jobs._training import Training
-    from workers.measure.profiling.lines import Launched, LineTrace, OwnCode, Place, Use
+    from workers.measure.profiling.lines import LineTrace, OwnCode, Use
     from workers.measure.profiling.sampling import Samples
     from workers.reporter import Reporter
 
@@ -77,19 +77,3 @@ def summary_of(samples: Samples, found: Sequence[Use], trace: LineTrace) -> list
         python_ms = sum(use.python_ms or 0.0 for use in found)
         rows.append(["Python itself", python_ms, "ms", "about, per step: time in which no operator ran, nor a wait"])
     return rows
-
-
-def uses_of(
-    samples: Samples,
-    own: OwnCode,
-    step_ms: float,
-    trace: LineTrace,
-    launched: Mapping[Place | None, Launched],
-    *,
-    on_gpu: bool,
-) -> list[Use]:
-    """Return what each line takes in one step; none if no line of the user's own ran in it."""
-    from workers.measure.profiling.lines import uses
-
-    found = uses(samples, own, step_ms, trace, launched, on_gpu=on_gpu)
-    return found if any(use.place is not None for use in found) else []

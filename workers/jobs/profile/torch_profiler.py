@@ -378,14 +378,15 @@ class Profiling:
             OutOfMemory: the memory did not suffice.
         """
         from workers.measure.profiling import tables
+        from workers.measure.profiling.lines import uses
 
         self.samples = own_lines.sample(self.timed.training, self.timed.step_ms, self.report)
         if own is None or alone is None or alone.trace is None:
             return
         (begun,) = [event.begin_ns for event in alone.profile.recording.host if event.name == "step_1"]
         launched = alone.trace.launched(alone.profile.recording, begun)
-        found = own_lines.uses_of(self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu)
-        if found:
+        found = uses(self.samples, own, self.timed.step_ms, alone.trace, launched, on_gpu=self.on_gpu)
+        if any(use.place is not None for use in found):
             self.report.table("lines", tables.LINES, tables.line_rows(found, self.timed.step_ms))
             self.summary += own_lines.summary_of(self.samples, found, alone.trace)
 
