@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Table, create_engine, select
 from sqlmodel import SQLModel
 from typer.testing import CliRunner
 
@@ -20,7 +19,7 @@ from app.results.pivoting import table
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
-from app.store.database import moving, postgresql
+from app.store.database import moving
 from app.store.database.engine import Database, open_database
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.objects import ObjectFiles
@@ -115,19 +114,27 @@ def test_long_logs_are_not_all_in_memory(folder: Path, monkeypatch: pytest.Monke
         assert [len(rows) for rows in moving._batches(connection, tables.attempt)] == [1, 1, 1]
 
 
-def test_counting_many_rows_takes_as_long_as_it_likes(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PostgreSQL's server ends a transaction that does nothing while SQLite counts."""
-    count = moving._count
+def test_no_transaction_of_postgresql_waits_while_sqlite_counts(
+    folder: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server ends one that does nothing for long."""
+    count, watcher = moving._count, create_engine(url)
+    open_ones: dict[str, set[int]] = {"sqlite": set(), "postgresql": set()}
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
+    )
 
-    def count_slowly(connection: Connection, table: Table) -> int:
-        if connection.dialect.name == "sqlite" and table is tables.measurement:
-            time.sleep(1.5)
+    def watched(connection: Connection, table: Table) -> int:
+        with watcher.connect() as watching:
+            open_ones[connection.dialect.name].add(watching.exec_driver_sql(query).scalar_one())
         return count(connection, table)
 
-    monkeypatch.setattr(postgresql, "WRITER_IDLE_S", 1)
-    monkeypatch.setattr(moving, "_count", count_slowly)
+    monkeypatch.setattr(moving, "_count", watched)
     moved = move(folder, url)
+    watcher.dispose()
     assert moved.exit_code == 0, moved.output
+    assert open_ones == {"sqlite": {0}, "postgresql": {1}}
 
 
 def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> None:
