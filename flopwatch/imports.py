@@ -59,18 +59,18 @@ def clash_in(content: bytes, file: str) -> str | None:
     return clash(file, taken) if taken else None
 
 
-def clash(file: str, names: Sequence[str]) -> str:
+def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
     """Return the sentence for modules of a folder whose names are taken by modules that a job loads before it."""
     return (
         f"{file} imports {', '.join(map(repr, names))} of its folder, and a job has loaded another module of that name "
-        "before any code of yours runs: rename yours."
+        f"before any code of yours runs: rename {', '.join(files) or 'yours'}."
     )
 
 
 def own_modules(folder: Path, file: str) -> set[str]:
-    """Return the top-level modules of an unpacked folder that a file, and what it imports there, always import."""
+    """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere."""
     sources = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
-    return _followed(sources, file)[1]
+    return _followed(sources, file, anywhere=True)[1]
 
 
 def modules_of(content: bytes, file: str) -> list[str]:
@@ -90,7 +90,7 @@ def _sources(packed: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
 
 
-def _followed(sources: Mapping[str, bytes], file: str) -> tuple[set[str], set[str]]:
+def _followed(sources: Mapping[str, bytes], file: str, *, anywhere: bool = False) -> tuple[set[str], set[str]]:
     """Return the modules that a file and those files that it imports need from elsewhere, and those of the folder."""
     beside = str(PurePosixPath(file).parent)
     folders = {part for name in sources for part in map(str, PurePosixPath(name).parents)}
@@ -99,7 +99,7 @@ def _followed(sources: Mapping[str, bytes], file: str) -> tuple[set[str], set[st
     seen, waiting = {file}, [file]
     while waiting:
         name = waiting.pop()
-        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent)):
+        for module in _imported(sources.get(name, b""), str(PurePosixPath(name).parent), anywhere=anywhere):
             files, is_here = _files_of(module, beside, sources, folders)
             waiting += [each for each in files if each not in seen]
             seen.update(files)
@@ -119,14 +119,14 @@ def _files_of(module: str, beside: str, sources: Mapping[str, bytes], folders: s
     return [], False
 
 
-def _imported(source: bytes, folder: str) -> Iterator[str]:
-    """Yield the dotted names that a module's own statements import; of a relative import, the name from the top of the
-    uploaded folder. `from a import b` may import the module a.b, too."""
+def _imported(source: bytes, folder: str, *, anywhere: bool = False) -> Iterator[str]:
+    """Yield the dotted names that a module's own statements import, or those in it anywhere; of a relative import, the
+    name from the top of the uploaded folder. `from a import b` may import the module a.b, too."""
     try:
-        body = ast.parse(source).body
+        module = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # Python says where, when it imports the file
-    for node in body:
+    for node in ast.walk(module) if anywhere else module.body:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):

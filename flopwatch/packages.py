@@ -108,6 +108,9 @@ def _import(
     return module if fromlist else sys.modules[f"{OURS}.{package}"]
 
 
+# The builtins as they are now. Those that a user's code replaces or adds later (`print` on rank 0 only, a profiler's
+# `profile`) reach his modules and the libraries, not ours, which must not change what they measure or report for them.
+# Only `__import__` is looked up at each import, since a hook there must see every module.
 _BUILTINS = {**vars(builtins), "__import__": _import}
 
 

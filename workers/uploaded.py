@@ -263,15 +263,16 @@ def let_import(code: CodeSpec) -> None:
 def _check_names(code: CodeSpec, folder: Path) -> None:
     """Raise BrokenCode if the code imports a module of its folder by a name by which this process has loaded another:
     Python would give it that one, and measure it."""
-    files = {entry for place in (folder, path(code).parent) for entry in place.iterdir()}
+    file, folder = path(code), folder.resolve()
     loaded = {
-        entry.stem
-        for entry in files
+        entry.stem: entry.relative_to(folder).as_posix()
+        for place in (folder, file.parent)
+        for entry in place.iterdir()
         if entry.suffix == ".py" or (entry / "__init__.py").is_file()
         if (module := sys.modules.get(entry.stem)) is not None and _is_elsewhere(module, folder)
     }
-    if loaded and (clashing := sorted(loaded & own_modules(folder, str(path(code).relative_to(folder.resolve()))))):
-        raise BrokenCode(clash(code.label(), clashing))
+    if loaded and (clashing := sorted(loaded.keys() & own_modules(folder, str(file.relative_to(folder))))):
+        raise BrokenCode(clash(code.label(), clashing, [loaded[name] for name in clashing]))
 
 
 def _is_elsewhere(module: ModuleType, folder: Path) -> bool:

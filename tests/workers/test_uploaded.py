@@ -147,17 +147,25 @@ def test_without_a_folder_files_are_said_to_need_one(put: Put) -> None:
     ("files", "names"),
     [
         ({"train.py": "import turtle, beside\n", "turtle.py": "", "beside.py": ""}, None),
-        ({"train.py": "import queue\n", "queue.py": ""}, ["queue"]),
-        ({"pkg/train.py": "import beside\n", "pkg/beside.py": "import torch.x\n", "torch/__init__.py": ""}, ["torch"]),
+        ({"train.py": "import queue\n", "queue.py": ""}, ("queue", "queue.py")),
+        (
+            {"pkg/train.py": "import beside\n", "pkg/beside.py": "import torch.x\n", "torch/__init__.py": ""},
+            ("torch", "torch"),
+        ),
+        (
+            {"pkg/train.py": "def data():\n    try:\n        from queue import mine\n    finally:\n        pass\n",
+             "pkg/queue.py": ""},
+            ("queue", "pkg/queue.py"),
+        ),
         ({"train.py": "import json\n", "other.py": "import queue\n", "queue.py": ""}, None),
         ({"train.py": "import beside\n", "beside.py": "", "queue/data.txt": ""}, None),
     ],
-    ids=["its own", "standard library", "of a module that it imports", "not imported", "no module"],
-)
+    ids=["its own", "standard library", "of a module that it imports", "in a function", "not imported", "no module"],
+)  # fmt: skip
 def test_a_module_by_whose_name_another_is_loaded_is_refused(
-    files: dict[str, str], names: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], names: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python would give the code the one that is loaded, and it would be measured."""
+    """Python would give the code the one that is loaded, and it would be measured. The client cannot see all names."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     train = next(name for name in files if name.endswith("train.py"))
@@ -165,8 +173,13 @@ def test_a_module_by_whose_name_another_is_loaded_is_refused(
     if names is None:
         assert callable(load_folder(content, tmp_path, monkeypatch))
     else:
-        with pytest.raises(BrokenCode, match=f"imports '{names[0]}' of its folder, and a job has loaded another"):
+        with pytest.raises(BrokenCode) as refused:
             load_folder(content, tmp_path, monkeypatch)
+        name, file = names
+        assert f"step@uploaded imports '{name}' of its folder, and a job has loaded another module" in str(
+            refused.value
+        )
+        assert str(refused.value).endswith(f"before any code of yours runs: rename {file}.")
 
 
 def test_a_name_of_ours_that_is_not_there_is_not_to_be_installed(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,10 +93,11 @@ class Question:
             found.append(f"mesh.fsdp={fewest}")
         if found:
             return " or ".join(found)
-        together = self
-        for _, other in self.savers():
-            together = replace(together, step=merged(together, other), choices=merged_choices(together, other))
-        names = " with ".join(name for name, _ in self.savers())
+        together, changes = self, []
+        while change := next(together.savers(), None):
+            changes.append(change[0])
+            together = change[1]
+        names = " with ".join(changes)
         if names and together.fits(strategy):
             return f"{names} ({gib(together.peak(strategy))})"
         if names and (batch := together.smaller_batch(strategy)) is not None:
@@ -124,19 +125,6 @@ class Question:
             if replace(self, step=replace(self.step, batch_size=batch)).fits(strategy):
                 return batch
         return None
-
-
-def merged(one: Question, other: Question) -> StepMemory:
-    """Return a step that saves memory in both ways."""
-    attention = "fused" if "fused" in (one.step.attention, other.step.attention) else one.step.attention
-    checkpoints = one.step.activation_checkpointing or other.step.activation_checkpointing
-    return replace(one.step, attention=attention, activation_checkpointing=checkpoints)
-
-
-def merged_choices(one: Question, other: Question) -> Choices:
-    """Return choices that save memory in both ways."""
-    fused = one.choices.fused_linear_cross_entropy or other.choices.fused_linear_cross_entropy
-    return replace(one.choices, fused_linear_cross_entropy=fused)
 
 
 @functools.lru_cache(maxsize=512)

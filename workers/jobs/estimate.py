@@ -234,7 +234,7 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
     values.set("step_peak_gib", None, samples(peak, GIB))
     values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
     reason = why_no_shards(sheet.symbols)
-    values.set("fewest_shards", None, samples(sheet.add(FEWEST_SHARDS, unless=reason)), reason or "")
+    set_fewest_shards(values, samples(sheet.add(FEWEST_SHARDS, unless=reason)), reason or "")
     fsdp, tensor = spec.mesh.fsdp, spec.mesh.tensor
     devices = {"tensor": tensor, "mesh": fsdp * tensor}
     rows: list[list[Scalar]] = []
@@ -259,6 +259,14 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
         found.append(Fit(strategy, number_of, size, fits, helps, fewest, reason))
     report_devices(rows, report)
     return found
+
+
+def set_fewest_shards(values: Values, shards: Sequence[float] | None, why_none: str) -> None:
+    """Set the fewest shards. None: it fits on none, which a table says, whereas it leaves out what is unknown."""
+    if shards is not None:
+        values.set("fewest_shards", None, shards)
+    else:
+        values.set_missing("oom", why_none, [metric for metric in values.metrics if metric.name == "fewest_shards"])
 
 
 def fewest_of(formula: Formula, symbols: Mapping[str, float]) -> int | None:
@@ -300,7 +308,7 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
     limit = replace(question, limit=sheet_bytes(sheet, "M"))
     shards = limit.fewest("fully_sharded")
     why = f"each device keeps {gib(replace(limit, fsdp=MOST_DEVICES).peak('fully_sharded'))}, however many there are"
-    values.set("fewest_shards", None, None if shards is None else [shards], "" if shards else why)
+    set_fewest_shards(values, None if shards is None else [shards], why)
     rows: list[list[Scalar]] = []
     fits: list[Fit] = []
     for strategy in ("none", *STRATEGIES):

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
 
+from app.results.pivoting import local_table
 from app.specs import spec_adapter
 from app.specs.estimate import EstimateSpec
 from tests.workers.reporting import Report
@@ -205,9 +206,25 @@ def test_what_has_no_value_is_null_with_a_reason(
     without = {name for name, value in medians(report).items() if value is None}
     assert {f"{name.partition('_')[0]}_" for name in without} == set(unknown)
     reasons = {row["reason"] for row in report.rows if row["outcome"] != "ok"}
-    assert {row["outcome"] for row in report.rows} == {"ok", "unknown"}
+    assert {row["outcome"] for row in report.rows} == {"ok", "oom" if unknown == ("fewest_",) else "unknown"}
     assert len(reasons) == 1
     assert reason in reasons.pop()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({**STACK, "context_length": 16_384}, "reaches the limit however many shards there are"),
+        ({"model": {"size": "medium"}, "device_gb": 1}, "GiB, however many there are"),
+    ],
+    ids=str,
+)
+def test_a_table_says_that_no_number_of_shards_suffices(run, fields: dict[str, Any], reason: str) -> None:
+    """It leaves out columns that are unknown throughout."""
+    sheet = local_table(parsed(**fields), run(**fields).rows)
+    (row,) = sheet.rows
+    assert row[sheet.names().index("fewest_shards")].outcome == "oom"
+    assert any("fewest_shards" in line and reason in line for line in sheet.missing or ())
 
 
 def test_one_device_along_the_tensor_axis_exchanges_nothing(run) -> None:
