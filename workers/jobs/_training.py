@@ -590,6 +590,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     """
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
+    from workers.measure.timing import run_step
     from workers.model.accounting import peak_tflops
 
     spec, device = training.spec, training.device
@@ -607,7 +608,8 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     precision: str = spec.precision
     why_not = ""
     if training.own is not None:
-        precision, why_not = _precision_of_own(training)
+        training.step.prepare()
+        precision, why_not = precision_of_own(lambda: run_step(training.step.phases, ()), device)
     if why_not:
         values.set("mfu", None, None, why_not)
         values.set("ceiling_percent", None, None, why_not)
@@ -619,14 +621,12 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     return [check_rate(rate, precision, device, ceilings)]
 
 
-def _precision_of_own(training: Training) -> tuple[str, str]:
+def precision_of_own(run: Callable[[], object], device: torch.device) -> tuple[str, str]:
     """Return the precision of the matrix products in one more step of the user's own, or the reason why no peak belongs
     to it."""
     from workers.measure.product_precision import precision_of_products
-    from workers.measure.timing import run_step
 
-    training.step.prepare()
-    precision, why_not = precision_of_products(lambda: run_step(training.step.phases, ()), training.device)
+    precision, why_not = precision_of_products(run, device)
     if precision == "fp64":
         return precision, "the step's products are fp64, of which no peak is on record"
     return precision or "", why_not

@@ -69,7 +69,7 @@ def make_shared_step(device, batch_size):
 
     def step():
         x = torch.randn(batch_size, 32, device=device)
-        with flopwatch.phase("forward"):
+        with flopwatch.phase("forward"), torch.autocast(x.device.type, torch.bfloat16):
             loss = model(x).square().mean()
         with flopwatch.phase("backward"):
             loss.backward()
@@ -240,7 +240,11 @@ def test_out_of_memory_is_a_result_of_every_kind(run: Run, kind: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(run: Run, world_size: int) -> None:
+def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(
+    run: Run, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = {"fp32": 2.0, "bf16": 1000.0}
+    monkeypatch.setattr("workers.model.accounting.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
     report = run("ddp", "make_shared_step", world_size=world_size, arguments={"batch_size": 8}, device="auto")
     rows = {(row["metric"], row["phase"]): row for row in report.rows}
     for name in ("forward", "backward", "optimizer", "rest", "step"):
@@ -248,6 +252,8 @@ def test_each_rank_of_ddp_calls_the_step_which_does_its_own_parallelism(run: Run
     step_s = 1e-3 * rows["step_ms", "step"]["median"]
     assert rows["items_per_s", None]["median"] == pytest.approx(world_size * 8 / step_s)
     assert rows["tflops", None]["median"] == pytest.approx(world_size * 1e6 * 1e-12 / step_s)
+    mfu = rows["tflops", None]["median"] / 1000
+    assert rows["mfu", None]["median"] == pytest.approx(mfu), "the step's products are in bf16, the spec says fp32"
     assert rows["parameters", None]["median"] == 32 * 10 + 10
     assert ("gradient_error", None) not in rows
     assert len(report.table_rows("ranks")) == world_size

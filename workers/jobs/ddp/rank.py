@@ -27,7 +27,7 @@ from workers.jobs._base import parse_spec
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.context import DoesNotFit, RankContext
 from workers.jobs.ddp.memory import Memory, MemoryMarks
-from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap
+from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap, why_no_profiler
 from workers.jobs.ddp.parity import ParityCheck
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
@@ -105,7 +105,8 @@ class RankRun:
         Returns:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step of one process alone was not
             measured, or None), "busy" (the GPU's work in a step without communication, as Busy, or why it is unknown),
-            "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
+            "parity", "overlap", "precision" (of the products of a step of the user's own, and why it is unknown) and
+            facts about the model. Some are None on ranks other than 0.
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "busy": None}
         found |= {"operations": [], "snapshot": None}
@@ -161,6 +162,7 @@ class RankRun:
                 found["operations"] = record_operations(self.context, trained)
                 found["overlap"] = record_step_overlap(self.context, trained, self.folder)
                 found["snapshot"] = record_snapshot(self.context, trained, self.folder)
+                found["precision"] = self._precision(trained)
         finally:
             # Remaining objects are in reference cycles, of hooks and of errors' frames.
             trained = None  # type: ignore[assignment]
@@ -187,6 +189,14 @@ class RankRun:
             return None
         busy = measure_busy(lambda: run_step(trained.step.phases, ()), trained.step.prepare)
         return busy if isinstance(busy, str) else asdict(busy)
+
+    def _precision(self, trained: Trained) -> tuple[str, str] | None:
+        """Return the precision of the matrix products in one more step of the user's own, or why it is unknown."""
+        if trained.own is None:
+            return None
+        if (why_not := why_no_profiler(self.context)) is not None:
+            return "", why_not
+        return _training.precision_of_own(StepTimer(self.context, trained).step, self.context.device)
 
     def _record_memory(self, trained: Trained) -> None:
         """Record the memory of one more step."""

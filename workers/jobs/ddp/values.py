@@ -150,9 +150,11 @@ def add_values(
     values.set("communication_mib", None, [sent / 2**20])
     values.set("parameters", None, [found[0]["parameters"]])
     flops = found[0]["flops"]
+    precision: tuple[str, str] = spec.precision, ""
     if spec.step_code is not None:
         flops = add_own_work(values, [rank["work"] for rank in found], statistics.median(step_ms))
-    rates = add_rates(values, spec, devices[0], flops, statistics.median(step_ms), ceilings)
+        precision = precision_of_ranks([rank["precision"] for rank in found])
+    rates = add_rates(values, spec, devices[0], flops, precision, statistics.median(step_ms), ceilings)
     parity = [] if spec.step_code is not None else [check_parity(values, spec, found[0]["parity"])]
     return [*parity, *check_times(spec, devices[0], found, step_ms), *exposed, *rates]
 
@@ -286,10 +288,27 @@ def add_memory(
         values.set(metric, None, [max(amounts)] if amounts else None, why_not)
 
 
+def precision_of_ranks(ranks: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return the precision of the products of all ranks, or the reason why no peak belongs to them."""
+    for number, (_, why_not) in enumerate(ranks):
+        if why_not:
+            return "", f"rank {number}: {why_not}"
+    if len(found := dict.fromkeys(precision for precision, _ in ranks)) > 1:
+        return "", f"the ranks' products are of several precisions: {', '.join(found)}"
+    return ranks[0][0], ""
+
+
 def add_rates(
-    values: Values, spec: DdpSpec, device: torch.device, flops: float | None, step_ms: float, ceilings: Path
+    values: Values,
+    spec: DdpSpec,
+    device: torch.device,
+    flops: float | None,
+    precision: tuple[str, str],
+    step_ms: float,
+    ceilings: Path,
 ) -> list[Check]:
-    """Set the rates of the median step: those of all ranks together, and their share of the peak of all devices.
+    """Set the rates of the median step: those of all ranks together, and their share of the peak of all devices, in the
+    precision of its products, or why none belongs to them.
 
     Returns the check that the devices can reach them, where the FLOPs are known.
     """
@@ -303,19 +322,24 @@ def add_rates(
         values.set("tokens_per_s", None, [tokens / seconds])
     if flops is None:
         own = _training.not_told("flops") if spec.step_code is not None else None
-        why_not = own or f"model {spec.model.name!r} does not tell its FLOPs"
+        unknown = own or f"model {spec.model.name!r} does not tell its FLOPs"
         for name in ("tflops", "mfu", "ceiling_percent"):
-            values.set(name, None, None, why_not or "not measured")
+            values.set(name, None, None, unknown)
         return []
     rate = 1e-12 * ranks * flops / seconds
     # All processes share a CPU; each GPU belongs to one rank.
     devices = ranks if spec.backend == "nccl" else 1
     values.set("tflops", None, [rate])
-    peak, source = peak_tflops(device_name(device), spec.precision)
+    products, why_not = precision
+    if why_not:
+        values.set("mfu", None, None, why_not)
+        values.set("ceiling_percent", None, None, why_not)
+        return []
+    peak, source = peak_tflops(device_name(device), products)
     values.set("mfu", None, None if peak is None else [rate / (devices * peak)], source)
-    ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
+    ceiling, source = Ceilings(ceilings).tflops(device, products)
     values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / (devices * ceiling)], source)
-    return [check_rate(rate / devices, spec.precision, device, ceilings)]
+    return [check_rate(rate / devices, products, device, ceilings)]
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:

@@ -34,7 +34,15 @@ from workers.jobs.ddp.memory import Memory, MemoryMarks
 from workers.jobs.ddp.parity import SMALL_SHARE, gradient_errors, largest_error, relative_error, small_gradients
 from workers.jobs.ddp.rank import run_rank
 from workers.jobs.ddp.strategies import Trained
-from workers.jobs.ddp.values import PARITY, add_exposed, check_exposed, check_host, metrics, tolerance
+from workers.jobs.ddp.values import (
+    PARITY,
+    add_exposed,
+    check_exposed,
+    check_host,
+    metrics,
+    precision_of_ranks,
+    tolerance,
+)
 from workers.measure import validity
 from workers.measure.memory import memory_meter
 from workers.model.steps import TrainStep
@@ -148,6 +156,18 @@ def values(report: Report) -> dict[str, Any]:
     rows = {row["metric"]: row for row in report.rows}
     assert len(rows) == len(report.rows)
     return rows
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found"),
+    [
+        ([("bf16", ""), ("bf16", "")], ("bf16", "")),
+        ([("bf16", ""), ("", "the profiler saw none")], ("", "rank 1: the profiler saw none")),
+        ([("bf16", ""), ("fp32", "")], ("", "the ranks' products are of several precisions: bf16, fp32")),
+    ],
+)
+def test_only_one_precision_of_all_ranks_has_a_peak(ranks: list[tuple[str, str]], found: tuple[str, str]) -> None:
+    assert precision_of_ranks(ranks) == found
 
 
 def test_one_unit_starts_the_ranks() -> None:
