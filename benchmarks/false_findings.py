@@ -20,6 +20,7 @@ from app.results.cases import CaseOfJob
 from app.results.findings import Row
 from app.results.process_values import process_values
 from app.results.sheet import Cell
+from app.specs.compare import blocks_of_turns
 from app.store.reading.measurements import Measured
 from benchmarks._shared import print_table
 from workers.measure.measurement import pack
@@ -106,7 +107,8 @@ def _judged(rows: Sequence[Row]) -> tuple[list[Row], findings.Judgement]:
 
 def _row(baseline: Sequence[float], candidate: Sequence[float], case: str = "") -> Row:
     cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
-    return Row(case, METRIC, "ms", cells, ("valid", "valid"), list(baseline), list(candidate))
+    blocks = blocks_of_turns(len(baseline))
+    return Row(case, METRIC, "ms", cells, ("valid", "valid"), list(baseline), list(candidate), blocks)
 
 
 def other_steps(steps: tuple[int, int], processes: int, draws: int, rng: random.Random) -> dict[str, str]:

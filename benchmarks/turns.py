@@ -18,6 +18,7 @@ from tabulate import tabulate
 from app.results import findings
 from app.results.findings import Judgement, Row
 from app.results.sheet import Cell
+from app.specs.compare import blocks_of_turns
 from workers.jobs.compare import turns
 
 NOISE = 0.005
@@ -81,7 +82,8 @@ def judged(order: Sequence[str], log_times: Sequence[float], slower: float = 0.0
     for side, log_time in zip(order, log_times, strict=True):
         times[side].append(math.exp(log_time) * (1 + slower * (side == "candidate")))
     one, other = (Cell(1.0, None, len(its), "ok") for its in times.values())
-    row = Row("", "step_ms", "ms", (one, other), (None, None), times["baseline"], times["candidate"])
+    blocks = blocks_of_turns(len(times["baseline"]))
+    row = Row("", "step_ms", "ms", (one, other), (None, None), times["baseline"], times["candidate"], blocks)
     rows = findings.judge([row], "step_ms", alternated=True)
     return findings.conclude(rows, "step_ms", [], alternated=True, fail_above_percent=LIMIT_PERCENT)
 

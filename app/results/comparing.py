@@ -30,9 +30,10 @@ from app.results.sheet import NOT_MEASURED, Cell
 from app.results.sides import Pair, Side, joins_of, sides_of_baseline, sides_of_job, sides_of_jobs
 from app.results.versions import VERSION
 from app.specs import KINDS, Scalar
+from app.specs.compare import blocks_of_turns
 from app.states import VERDICTS
 from app.store.database.engine import Database
-from app.summaries import summarise
+from app.summaries import planned_processes, summarise
 from flopwatch.text.cases import ARROW, case_text, in_use
 from flopwatch.text.numbers import finite
 
@@ -380,6 +381,7 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
     """Return a row for each metric of each case."""
     baseline, candidate = pair.both
     fastest, remedy = pair.takes_fastest, _remedy(pair)
+    blocks = blocks_of_turns(planned_processes(baseline.jobs[0].spec)) if pair.alternated else ()
     apart = {*differing, "side", VERSION}  # versions of one case meet
     devices = {case.coordinates.get("device") for side in (baseline, candidate) for case in side.cases} - {None}
     if len(devices) == 1:  # a case that was not measured, which has no device, is matched with the one that was
@@ -405,6 +407,7 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
             values = process_values(cases, metric, fastest=fastest)
             rate = is_rate(metric, units.get(metric))
             one, other = (_cell(case, rows, rate=rate) for case, rows in zip(cases, values.sides, strict=True))
+            numbers = (_values(values.sides[0], one), _values(values.sides[1], other))
             if one.value is None and other.value is None and {one.outcome, other.outcome} <= {None, "unknown"}:
                 continue
             row = findings.Row(
@@ -413,8 +416,9 @@ def _rows(pair: Pair, differing: Collection[str], requested: Sequence[str]) -> l
                 unit=units.get(metric, ""),
                 cells=(one, other),
                 verdicts=verdicts,
-                baseline=_values(values.sides[0], one),
-                candidate=_values(values.sides[1], other),
+                baseline=numbers[0],
+                candidate=numbers[1],
+                blocks=blocks if {sum(blocks)} == set(map(len, numbers)) else (),
                 statistic=values.statistic,
                 samples=values.samples,
                 sample_s=values.sample_s,

@@ -69,6 +69,8 @@ class Row:
     baseline: Sequence[float] = ()
     """One value per process, in turn; empty if a process has none."""
     candidate: Sequence[float] = ()
+    blocks: Sequence[int] = ()
+    """The turns that each side had in each block; empty if the sides did not take turns."""
     estimate: Estimate | None = None
     p_adjusted: float | None = None
     alpha: float = ALPHA
@@ -131,7 +133,7 @@ class Row:
         if self.estimate is None:
             return None
         difference = inference.smallest_difference(
-            self.estimate.distances, len(self.baseline), len(self.candidate), self.alpha
+            self.estimate.distances, len(self.baseline), len(self.candidate), self.alpha, self.blocks
         )
         return None if difference is None else max(difference, self.drift)
 
@@ -291,7 +293,7 @@ class Row:
     @property
     def is_beyond_correction(self) -> bool:
         """True if the interval excludes 1, and so few processes could not pass the correction for all cases."""
-        smallest = inference.smallest_p_value(len(self.baseline), len(self.candidate))
+        smallest = inference.smallest_p_value(len(self.baseline), len(self.candidate), self.blocks)
         return self.is_tested and self.alpha < smallest and (self.estimate or NOTHING).excludes_one
 
     def _beyond_correction(self) -> str:
@@ -409,7 +411,7 @@ def _stories(row: Row) -> list[tuple[str, Estimate]]:
         return []
     told = []
     for name, sides in row.witnesses.items():
-        other = inference.interval(*sides)
+        other = inference.interval(*sides, row.blocks)
         if (
             other.low is not None
             and other.high is not None
@@ -449,7 +451,7 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
     judged = list(rows)
     for index in tested:
         row = judged[index]
-        row.estimate = inference.estimate(row.baseline, row.candidate)
+        row.estimate = inference.estimate(row.baseline, row.candidate, row.blocks)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
         row.stories = _stories(row)
         row.is_tested = row.metric in requested if requested else row.metric == headline

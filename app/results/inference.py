@@ -5,6 +5,10 @@ are no independent samples; a process counts as one value, which `app.results.si
 
 - The Mann-Whitney U test (Annals of Mathematical Statistics 18, 1947) compares ranks: it needs no normal distribution.
   Its p-values are exact for small samples.
+- Sides that took turns have been drawn in blocks (workers/jobs/compare.py). Of such sides the same statistic, of all
+  processes, is compared with what it would be by the other orders that could have been drawn, which exchange processes
+  within blocks (Fisher, The Design of Experiments, 1935). So its p-values are exact whatever else the host did, and a
+  load that is there in one block and not in another takes no power away.
 - The ratio is the median of the ratios of each process of one side to each of the other, and its interval holds the
   ratios that this test does not reject (both Hodges & Lehmann, Annals of Mathematical Statistics 34, 1963). The
   interval covers the true ratio at least as often as it says, whatever the distribution of a noise that multiplies
@@ -30,7 +34,10 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
+
+from app.specs.compare import blocks_of_turns
 
 ALPHA = 0.05
 """Upper bound of the probability that a comparison of equal sides finds a difference."""
@@ -42,6 +49,8 @@ FEWEST = 4
 """Fewest processes of each side. With 3, even sides without any overlap have a p-value of 0.1."""
 MAX_EXACT = 60
 """Most processes of a side for which p-values and intervals are exact; the normal approximation of more is as good."""
+MAX_EXACT_IN_TURNS = 30
+"""Likewise of sides that took turns, in seven blocks or fewer."""
 MAX_PERMUTATIONS = 20_000
 """Most ways to divide the values into two sides for which p-values of samples with ties are exact."""
 SAME = 1e-9
@@ -73,26 +82,35 @@ class Estimate:
         return self.low is None or self.high is None or self.low > 1 or self.high < 1
 
 
-def estimate(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
+def estimate(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequence[int] = ()) -> Estimate:
     """Estimate the ratio of two sides from one value per process.
 
     Below FEWEST processes on a side, only the ratio is known, and the spread if there are at least 2. Where a value is
     not positive, there is no ratio.
+
+    Args:
+        baseline: the values of one side, in the order of the turns.
+        candidate: those of the other.
+        blocks: the number of turns that each side had in each block, whose sum is that of either side's values; none of
+            sides that did not take turns.
     """
-    found = interval(baseline, candidate)
+    found = interval(baseline, candidate, blocks)
     distances = _distances(baseline, candidate) if found.ratio is not None else ()
     enough = min(len(baseline), len(candidate)) >= FEWEST
-    return replace(found, p_value=p_value(baseline, candidate) if enough else None, distances=distances)
+    return replace(found, p_value=p_value(baseline, candidate, blocks) if enough else None, distances=distances)
 
 
-def interval(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
-    """Return the ratio and its interval alone, as `estimate` does, at a tenth of its cost."""
+def interval(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequence[int] = ()) -> Estimate:
+    """Return the ratio and its interval alone, as `estimate` does."""
     if min(*baseline, *candidate) <= 0:
         return Estimate(None, None, None, None)
     ratios = _ratios(baseline, candidate)
     ratio = _middle(ratios)
     if min(len(baseline), len(candidate)) < FEWEST:
         return Estimate(ratio, None, None, None)
+    if len(blocks) > 1:
+        low, high = (_end_in_turns(ends, baseline, candidate, blocks) for ends in (ratios, ratios[::-1]))
+        return Estimate(ratio, low, high, None)
     place = _place_of_end(len(baseline), len(candidate))
     if place < 1:  # so few ratios cannot have such a confidence
         return Estimate(ratio, None, None, None)
@@ -153,13 +171,30 @@ def _place_of_end(baseline: int, candidate: int) -> int:
     return int(np.count_nonzero(below <= (1 - CONFIDENCE) / 2))
 
 
-def p_value(baseline: Sequence[float], candidate: Sequence[float]) -> float:
-    """Return the two-sided p-value of the Mann-Whitney U test."""
-    from scipy import stats
+def _end_in_turns(
+    ratios: Sequence[float], baseline: Sequence[float], candidate: Sequence[float], blocks: Sequence[int]
+) -> float:
+    """Return the end of the interval: the first of these ratios beyond which the test does not reject.
 
+    ratios: those of all pairs, from this end.
+    """
+
+    def holds(place: int) -> bool:
+        between = math.sqrt(ratios[place - 1]) * math.sqrt(ratios[place])
+        return p_value([between * value for value in baseline], candidate, blocks) > 1 - CONFIDENCE
+
+    return ratios[bisect_left(range(1, (len(ratios) + 1) // 2), True, key=holds)]
+
+
+def p_value(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequence[int] = ()) -> float:
+    """Return the two-sided p-value of the Mann-Whitney U test; `blocks` as for `estimate`."""
     values = [*baseline, *candidate]
     if min(values) == max(values):
         return 1.0
+    if len(blocks) > 1:
+        return _p_value_in_turns(values, blocks)
+    from scipy import stats
+
     method: Any = "asymptotic"
     if len(set(values)) == len(values):
         if max(len(baseline), len(candidate)) <= MAX_EXACT:
@@ -187,13 +222,53 @@ def _p_value_of_ties(baseline: Sequence[float], candidate: Sequence[float]) -> f
     return min(1.0, 2 * min(tails) / math.comb(len(values), len(baseline)))
 
 
-def smallest_p_value(baseline: int, candidate: int) -> float:
+def _p_value_in_turns(values: Sequence[float], blocks: Sequence[int]) -> float:
+    """Return the two-sided p-value among all orders of the turns that could have been drawn.
+
+    It is exact up to MAX_EXACT_IN_TURNS processes of a side. Of more, the sum of ranks is taken for normal: it is that
+    of many independent blocks.
+
+    values: those of one side and then those of the other, each in the order of the turns.
+    """
+    import numpy as np
+
+    ordered = np.sort(values)
+    ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")  # doubled: ties
+    ones, others = np.split(ranks, 2)
+    sizes = np.asarray(blocks)
+    begins = np.cumsum(sizes) - sizes
+    if len(ones) > MAX_EXACT_IN_TURNS:
+        means = np.add.reduceat(ones + others, begins) / (2 * sizes)
+        variances = np.add.reduceat(ones**2 + others**2, begins) / (2 * sizes) - means**2
+        error = math.sqrt((sizes**2 / (2 * sizes - 1) * variances).sum())
+        excess = max(0.0, abs(ones.sum() - others.sum()) / 2 - 1)  # less half a step of doubled ranks
+        return 2 * statistics.NormalDist(0, error).cdf(-excess) if error else 1.0
+    share, found = np.ones(1), 0
+    for size, begin in zip(blocks, begins, strict=True):
+        block = np.concatenate([side[begin : begin + size] for side in (ones, others)])
+        sums = block[_choices(size)].sum(axis=1)
+        share = np.convolve(share, np.bincount(sums - sums.min()) / len(sums))
+        found += int(block[:size].sum() - sums.min())
+    return min(1.0, 2 * float(min(share[: found + 1].sum(), share[found:].sum())))
+
+
+@functools.cache
+def _choices(size: int) -> Any:
+    """Return all ways to choose `size` of twice as many places, as an array of shape (ways, size)."""
+    import numpy as np
+
+    return np.array(list(combinations(range(2 * size), size)))
+
+
+def smallest_p_value(baseline: int, candidate: int, blocks: Sequence[int] = ()) -> float:
     """Return the p-value of two sides of so many processes that do not overlap: no p-value is smaller."""
+    if len(blocks) > 1:
+        return 2 / math.prod(math.comb(2 * size, size) for size in blocks)
     return 2 / math.comb(baseline + candidate, baseline)
 
 
 def smallest_difference(
-    distances: Sequence[float], baseline: int, candidate: int, alpha: float = ALPHA
+    distances: Sequence[float], baseline: int, candidate: int, alpha: float = ALPHA, blocks: Sequence[int] = ()
 ) -> float | None:
     """Return the smallest relative difference that is found with probability POWER: 0.02 is 2 %.
 
@@ -204,8 +279,9 @@ def smallest_difference(
         baseline: number of the baseline's processes.
         candidate: number of the candidate's.
         alpha: the p-value that the test has to reach, before it is adjusted.
+        blocks: as for `estimate`.
     """
-    if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate) > alpha or not distances:
+    if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate, blocks) > alpha or not distances:
         return None
     share = _standard_errors(alpha) * math.sqrt((baseline + candidate) / (3 * baseline * candidate))
     return math.expm1(distances[math.ceil(min(1.0, share) * len(distances)) - 1])
@@ -233,9 +309,9 @@ def replicates_for(difference: float, distances: Sequence[float], alpha: float =
 
 
 def fewest_for(alpha: float) -> int:
-    """Return how few processes of each side can reach this p-value, if they do not overlap."""
+    """Return how few processes of each side can reach this p-value in turns, if they do not overlap."""
     number = FEWEST
-    while smallest_p_value(number, number) > alpha:
+    while smallest_p_value(number, number, blocks_of_turns(number)) > alpha:
         number += 1
     return number
 

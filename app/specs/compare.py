@@ -12,6 +12,15 @@ from app.specs._identity import Case, Scalar
 from app.specs._union import KINDS, PlainSpec
 
 MAX_SEED = 2**31
+FEWEST_OF_BLOCK = 4
+"""Fewest turns of a side in a block: fewer say nothing by themselves (`app.results.inference.FEWEST`)."""
+
+
+def blocks_of_turns(replicates: int) -> list[int]:
+    """Return the number of turns that each side has in each block: in a block every order of its turns is equally
+    likely, and the test of a comparison exchanges turns within blocks."""
+    blocks = max(1, replicates // FEWEST_OF_BLOCK)
+    return [replicates // blocks + (block < replicates % blocks) for block in range(blocks)]
 
 
 def _tiny(precision: str) -> SpecBase:

@@ -35,4 +35,4 @@ def test_what_is_planted_is_found_and_the_ratio_lies_in_its_interval() -> None:
 def test_the_side_with_more_steps_does_not_win() -> None:
     row = false_findings.other_steps((5, 60), 8, 40, random.Random(7))
     assert percent(row["found to differ"]) <= 5 + 15
-    assert percent(row["by the fastest of all steps"]) >= 80, "the control"
+    assert percent(row["by the fastest of all steps"]) >= 60, "the control"

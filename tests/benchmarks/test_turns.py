@@ -18,9 +18,11 @@ def test_no_load_makes_equal_sides_differ(name: str) -> None:
     assert gate_slower <= found_slower <= MOST
 
 
-def test_a_planted_slowdown_is_found_under_a_drift() -> None:
-    *_, found = shares(LOADS["a drift by 10%"], turns, 8, DRAWS)
-    assert found > 0.9
+@pytest.mark.parametrize(("name", "least"), [("a drift by 10%", 0.98), ("a jump by 10%", 0.68)])
+def test_a_planted_slowdown_is_found(name: str, least: float) -> None:
+    """Without regard to the blocks of the turns, 96 and 58 % were found."""
+    *_, found = shares(LOADS[name], turns, 8, DRAWS)
+    assert found > least
 
 
 def test_control_a_load_of_four_turns_keeps_time_with_a_fixed_order() -> None:

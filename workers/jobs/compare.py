@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from app.specs.compare import CompareSpec
+from app.specs.compare import CompareSpec, blocks_of_turns
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping
 from workers.reporter import Reporter
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from workers.outcome import Failed
 
 Side = Literal["baseline", "candidate"]
-FEWEST_OF_BLOCK = 4
-"""Fewest turns of a side in a block: fewer say nothing by themselves (`app.results.inference.FEWEST`)."""
 
 
 def turns(replicates: int, seed: int | None) -> list[Side]:
@@ -31,19 +29,15 @@ def turns(replicates: int, seed: int | None) -> list[Side]:
     In each block every order of its turns is equally likely. So no load keeps time with them, whatever its period, and
     slow changes of the host affect both sides of a block alike. Randomised blocks (Fisher, The Design of Experiments,
     1935) are what makes the test of a comparison valid: but for the sides' difference, each value could as well be one
-    of the other side. The test ranks the values of all blocks together, so blocks must not be small: if a load comes in
-    half of the turns of every block of k, the ranks vary by up to k / (k - 1) of what the test expects, which is twice
-    as much for two turns.
+    of the other side, in the same block.
 
     Args:
         replicates: Turns of each side.
         seed: The same seed draws the same order; None, of a job that an earlier release has queued: any order.
     """
     draw = random.Random(seed)
-    blocks = max(1, replicates // FEWEST_OF_BLOCK)
     order: list[Side] = []
-    for block in range(blocks):
-        size = replicates // blocks + (block < replicates % blocks)
+    for size in blocks_of_turns(replicates):
         of_block: list[Side] = ["baseline", "candidate"] * size
         draw.shuffle(of_block)
         order += of_block

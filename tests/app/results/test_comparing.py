@@ -16,7 +16,7 @@ from sqlalchemy import update
 
 from app import results
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.results import Question, Sheet, render, sheet_of
+from app.results import Question, Sheet, comparing, render, sheet_of
 from app.results.comparing import PLAIN
 from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
@@ -553,6 +553,18 @@ class TestTheValueOfAProcess:
             assert "fastest" in str(about(sheet, name))
         step, _, _, tokens, _ = rows(sheet)
         assert tokens["ratio"] == pytest.approx(1 / step["ratio"])
+
+
+def test_a_load_that_begins_between_two_blocks_of_turns_hides_no_slowdown(
+    in_turns_of: Callable[..., Sheet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = [*[10.0] * 4, *[13.0] * 4]
+    one, other = (
+        [[factor * load * (1 + 0.001 * (at * 5 % 8))] for at, load in enumerate(loads)] for factor in (1.0, 1.06)
+    )
+    assert about(in_turns_of(one, other), "gate")["outcome"] == "slower"
+    monkeypatch.setattr(comparing, "blocks_of_turns", lambda replicates: [replicates])
+    assert about(in_turns_of(one, other), "gate")["outcome"] == "inconclusive", "the control"
 
 
 def test_a_verdict_that_both_sides_share_stands_once(database: Database, measure: Measure) -> None:

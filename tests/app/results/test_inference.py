@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import combinations, product
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from app.results import inference
 from app.results.inference import Estimate, Hypothesis, adjusted, estimate, replicates_for, smallest_difference
+from app.specs.compare import blocks_of_turns
 
 EIGHT = [1.00, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.012]
 
@@ -122,6 +125,74 @@ class TestEstimate:
         found = estimate([1.0, 1.1, 1.0, 1.1], [5.0, 6.0, 5.0, 6.0])
         assert found.distances == pytest.approx(sorted([0] * 4 + [math.log(1.1)] * 4 + [math.log(1.2)] * 4))
         assert found.spread == pytest.approx(0.1)
+
+
+def by_all_orders(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequence[int]) -> float:
+    """The p-value of the sum of ranks among all orders that exchange processes within blocks, tried one by one."""
+    ranks = stats.rankdata([*baseline, *candidate])
+    sums, found, at = [], 0.0, 0
+    for size in blocks:
+        one, other = (ranks[begin + at : begin + at + size] for begin in (0, len(baseline)))
+        sums.append([sum(chosen) for chosen in combinations([*one, *other], size)])
+        found, at = found + sum(one), at + size
+    totals = np.array([sum(order) for order in product(*sums)])
+    return min(1.0, 2 * min(np.mean(totals <= found), np.mean(totals >= found)))
+
+
+class TestTurns:
+    """Sides that took turns, in an order drawn in blocks."""
+
+    @staticmethod
+    @pytest.mark.parametrize("digits", [9, 2], ids=["no ties", "ties"])
+    def test_the_p_value_is_that_of_all_orders_that_could_have_been_drawn(digits: int) -> None:
+        rng = random.Random(4)
+        for blocks in ([4, 4], [5, 4], [2, 3, 2]):
+            level = [step * rng.choice((0, 0.1)) for step, size in enumerate(blocks) for _ in range(size)]
+            one, other = ([round(math.exp(it + rng.gauss(mean, 0.03)), digits) for it in level] for mean in (0.0, 0.02))
+            expected = by_all_orders(one, other, blocks)
+            assert inference.p_value(one, other, blocks) == pytest.approx(expected)
+            assert inference.p_value(other, one, blocks) == pytest.approx(expected)
+
+    @staticmethod
+    def test_a_load_that_begins_hides_no_difference() -> None:
+        before, after = [1.00, 1.01, 0.99, 1.005], [1.30, 1.31, 1.29, 1.305]
+        one, other = [*before, *after], [1.05 * value for value in (*before[::-1], *after[::-1])]
+        assert estimate(one, other, [4, 4]).p_value == pytest.approx(2 / 70**2)
+        assert inference.smallest_p_value(8, 8, [4, 4]) == 2 / 70**2
+        assert finds(estimate(one, other, [4, 4]))
+        assert not finds(estimate(one, other)), "the control: without the blocks the load hides it"
+
+    @staticmethod
+    @pytest.mark.parametrize("processes", [8, 11, 20, 40])
+    def test_the_interval_holds_the_ratios_that_the_test_does_not_reject(processes: int) -> None:
+        rng, blocks = random.Random(6), blocks_of_turns(processes)
+        one, other = ([math.exp(rng.gauss(at / 20, 0.1)) for at in range(processes)] for _ in range(2))
+        found = estimate(one, other, blocks)
+        assert found.ratio is not None
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < found.ratio < found.high
+        for end, inwards in ((found.low, 1 + 1e-9), (found.high, 1 - 1e-9)):
+            inside, outside = ([value / end / step for value in other] for step in (inwards, 1 / inwards))
+            assert inference.p_value(one, inside, blocks) > inference.ALPHA >= inference.p_value(one, outside, blocks)
+        turned = estimate(other, one, blocks)
+        assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
+
+    @staticmethod
+    def test_many_processes_have_the_p_value_of_the_normal_approximation(monkeypatch: pytest.MonkeyPatch) -> None:
+        rng, blocks = random.Random(8), blocks_of_turns(30)
+        sides = [[round(rng.gauss(mean, 0.02), 2) for _ in range(30)] for mean in (1.0, 1.01)]
+        exact = inference.p_value(*sides, blocks)
+        monkeypatch.setattr(inference, "MAX_EXACT_IN_TURNS", 1)
+        assert inference.p_value(*sides, blocks) == pytest.approx(exact, abs=0.003)
+        assert inference.p_value([1.0, 2.0] * 15, [1.0, 2.0] * 15, blocks) == 1.0
+
+    @staticmethod
+    def test_values_that_are_the_same_in_all_processes() -> None:
+        assert estimate([2.0] * 8, [2.0] * 8, [4, 4]).p_value == 1.0
+        found = estimate([2.0] * 8, [3.0] * 8, [4, 4])
+        assert (found.ratio, found.low, found.high) == (1.5, 1.5, 1.5)
+        assert found.p_value == pytest.approx(2 / 70**2)
 
 
 class TestPower:
