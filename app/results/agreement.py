@@ -1,7 +1,8 @@
 """Compares what the steps of both sides returned (their losses, say), and the work of a step: a step that computes
 something else is no faster version.
 
-Each unit reports the table `values` (workers/measure/returned.py), of steps that drew the same random numbers.
+Each unit reports the table `values` (workers/measure/returned.py). Steps of one seed drew the same random numbers; what
+those of different seeds returned is not compared.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
-from app.results.findings import Gate, GateOutcome, Judgement, percent
+from app.results.findings import SIDES, Gate, GateOutcome, Judgement, percent
 from app.results.sides import Pair, Side
 from app.results.unit_tables import UNIT_INDEX, table_of, tables_of
+from app.specs import Scalar
 from app.store.database.engine import Snapshot
 
 VALUES = "values"
@@ -24,11 +26,13 @@ MAX_JOBS = 50
 AGREES = 1e-4
 """Up to this relative difference the sentence says "agree to", beyond "differ by"."""
 WORST_FIRST: tuple[GateOutcome, ...] = (
-    *("wrong", "not_comparable", "slower", "invalid", "missing", "not_confirmed", "inconclusive", "passed"),
+    *("wrong", "slower", "invalid", "missing", "not_comparable", "not_confirmed", "inconclusive", "passed"),
 )
+OBSTACLES: tuple[GateOutcome, ...] = ("not_comparable", "invalid")
 
-Place = tuple[str | None, int | None, str]
-"""The key of a case, the step, and the number's name."""
+Place = tuple[str | None, Scalar, int | None, str]
+"""The key of a case, the seed of the job, the step, and the number's name; of work, which no seed changes, neither seed
+nor step."""
 Found = Mapping[Place, Sequence[float]]
 """One value per process."""
 
@@ -67,8 +71,13 @@ class Agreement:
     steps: int = 0
     nothing: str = ""
     """Why nothing was compared."""
+    obstacle: GateOutcome | None = None
+    """The outcome if nothing can be judged, whatever the numbers are; None if it can."""
     lacking: Sequence[str] = ()
-    """Numbers that only one side returns, each with the side; of a name that both return, the first such step."""
+    """Numbers that only one side returns, each with the side; of a name that both return, the first such step. Also the
+    seeds that only one side has."""
+    is_lost: bool = False
+    """True if the candidate lacks a number that the baseline returns."""
     not_finite: str | None = None
     """A number that is not finite on both sides."""
     work: Sequence[str] = ()
@@ -105,10 +114,18 @@ class Agreement:
 
     def outcome(self, tolerance: float) -> GateOutcome:
         """Judge whether both return the same, to this relative difference."""
+        if self.obstacle is not None:
+            return self.obstacle
         outcomes = {number.outcome(tolerance) for number in self.numbers}
-        if self.difference is None or any("baseline" in name for name in self.lacking):
+        if self.difference is None or self.is_lost:
             outcomes.add("missing")
         return min(outcomes, key=WORST_FIRST.index)
+
+    def under(self, judgement: Judgement) -> Agreement:
+        """Return what may be judged of it: nothing if the sides are not comparable, or one did other work. Then other
+        numbers are no fault of the candidate."""
+        obstacle = next((its for its in OBSTACLES if its == judgement.conclusion), None)
+        return self if obstacle is None else replace(self, obstacle=obstacle)
 
     def as_json(self, tolerance: float | None) -> dict[str, Any]:
         """Return it as JSON has it; an infinite difference is null, and `sentence` says what it is."""
@@ -135,7 +152,7 @@ def read(snapshot: Snapshot, pair: Pair) -> Agreement | None:
         return compare(ones, others)
     if ones is None and others is None:
         return None
-    name = "baseline" if ones is None else "candidate"
+    name = SIDES[ones is not None]
     return Agreement(None, nothing=f"the {name} has kept nothing that its step returned, so no result was compared")
 
 
@@ -150,6 +167,7 @@ def _of_side(snapshot: Snapshot, side: Side) -> tuple[Found, Found] | None:
         if table is None or not {column["name"] for column in table["columns"]} >= COLUMNS:
             continue
         of_job = {case.key for case in side.cases if case.job == job.id}
+        seed = (job.spec if side.units is None else job.spec.get(side.name, {})).get("seed")
         key = next(iter(of_job), None) if len(keys) > 1 and len(of_job) == 1 else None
         has_any = has_any or side.units is None or bool(side.units & {*table["units"]})
         sheet = table_of(snapshot, job.id, VALUES)
@@ -158,8 +176,10 @@ def _of_side(snapshot: Snapshot, side: Side) -> tuple[Found, Found] | None:
             if side.units is not None and row.get(UNIT_INDEX, table["units"][0]) not in side.units:
                 continue
             value = float(row["not_finite"] or "nan") if row["value"] is None else float(row["value"])
-            kept = returned if row["what"] == "returned" else work
-            kept.setdefault((key, row["step"], row["name"]), []).append(value)
+            if row["what"] == "returned":
+                returned.setdefault((key, seed, row["step"], row["name"]), []).append(value)
+            else:
+                work.setdefault((key, None, None, row["name"]), []).append(value)
     return (returned, work) if has_any else None
 
 
@@ -167,13 +187,18 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
     """Compare what both sides returned, and their work."""
     (ones, work), (others, other_work) = baseline, candidate
     differing = [
-        f"{place[2]} {_text(work[place][0])} → {_text(other_work[place][0])}"
+        f"{place[-1]} {_texts(work[place])} → {_texts(other_work[place])}"
         for place in work
-        if place in other_work and relative(work[place][0], other_work[place][0]) > AGREES
+        if place in other_work and _spread([*work[place], *other_work[place]]) > AGREES
     ]
+    seeds = [list(dict.fromkeys(seed for _, seed, _, _ in side)) for side in (ones, others)]
+    if ones and others and not {*seeds[0]} & {*seeds[1]}:
+        which_seeds = " → ".join(", ".join(map(str, side)) for side in seeds)
+        why = f"the seeds differ ({which_seeds}), so nothing that steps returned can be compared"
+        return Agreement(None, nothing=why, obstacle="not_comparable", work=differing)
     common = [place for place in ones if place in others]
     if not common:
-        which = [name for name, side in (("baseline", ones), ("candidate", others)) if not side]
+        which = [name for name, side in zip(SIDES, (ones, others), strict=True) if not side]
         who = "the step returns" if len(which) == 2 else f"the {which[0]}'s step returns" if which else "both return"
         what = "no numbers" if which else "no number of the same name"
         return Agreement(None, nothing=f"{who} {what}, so no result was compared", work=differing)
@@ -183,9 +208,15 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
         numbers.append(Number(max(differences), min(differences), max(_spread(ones[place]), _spread(others[place]))))
         for one, other in product(_distinct(ones[place]), _distinct(others[place])):
             if (difference := relative(one, other)) > worst:
-                worst, where = difference, f"{place[2]}, step {place[1]}: {_text(one)} → {_text(other)}"
-    names = list(dict.fromkeys(name for _, _, name in common))
-    lacking = _lacking("baseline", ones, others, names) + _lacking("candidate", others, ones, names)
+                worst, where = difference, f"{_named(place)}: {_text(one)} → {_text(other)}"
+    names = list(dict.fromkeys(place[-1] for place in common))
+    lost = _lacking(SIDES[0], ones, others, names)
+    alone = [
+        f"only the {who} has seed {seed}, which was not compared"
+        for who, its, other in zip(SIDES, seeds, seeds[::-1], strict=True)
+        for seed in its
+        if seed not in other
+    ]
     nan = next((place for place in common if not math.isfinite(ones[place][0]) and ones[place] == others[place]), None)
     nan = nan or next((place for place in common if all(map(math.isnan, [*ones[place], *others[place]]))), None)
     return Agreement(
@@ -193,18 +224,20 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
         numbers=numbers,
         where=where,
         names=names,
-        steps=len({step for _, step, _ in common}),
-        lacking=lacking,
-        not_finite=None if nan is None else f"{_text(ones[nan][0])} ({nan[2]}, step {nan[1]})",
+        steps=len({step for _, _, step, _ in common}),
+        lacking=[*lost, *_lacking(SIDES[1], others, ones, names), *alone],
+        is_lost=bool(lost),
+        not_finite=None if nan is None else f"{_text(ones[nan][0])} ({_named(nan)})",
         work=differing,
     )
 
 
 def _lacking(who: str, side: Found, other: Found, common: Sequence[str]) -> list[str]:
     alone: dict[str, str] = {}
+    seeds = {seed for _, seed, _, _ in other}
     for place in side:
-        if place not in other:
-            _, step, name = place
+        _, seed, step, name = place
+        if place not in other and seed in seeds:
             alone.setdefault(name, f"only the {who} returns {name}" + (f" in step {step}" if name in common else ""))
     return list(alone.values())
 
@@ -226,8 +259,17 @@ def _spread(values: Sequence[float]) -> float:
     return max((relative(*pair) for pair in combinations(_distinct(values), 2)), default=0.0)
 
 
+def _named(place: Place) -> str:
+    return f"{place[-1]}, step {place[2]}"
+
+
 def _text(value: float) -> str:
     return f"{value:.6g}"
+
+
+def _texts(values: Sequence[float]) -> str:
+    """Write the values of several processes, each once."""
+    return ", ".join(dict.fromkeys(map(_text, values)))
 
 
 def applied(judgement: Judgement, agreement: Agreement | None, tolerance: float | None) -> Judgement:
@@ -245,7 +287,9 @@ def applied(judgement: Judgement, agreement: Agreement | None, tolerance: float 
         return replace(judgement, gate=gate)
     outcome = agreement.outcome(tolerance)
     said = f"expected to agree to {tolerance:g}"
-    of_numbers = f"{outcome}: {text}" + ("" if outcome == "passed" else f"; {said}")
+    of_numbers = f"{outcome.replace('_', ' ')}: {text}" + ("" if outcome == "passed" else f"; {said}")
+    if judgement.conclusion in OBSTACLES:
+        of_numbers = judgement.sentence
     if gate is None:
         gate = Gate(None, [], outcome, of_numbers)
     elif WORST_FIRST.index(outcome) < WORST_FIRST.index(gate.outcome):

@@ -243,6 +243,7 @@ def _compared(
         fail_above_percent=question.fail_above_percent,
         confirm=_how_to_confirm(pair, is_same_work=not differences),
     )
+    agreed = agreed and agreed.under(judgement)
     notes = [*_notes(pair, _unlabelled(differences, kind), of_environments), *pair.notes]
     how = None
     if profiles is None and any(cell.value is not None for row in judged for cell in row.cells):

@@ -14,10 +14,11 @@ from app.results.findings import Gate, Judgement
 NAN, INF = math.nan, math.inf
 
 
-def side(*processes: Sequence[float], name: str = "loss", work: float | None = None) -> Any:
-    """What processes returned, each in its first steps, and the tokens of a step."""
-    returned = {(None, step, name): list(values) for step, values in enumerate(zip(*processes, strict=True), start=1)}
-    return returned, {} if work is None else {(None, None, "tokens"): [work]}
+def side(*processes: Sequence[float], name: str = "loss", work: Sequence[float] = (), seed: int | None = 0) -> Any:
+    """What processes returned, each in its first steps, and each process's tokens of a step."""
+    by_step = enumerate(zip(*processes, strict=True), start=1)
+    returned = {(None, seed, step, name): list(values) for step, values in by_step}
+    return returned, {(None, None, None, "tokens"): list(work)} if work else {}
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,18 @@ def side(*processes: Sequence[float], name: str = "loss", work: float | None = N
         (side(), side(), "the step returns no numbers, so no result was compared", "missing"),
         (side([2.0]), side(), "the candidate's step returns no numbers, so no result was compared", "missing"),
         (side([2.0]), side([2.0], name="norm"), "both return no number of the same name", "missing"),
-        (side([2.0], work=64), side([2.0], work=32), "the work of a step is not the same: tokens 64 → 32", "passed"),
-        (side(work=64), side(work=32), "tokens 64 → 32", "missing"),
+        (side([2.0], work=[64]), side([2.0], work=[32]), "work of a step is not the same: tokens 64 → 32", "passed"),
+        (side(work=[64]), side(work=[32]), "tokens 64 → 32", "missing"),
+        (side([2.0], work=[64, 64]), side([2.0], work=[64, 32]), "tokens 64 → 64, 32", "passed"),
+        (side([2.0], work=[64, 32]), side([2.0], work=[64, 32]), "tokens 64, 32 → 64, 32", "passed"),
+        (
+            side([2.0], seed=1),
+            side([1.0], seed=7),
+            "the seeds differ (1 → 7), so nothing that steps returned can be compared",
+            "not_comparable",
+        ),
+        (side([2.0], seed=1), side(seed=7), "the candidate's step returns no numbers", "missing"),
+        (side([2.0], work=[64], seed=1), side([2.0], work=[32], seed=7), "tokens 64 → 32", "not_comparable"),
     ],
 )
 def test_what_is_said_and_judged(ones: Any, others: Any, words: str, outcome: str) -> None:
@@ -53,24 +64,36 @@ def test_what_is_said_and_judged(ones: Any, others: Any, words: str, outcome: st
 
 
 def test_a_number_that_varies_hides_no_other() -> None:
-    loss, elapsed = {(None, 1, "loss"): [2.0, 2.0]}, {(None, 1, "elapsed"): [1.0, 9.0]}
-    wrong = {(None, 1, "loss"): [1.0, 1.0]}
+    loss, elapsed = {(None, 0, 1, "loss"): [2.0, 2.0]}, {(None, 0, 1, "elapsed"): [1.0, 9.0]}
+    wrong = {(None, 0, 1, "loss"): [1.0, 1.0]}
     assert compare((loss | elapsed, {}), (wrong | elapsed, {})).outcome(1e-4) == "wrong"
     assert compare((loss | elapsed, {}), (loss | elapsed, {})).outcome(1e-4) == "inconclusive"
 
 
 def test_leaving_a_number_out_hides_no_wrong_one() -> None:
-    both = {(None, 1, "loss"): [2.0], (None, 1, "norm"): [1.0]}
-    assert compare((both, {}), ({(None, 1, "loss"): [1.0]}, {})).outcome(1e-4) == "wrong"
+    both = {(None, 0, 1, "loss"): [2.0], (None, 0, 1, "norm"): [1.0]}
+    assert compare((both, {}), ({(None, 0, 1, "loss"): [1.0]}, {})).outcome(1e-4) == "wrong"
+
+
+def test_numbers_of_one_seed_meet_each_other_only() -> None:
+    """As jobs of a sweep over seeds, which are samples of one case, return them."""
+    ones, others = side([2.0], seed=1)[0] | side([3.0], seed=2)[0], side([2.0], seed=1)[0] | side([4.0], seed=3)[0]
+    found = compare((ones, {}), (others, {}))
+    assert (found.difference, found.outcome(0.0)) == (0.0, "passed")
+    assert found.sentence() == (
+        "returned numbers are equal (loss, the first step); only the baseline has seed 2, which was not compared, only "
+        "the candidate has seed 3, which was not compared"
+    )
+    assert compare((ones, {}), (others | side([9.0], seed=2)[0], {})).outcome(1e-4) == "wrong", "the control"
 
 
 def test_a_number_that_the_candidate_lacks_is_missing() -> None:
     ones, _ = side([2.0])
-    more = {**ones, (None, 1, "norm"): [3.0]}
+    more = {**ones, (None, 0, 1, "norm of the baseline"): [3.0]}
     assert compare((more, {}), (ones, {})).outcome(1e-4) == "missing"
     added = compare((ones, {}), (more, {}))
     assert added.outcome(1e-4) == "passed"
-    assert "only the candidate returns norm" in added.sentence()
+    assert "only the candidate returns norm of the baseline" in added.sentence()
 
 
 FASTER = Judgement("step_ms", "better", "step_ms: candidate is 1.78× faster", None)
@@ -99,6 +122,29 @@ def test_a_gate_answers_by_the_worst(outcome: Any, worst: str) -> None:
     assert gate is not None
     assert gate.outcome == outcome, "a difference is a difference, and no verdict"
     assert "differ by up to 50 %" in gate.sentence
+
+
+@pytest.mark.parametrize("conclusion", ["not_comparable", "invalid"])
+@pytest.mark.parametrize("has_gate", [True, False])
+def test_sides_that_are_not_comparable_have_no_wrong_numbers(conclusion: Any, has_gate: bool) -> None:
+    """Another release of torch may return another loss, and so may a step that did other work."""
+    judgement = Judgement("step_ms", conclusion, "so it is", Gate(5.0, [], conclusion, "so") if has_gate else None)
+    found = compare(side([2.0]), side([1.0]))
+    judged = applied(judgement, found.under(judgement), 1e-4)
+    assert (judged.conclusion, judged.sentence) == (conclusion, "so it is")
+    assert judged.gate == Gate(5.0 if has_gate else None, [], conclusion, "so" if has_gate else "so it is")
+    assert found.under(judgement).as_json(1e-4)["outcome"] == conclusion
+    assert applied(FASTER, found.under(FASTER), 1e-4).conclusion == "wrong", "the control"
+
+
+def test_other_seeds_hide_no_slowdown() -> None:
+    found = compare(side([2.0]), side([1.0], seed=1))
+    for outcome, worst in (("passed", "not_comparable"), ("inconclusive", "not_comparable"), ("slower", "slower")):
+        gate: Any = Gate(5.0, ["step_ms"], outcome, "so it is")  # type: ignore[arg-type]
+        judged = applied(Judgement("step_ms", "worse", "…", gate), found, 1e-4)
+        assert judged.gate is not None
+        assert (judged.gate.outcome, judged.conclusion) == (worst, "worse")
+        assert "the seeds differ (0 → 1)" in judged.gate.sentence
 
 
 def test_jobs_that_kept_nothing() -> None:

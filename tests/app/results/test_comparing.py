@@ -818,3 +818,27 @@ def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(
     assert lacking.judgement.gate.outcome == "missing"
     assert "the candidate has kept nothing that its step returned" in lacking.judgement.sentence
     assert results.compare(database, [without], [without]).agreement is None
+
+
+def test_what_steps_of_other_seeds_returned_is_not_compared(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, record: Any
+) -> None:
+    def job(loss: float, seed: int) -> int:
+        claim = run_job({"seed": seed})
+        tables = [reported("values", losses(loss), **RETURNED)]
+        queue.finish(claim, replace(SUCCEEDED, tables=tables, measurements=[record("step_ms")]))
+        return claim.job_id
+
+    jobs = {seed: job(2.0 + seed, seed) for seed in (3, 4)}
+    again = {seed: job(2.0 + seed, seed) for seed in (3, 4)}
+    question = Question(expect_equal=1e-4)
+    found = results.compare(database, [jobs[3]], [again[4]], question)
+    assert found.judgement.gate is not None
+    assert found.judgement.gate.outcome == "not_comparable"
+    assert found.judgement.conclusion == "inconclusive"
+    assert "the seeds differ (3 → 4), so nothing that steps returned can be compared" in found.judgement.sentence
+    sweeps = results.compare(database, [*jobs.values()], [*again.values()], question)
+    assert sweeps.judgement.gate is not None
+    assert sweeps.judgement.gate.outcome == "passed"
+    wrong = results.compare(database, [jobs[3]], [job(9.0, 3)], question)
+    assert wrong.judgement.conclusion == "wrong", "the control"
