@@ -5,7 +5,8 @@
 The first two tables draw one value for each process, of noise that is normal (1 %), heavy-tailed (a quarter of the
 processes is slowed down by 20 % on average) or bimodal (half of them by 8 %), and judge them as a comparison does. The
 third draws the steps of processes, of which each depends on the one before (AR 0.9, exponential load), and compares
-identical code with other numbers of steps on the two sides.
+identical code with other numbers of steps on the two sides. The fourth draws a candidate of which only some steps take
+longer, on several hosts, and asks a gate at 5 %.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from app.results import findings
 from app.results.cases import CaseOfJob
@@ -29,6 +31,7 @@ METRIC = "step_ms"
 PROCESSES = (4, 5, 8, 16, 30)
 CASES = (1, 10, 50)
 STEPS = ((5, 300), (10, 40), (50, 50))
+LIMIT_PERCENT = 5.0
 PLANTED = 1.05
 FOUND = ("better", "worse", "changed", "mixed")
 NOISE: dict[str, Callable[[random.Random], float]] = {
@@ -57,6 +60,10 @@ def main() -> None:
     print_table(
         f"Identical code, with other numbers of steps: {title}",
         (other_steps(steps, number, max(100, draws // 10), rng) for steps in STEPS for number in (4, 8)),
+    )
+    print_table(
+        f"A gate at {LIMIT_PERCENT:g} %, 100 steps of each process: passed: {title}",
+        (some_steps(host, number, max(100, draws // 10), rng) for host in HOSTS for number in (8, 24)),
     )
 
 
@@ -102,13 +109,13 @@ def judged(
 
 def _judged(rows: Sequence[Row]) -> tuple[list[Row], findings.Judgement]:
     found = findings.judge(rows, METRIC, alternated=True)
-    return found, findings.conclude(found, METRIC, (), alternated=True)
+    return found, findings.conclude(found, METRIC, (), alternated=True, fail_above_percent=LIMIT_PERCENT)
 
 
-def _row(baseline: Sequence[float], candidate: Sequence[float], case: str = "") -> Row:
+def _row(baseline: Sequence[float], candidate: Sequence[float], case: str = "", **by_samples: Any) -> Row:
     cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
     blocks = blocks_of_turns(len(baseline))
-    return Row(case, METRIC, "ms", cells, ("valid", "valid"), list(baseline), list(candidate), blocks)
+    return Row(case, METRIC, "ms", cells, ("valid", "valid"), list(baseline), list(candidate), blocks, **by_samples)
 
 
 def other_steps(steps: tuple[int, int], processes: int, draws: int, rng: random.Random) -> dict[str, str]:
@@ -131,6 +138,28 @@ def other_steps(steps: tuple[int, int], processes: int, draws: int, rng: random.
     }
 
 
+def some_steps(host: str, processes: int, draws: int, rng: random.Random) -> dict[str, str]:
+    """Return in which share of comparisons a gate passes a candidate of which these steps take longer."""
+    shares = {}
+    for name, factor in SLOWED.items():
+        passed = 0
+        for _ in range(draws):
+            _, whole = _judged([row_of_steps(host, factor, processes, rng)])
+            assert whole.gate is not None
+            passed += whole.gate.outcome == "passed"
+        shares[name] = f"{passed / draws:.0%}"
+    return {"host": host, "processes of a side": str(processes), "draws": str(draws), **shares}
+
+
+def row_of_steps(host: str, factor: Callable[[int], float], processes: int, rng: random.Random) -> Row:
+    """Draw a comparison of processes of 100 steps; a step of the candidate takes `factor(its number)` times as long."""
+    one, other = ([HOSTS[host](100, rng) for _ in range(processes)] for _ in findings.SIDES)
+    other = [[factor(step) * time for step, time in enumerate(process)] for process in other]
+    values = process_values((_case(one), _case(other)), METRIC, fastest=True)
+    first, second = ([row.value for row in rows] for rows in values.sides)
+    return _row(first, second, statistic=values.statistic, samples=values.samples, witnesses=values.witnesses)
+
+
 def drawn_steps(number: int, rng: random.Random) -> list[float]:
     """Return the times in ms of a process's steps: 10 ms, and a load that changes slowly."""
     level, times = rng.gauss(0, 1), []
@@ -138,6 +167,40 @@ def drawn_steps(number: int, rng: random.Random) -> list[float]:
         level = 0.9 * level + math.sqrt(1 - 0.9**2) * rng.gauss(0, 1)
         times.append(10 * (1 + 0.1 * math.exp(level)) * (1 + 0.002 * rng.random()))
     return times
+
+
+def quiet_steps(number: int, rng: random.Random) -> list[float]:
+    """Return the times of steps that differ by 0.3 %."""
+    return [10 * (1 + abs(rng.gauss(0, 0.005))) for _ in range(number)]
+
+
+def _stalled(number: int, rng: random.Random) -> list[float]:
+    return [time + (rng.expovariate(0.2) if rng.random() < 0.02 else 0) for time in quiet_steps(number, rng)]
+
+
+def _shared(number: int, rng: random.Random) -> list[float]:
+    share = 0.6 * rng.random()
+    return [time + (5 * rng.random() if rng.random() < share else 0) for time in quiet_steps(number, rng)]
+
+
+def _bimodal(number: int, rng: random.Random) -> list[float]:
+    mode = rng.choice((1.0, 1.08))
+    return [mode * time for time in quiet_steps(number, rng)]
+
+
+HOSTS: dict[str, Callable[[int, random.Random], list[float]]] = {
+    "quiet": quiet_steps,
+    "stalls of 5 ms, 1 in 50 steps": _stalled,
+    "AR(0.9) load": drawn_steps,
+    "a core shared for up to 60 % of a process": _shared,
+    "bimodal processes, 8 % apart": _bimodal,
+}
+SLOWED: dict[str, Callable[[int], float]] = {
+    "equal": lambda step: 1.0,
+    "two of three 50 % slower": lambda step: 1.5 if step % 3 else 1.0,
+    "one of four 30 % slower": lambda step: 1.0 if step % 4 else 1.3,
+    "one of twenty takes 3 times": lambda step: 1.0 if step % 20 else 3.0,
+}
 
 
 def _case(processes: Sequence[Sequence[float]]) -> CaseOfJob:

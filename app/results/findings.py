@@ -89,8 +89,8 @@ class Row:
     """Seconds of one sample; None if it is no time."""
     witnesses: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
     """Both sides' values by other statistics of the same samples; their names are keys of STATISTICS."""
-    stories: Sequence[tuple[str, Estimate]] = ()
-    """The witnesses whose intervals lie apart from the estimate's: they tell a different story."""
+    testimonies: Sequence[tuple[str, Estimate]] = ()
+    """The ratio and the interval of each witness that has one."""
     cut_from: int | None = None
     """The largest number of samples of a process, if some of them do not count."""
     unequal: str | None = None
@@ -141,14 +141,23 @@ class Row:
         """Return how many processes each side needs to find a difference of so many percent."""
         if self.estimate is None:
             return None
-        return inference.replicates_for(percent / 100, self.estimate.distances, self.alpha)
+        of = [self.estimate, *(self._by(name) for name in self._hiding(percent / 100))]
+        needed = [inference.replicates_for(percent / 100, its.distances, self.alpha) for its in of]
+        return None if None in needed else max(number for number in needed if number is not None)
+
+    def _hiding(self, limit: float) -> list[str]:
+        """Return the witnesses without which a test would be conclusive."""
+        return self.may_lose(limit) if self.is_tested and self.finding == "inconclusive" else []
+
+    def _by(self, name: str) -> Estimate:
+        """Return the estimate by a witness, with its distances."""
+        return inference.estimate(*self.witnesses[name], self.blocks)
 
     @property
     def bound(self) -> float | None:
         """The largest relative difference that the interval contains; None without an interval."""
-        if self.estimate is None or self.estimate.low is None or self.estimate.high is None:
-            return None
-        return max(abs(self.estimate.low - 1), abs(self.estimate.high - 1), self.drift)
+        most = None if self.estimate is None else _most(self.estimate)
+        return None if most is None else max(most, self.drift)
 
     @property
     def processes(self) -> str:
@@ -184,11 +193,27 @@ class Row:
             return estimate.ratio - 1, estimate.low - 1, estimate.high - 1
         return 1 - estimate.ratio, 1 - estimate.high, 1 - estimate.low
 
-    def may_lose(self, limit: float) -> bool:
-        """Return True if the candidate may be worse by more than this fraction by another statistic that tells a
-        different story."""
-        losses = [self.loss(story) for _, story in self.stories]
-        return any(loss is not None and loss[2] > limit for loss in losses)
+    @property
+    def stories(self) -> list[tuple[str, Estimate]]:
+        """The witnesses that tell a different story: their intervals lie more than APART from the estimate's."""
+        low, high = (self.estimate or NOTHING).low, (self.estimate or NOTHING).high
+        if low is None or high is None:
+            return []
+        return [
+            (name, its)
+            for name, its in self.testimonies
+            if its.low is not None and its.high is not None and max(its.low / high, low / its.high) > 1 + APART
+        ]
+
+    def may_lose(self, limit: float) -> list[str]:
+        """Return the witnesses by which the candidate may be worse by more than this fraction, the worst first."""
+        told = sorted(self.testimonies, key=lambda told: -self._worst(told[1]))
+        return [name for name, its in told if self._worst(its) > limit]
+
+    def _worst(self, estimate: Estimate) -> float:
+        """Return the largest loss in the interval, or the largest difference of a metric without a direction."""
+        loss = self.loss(estimate)
+        return (_most(estimate) or 0.0) if loss is None else loss[2]
 
     def sentence(self) -> str | None:
         """State the finding; None if a side has no value."""
@@ -199,7 +224,7 @@ class Row:
         if self.finding in ("no_difference", "within_margin"):
             if not self.bound:
                 return f"no difference: the same in all processes; {self.processes}"
-            return f"no difference larger than {percent(self.bound)}; {self.processes}"
+            return f"no difference larger than {percent(self.bound)}{self._others()}; {self.processes}"
         return f"inconclusive: {self.doubt()}"
 
     def factor(self, by: Estimate | None = None) -> str:
@@ -237,19 +262,29 @@ class Row:
             return "0 %"
         return f"{percent((end if end > 1 else 1 / end) - 1)} {self.word(up=end > 1)}"
 
-    def _range(self) -> str:
+    def _range(self, by: Estimate | None = None) -> str:
         """Write the interval as differences, from the lower to the upper ratio: "19 % faster to 1 % slower"."""
-        estimate = self.estimate
+        estimate = by or self.estimate
         assert estimate is not None
         assert estimate.low is not None
         assert estimate.high is not None
         return f"{self._end(estimate.low)} to {self._end(estimate.high)}"
 
+    def _others(self) -> str:
+        """Write the largest differences in the intervals of witnesses, where they are larger: " (by means 3.1 %)"."""
+        larger = {name: most for name, its in self.testimonies if (most := _most(its) or 0.0) > (self.bound or 0.0)}
+        words = ", ".join(f"by {STATISTICS[name]} {percent(most)}" for name, most in larger.items())
+        return f" ({words})" if words else ""
+
     def _other_stories(self) -> str:
         """Write what other statistics of the same samples say, where that is something else."""
         return "".join(
             f", but by {STATISTICS[name]} "
-            + (self.factor(story) if _side_of_one(story) else f"there is no difference larger than {_most(story)}")
+            + (
+                self.factor(story)
+                if _side_of_one(story)
+                else f"there is no difference larger than {percent(_most(story) or 0)}"
+            )
             for name, story in self.stories
         )
 
@@ -272,6 +307,8 @@ class Row:
             return f"no interval, since not all values are positive; {self.processes}"
         if self.contradicted is not None:
             return self._contradiction()
+        if (hidden := self.hidden(limit_percent / 100)) is not None:
+            return hidden
         cure = self.cure(limit_percent)
         if self.is_beyond_correction:
             return f"{self._beyond_correction()}; the interval goes from {self._range()}; {self.processes}{cure}"
@@ -285,10 +322,23 @@ class Row:
         own = (
             f"candidate is {self.factor()}"
             if _side_of_one(estimate)
-            else f"no difference larger than {_most(estimate)}"
+            else f"no difference larger than {percent(_most(estimate) or 0)}"
         )
         by = STATISTICS[self.statistic] if self.statistic else "these values"
         return f"by {by} {own}{self._other_stories()}: only some of the steps differ; {self.processes}"
+
+    def hidden(self, limit: float) -> str | None:
+        """Say which other statistic of the samples may hide a loss beyond the limit; None if none does, or if that by
+        which the processes count may itself."""
+        own = max(self._worst(self.estimate or NOTHING), self.drift)
+        if self.bound is None or own > limit or not (names := self.may_lose(limit)):
+            return None
+        name, by = names[0], STATISTICS[self.statistic] if self.statistic else "these values"
+        return (
+            f"by {by} no loss larger than {percent(limit)}, but by {STATISTICS[name]} the candidate may be "
+            f"{self._range(dict(self.testimonies)[name])}: some of the steps may differ; {self.processes}"
+            f"{self.cure(100 * limit, name)}"
+        )
 
     @property
     def is_beyond_correction(self) -> bool:
@@ -308,23 +358,26 @@ class Row:
         corrected = "" if is_raw else " after the correction for all cases"
         return f"p is {self.p_adjusted:.3g}{corrected}"
 
-    def cure(self, limit_percent: float) -> str:
+    def cure(self, limit_percent: float, by: str | None = None) -> str:
         """Say what would decide about a difference of this many percent: more processes, or measuring in turns.
 
         More processes make finding it more likely, and narrow the interval. If there are already as many as usually
         find it, the sides differ by nearly this much, and the number that would decide is unknown.
+
+        by: the witness that decides; None: the statistic by which the processes count.
         """
         if 100 * self.drift > limit_percent:
             return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
-        if self.estimate is None or self.estimate.spread is None:
+        estimate = self.estimate if by is None else self._by(by)
+        if estimate is None or estimate.spread is None:
             return ""
-        more_steps = self._more_steps()
+        more_steps = self._more_steps() if by is None else ""
         present = min(len(self.baseline), len(self.candidate))
-        needed = self.replicates_for(limit_percent)
+        needed = inference.replicates_for(limit_percent / 100, estimate.distances, self.alpha)
         if needed is None or needed > MOST_PROCESSES:
             if more_steps:
                 return f"; {more_steps}"
-            differ = percent(self.estimate.spread)
+            differ = percent(estimate.spread)
             return f"; this host is too noisy to find {limit_percent:g} %: its processes differ by {differ}"
         if needed > present:
             more = f"{needed} processes each would find {limit_percent:g} %{self._command(needed)}"
@@ -377,7 +430,8 @@ class Row:
             if self.better is None:
                 return "changed"
             return "better" if self.is_up == (self.better == "more") else "worse"
-        is_small = self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT
+        relevant = RELEVANT_PERCENT / 100
+        is_small = self.bound is not None and self.bound <= relevant and not self.may_lose(relevant)
         if is_small and self.contradicted is None and self._may_be_equal(self.estimate):
             return "no_difference" if self.is_tested else "within_margin"
         return "inconclusive"
@@ -399,26 +453,11 @@ def _side_of_one(estimate: Estimate) -> int:
     return (estimate.low > 1) - (estimate.high < 1)
 
 
-def _most(estimate: Estimate) -> str:
-    """Write the largest difference that the interval contains."""
-    return percent(max(abs(end - 1) for end in (estimate.low, estimate.high) if end is not None))
-
-
-def _stories(row: Row) -> list[tuple[str, Estimate]]:
-    """Return the witnesses of a row whose intervals lie apart from its own by more than APART."""
-    own = row.estimate or NOTHING
-    if own.low is None or own.high is None:
-        return []
-    told = []
-    for name, sides in row.witnesses.items():
-        other = inference.interval(*sides, row.blocks)
-        if (
-            other.low is not None
-            and other.high is not None
-            and max(other.low / own.high, own.low / other.high) > 1 + APART
-        ):
-            told.append((name, other))
-    return told
+def _most(estimate: Estimate) -> float | None:
+    """Return the largest relative difference that the interval contains; None without an interval."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    return max(abs(estimate.low - 1), abs(estimate.high - 1))
 
 
 def percent(part: float) -> str:
@@ -453,7 +492,7 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
         row = judged[index]
         row.estimate = inference.estimate(row.baseline, row.candidate, row.blocks)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
-        row.stories = _stories(row)
+        row.testimonies = [(name, inference.interval(*its, row.blocks)) for name, its in row.witnesses.items()]
         row.is_tested = row.metric in requested if requested else row.metric == headline
     with_p = [row for row in judged if row.is_tested and (row.estimate or NOTHING).p_value is not None]
     tests = [Hypothesis(row.baseline, row.candidate, _p_value(row)) for row in with_p]
@@ -705,7 +744,7 @@ def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
     if row.finding == "worse" and (loss is None or loss[0] > limit):
         return "slower"
     if row.contradicted is not None or row.unequal is not None or row.may_lose(limit):
-        return "inconclusive"
+        return "inconclusive"  # "better" by the fastest of its steps may still be worse in most of them
     if loss is not None and min(len(row.baseline), len(row.candidate)) >= FEWEST and max(loss[2], row.drift) <= limit:
         return "passed"
     return "passed" if row.finding == "better" else "inconclusive"
@@ -731,6 +770,8 @@ def _gate_sentence(
         return f"{where}: inconclusive: {row.doubt(fail_above_percent)}{more}"
     if loss is None or row.stories:
         return f"inconclusive: {where}: {row.sentence()}{more}"
+    if (hidden := row.hidden(fail_above_percent / 100)) is not None:
+        return f"inconclusive: {where}: {hidden}{more}"
     return (
         f"inconclusive: {where}: the candidate may be worse by up to {percent(max(loss[2], row.drift))}; "
         f"{row.processes}{row.cure(fail_above_percent)}{more}"

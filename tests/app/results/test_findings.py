@@ -175,6 +175,80 @@ def test_few_processes_are_inconclusive_however_far_apart(one: int, other: int, 
     assert "with 8 replicates" in whole.sentence
 
 
+class TestWitnesses:
+    """Other statistics of the samples, such as medians where the fastest sample of each process counts."""
+
+    WIDE = (1.0, 1.3, 0.9, 1.2, 1.05, 1.15, 0.95, 1.25)
+
+    def judged(
+        self, one: Sequence[float], other: Sequence[float], own: float = 1.0, limit: float = 5.0, **changes: Any
+    ) -> tuple[Row, Judgement]:
+        witnesses = {"median": (times(1.1, one), times(1.1, other))}
+        by: dict[str, Any] = {"statistic": "fastest", "samples": 100, "witnesses": witnesses, **changes}
+        (found,), whole = judged(row(STEADY, times(own, STEADY[::-1]), **by), limit=limit)
+        assert whole.gate is not None
+        return found, whole
+
+    def test_a_wide_interval_hides_no_slowdown(self) -> None:
+        """It was "no difference larger than 0.7 %", and passed: the interval of the medians contained that of the
+        fastest, so it was not apart."""
+        found, whole = self.judged(self.WIDE, times(1.1, self.WIDE[::-1]))
+        assert (found.stories, found.finding, whole.conclusion) == ([], "inconclusive", "inconclusive")
+        assert whole.gate is not None
+        assert whole.gate.outcome == "inconclusive"
+        for sentence in (whole.sentence, whole.gate.sentence):
+            assert "by fastest samples no loss larger than 5.0 %, but by medians the candidate may be " in sentence
+            assert f"slower: some of the steps may differ; {found.processes}; " in sentence
+        _, without = self.judged(self.WIDE, times(1.1, self.WIDE[::-1]), witnesses={})
+        assert without.gate is not None
+        assert (without.conclusion, without.gate.outcome) == ("no_difference", "passed"), "the control"
+
+    def test_the_processes_that_a_witness_needs_are_asked_for(self) -> None:
+        mild = [value**0.4 for value in self.WIDE]
+        found, whole = self.judged(mild, mild[::-1])
+        needed = found.replicates_for(5)
+        assert needed is not None
+        assert 8 < needed <= MOST_PROCESSES
+        assert whole.sentence.endswith(f"{needed} processes each would find 5 %")
+        assert self.judged(mild, mild[::-1], witnesses={})[0].replicates_for(5) == 4, "the control"
+        _, noisy = self.judged(self.WIDE, self.WIDE[::-1])
+        assert "; this host is too noisy to find 5 %: its processes differ by" in noisy.sentence
+
+    @pytest.mark.parametrize(
+        ("own", "factor", "of_witness", "outcome"),
+        [
+            (1.0, 0.99, STEADY, "passed"),
+            (1.004, 0.99, STEADY, "passed"),
+            (0.99, 0.85, [value**0.4 for value in WIDE], "passed"),
+            (1.0, 1.045, STEADY, "inconclusive"),
+        ],
+    )
+    def test_a_candidate_that_is_not_slower_by_any_statistic_passes(
+        self, own: float, factor: float, of_witness: Sequence[float], outcome: str
+    ) -> None:
+        _, whole = self.judged(of_witness, times(factor, of_witness[::-1]), own)
+        assert whole.gate is not None
+        assert whole.gate.outcome == outcome
+
+    def test_the_largest_differences_of_witnesses_are_told(self) -> None:
+        slightly = [1 + 2 * (value - 1) for value in STEADY]
+        _, whole = self.judged(slightly, slightly[::-1])
+        assert whole.sentence.startswith(
+            "step_ms: no difference larger than 0.7 % (by medians 1.4 %); 8 processes each"
+        )
+
+    def test_a_faster_candidate_may_be_slower_in_most_of_its_steps(self) -> None:
+        _, whole = self.judged(self.WIDE, times(1.1, self.WIDE[::-1]), own=0.97)
+        assert whole.gate is not None
+        assert (whole.conclusion, whole.gate.outcome) == ("better", "inconclusive")
+        assert "but by medians the candidate may be" in whole.gate.sentence
+
+    def test_without_a_direction_any_difference_counts(self) -> None:
+        wide = {"metric": "launches", "unit": "launches"}
+        (found,), _ = judged(row(STEADY, STEADY[::-1], witnesses={"mean": (self.WIDE, self.WIDE[::-1])}, **wide))
+        assert found.finding == "inconclusive"
+
+
 class TestNotAlternated:
     """Jobs that ran one after the other."""
 
