@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +39,17 @@ from workers.outcome import RunnerError, describe_error
 from workers.torch_host import set_precision
 
 ROUNDS = 6
-"""Turns of each side. Their order is drawn anew for every second round, and reversed in the next."""
+"""Turns of each side."""
+
+
+def rounds_of(sides: Sequence[str], number: int, seed: int) -> list[list[str]]:
+    """Draw the order of the sides in each round; all ranks, which have the same seed, draw the same.
+
+    Each round is drawn by itself, so that no load keeps time with one side, whatever its period. Only the first is as
+    given: the strategy begins, and its memory is that of a fresh process.
+    """
+    draw = random.Random(seed)
+    return [list(sides), *(draw.sample(sides, len(sides)) for _ in range(number - 1))]
 
 
 def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> None:
@@ -121,13 +131,9 @@ class RankRun:
         turns: list[Turn] = []
         # A step of the user's own is the only side, and its code is imported once.
         rounds = ROUNDS if self.context.spec.step_code is None else 1
-        sides, draw = list(self.context.sides), random.Random(self.context.spec.seed)
-        for number in range(min(rounds, self.context.spec.measure_steps)):
+        drawn = rounds_of(self.context.sides, min(rounds, self.context.spec.measure_steps), self.context.spec.seed)
+        for number, sides in enumerate(drawn):
             steps = self.context.spec.measure_steps // rounds + (number < self.context.spec.measure_steps % rounds)
-            if number % 2:
-                sides.reverse()  # so a drift changes all sides alike
-            elif number:
-                draw.shuffle(sides)  # so no load keeps time with them; all ranks draw the same
             for side in sides:
                 if side == NO_COMMUNICATION and found["alone"] is not None:
                     continue
