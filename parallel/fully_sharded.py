@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,16 +43,12 @@ from .collectives import (
     check_dtype,
     group_of,
     owns_its_memory,
-    start_all_gather,
     start_all_reduce,
     start_all_reduces,
     start_reduce_scatter,
     start_together,
-    strides_of,
 )
-from .data_parallel import dense_gradient
 from .meta import children_first, materialise, reset_parameters
-from .sharded_gradient import ShardedPart
 from .sharded_state import (
     broadcast_objects,
     broadcast_whole,
@@ -59,136 +56,18 @@ from .sharded_state import (
     is_first,
     load_full_optimizer_state,
 )
+from .sharded_unit import (
+    BackwardState,
+    ForwardPass,
+    Owner,
+    ShardedUnit,
+    UnitParameter,
+    Use,
+    accumulates,
+    nodes_of,
+    tensors_in,
+)
 from .step_check import check_steps_of
-
-Owner = tuple[nn.Module, str]
-"""A module that uses a parameter, and the parameter's name in the module."""
-
-
-class UnitParameter:
-    """A parameter in its two forms: `part`, which the optimizer updates, and `whole`, with which modules compute.
-
-    Modules have `whole` as their parameter while they run, forward or backward, and otherwise `part`. `whole` has
-    memory only from `take_memory` to `free`. Autograd may save it for the backward pass, before which the memory is
-    filled again with the same values.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        original: nn.Parameter,
-        owners: list[Owner],
-        group: dist.ProcessGroup,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.name, self.owners, self.group = name, owners, group
-        self.is_sharded = original.dim() >= 2 and group.size() > 1
-        self.numel, self.shape = original.numel(), original.shape
-        self._strides = strides_of(original)
-        self._held: Tensor | None = None
-        """A gradient that `hold_gradient` has kept."""
-        ranks = group.size() if self.is_sharded else 1
-        self.part_numel = -(-self.numel // ranks)
-        self.part = self._part_of(original, device) if self.is_sharded else original
-        with torch.no_grad():
-            memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
-            self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
-        # `data` has its own version counter, so that autograd does not take refilling the memory for a modification.
-        self.memory = memory.data
-        self._bytes = memory.untyped_storage().nbytes()
-        self.free()
-        self.show(self.part)
-
-    def _part_of(self, original: nn.Parameter, device: torch.device) -> nn.Parameter:
-        """Return this rank's elements of the parameter, in one dimension, filled up with zeros; all zeros for a
-        parameter on the meta device."""
-        values = original.new_zeros(self.part_numel, device=device)
-        if not original.is_meta:
-            self.copy_part(values, original.detach())
-        part = ShardedPart(values, original.requires_grad)
-        part.group = self.group
-        return part
-
-    def take_memory(self) -> None:
-        self.memory.untyped_storage().resize_(self._bytes)
-
-    def free(self) -> None:
-        """Free the full parameter's memory."""
-        self.memory.untyped_storage().resize_(0)
-
-    def show(self, parameter: nn.Parameter) -> None:
-        """Set `whole` or `part` as the modules' parameter."""
-        for module, name in self.owners:
-            # Not by setattr: that would unregister and register, and so change the order of parameters.
-            module._parameters[name] = parameter
-
-    def gathered(self, part: Tensor) -> Tensor:
-        """Return the full tensor of which every rank has a part, with the parameter's strides: the parameter itself, or
-        of the optimizer's state, which fused optimizers read in the order of the parameter's memory."""
-        flat = part.new_empty(self.memory.shape)
-        start_all_gather(flat, part.detach(), self.group).wait()
-        whole = flat[: self.numel].view(self.shape)
-        return whole if whole.stride() == self._strides else self.empty(whole.dtype, whole.device).copy_(whole)
-
-    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a tensor of the parameter's shape and strides, with any values."""
-        return torch.empty_strided(self.shape, self._strides, dtype=dtype, device=device)
-
-    def copy_part(self, part: Tensor, whole: Tensor) -> None:
-        """Fill a part with this rank's elements of a full tensor."""
-        start = self.group.rank() * self.part_numel
-        mine = whole.reshape(-1)[start : start + self.part_numel]
-        part[: mine.numel()] = mine
-
-    def hold_gradient(self, dtype: torch.dtype) -> None:
-        """Keep the full gradient in the dtype in which it will be reduced, so that it accumulates in it."""
-        if self.whole.grad is not None and self.whole.grad.dtype != dtype:
-            self._held = self.take_gradient(dtype)
-
-    def take_gradient(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the full gradient of this rank since the last reduction, in this dtype, and forget it.
-
-        Raises:
-            RuntimeError: it is sparse.
-        """
-        gradient = dense_gradient(self.name, self.whole)
-        held, self.whole.grad, self._held = self._held, None, None
-        if gradient is None or held is None:
-            return held if gradient is None else gradient.to(dtype)
-        return held.add_(gradient)
-
-    def add_gradient(self, gradient: Tensor) -> None:
-        """Add an averaged gradient to the part's gradient."""
-        gradient = gradient.to(self.part.dtype).view(self.part.shape)
-        if self.part.grad is not None:
-            self.part.grad.add_(gradient)
-        else:
-            self.part.grad = gradient
-
-
-class ShardedUnit:
-    """Parameters that are gathered, reduced and freed together, and the state of these operations."""
-
-    def __init__(self, name: str, module: nn.Module, held: list[UnitParameter]) -> None:
-        self.name, self.module = name, module
-        self.held = held
-        self.sharded = [parameter for parameter in held if parameter.is_sharded]
-        self.stays_whole = False
-        """Whether it stays whole from its forward pass to the end of its backward pass."""
-        self.gathering: StartedTogether | None = None
-        self.is_whole = False
-        self.in_backward = False
-        self.reduced = False
-        """Whether its gradients have been reduced since the last synchronization."""
-
-    def show_whole(self) -> None:
-        for parameter in self.held:
-            parameter.show(parameter.whole)
-
-    def show_parts(self) -> None:
-        for parameter in self.held:
-            parameter.show(parameter.part)
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -283,9 +162,13 @@ class FullyShardedDataParallel(nn.Module):
         """In a watched forward pass: the unit that runs, or that has failed."""
         self._watched: set[tuple[bool, bool]] = set()
         """Kinds of forward passes that have been watched for uses of parameters outside their units."""
-        self._order: list[ShardedUnit] = []
-        """The units in the order in which they ran in the last forward pass."""
+        self._forward = ForwardPass()
         self._previous_order: list[ShardedUnit] = []
+        """The units in the order in which they ran in the forward pass before."""
+        self._passes: dict[int, bool] = {}
+        """The passes of autograd's engine that run, and whether they accumulate gradients of parameters."""
+        self._begun: list[ShardedUnit] = []
+        """Units whose gradients have begun to come, and are not sent yet."""
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         self.synchronizes, self._unfinished = True, False
         self.reads_parts = False
@@ -295,10 +178,6 @@ class FullyShardedDataParallel(nn.Module):
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
-        self._watches: list[Any] = []
-        """Hooks on the inputs of units, removed after the backward pass. A hook on several tensors and their autograd
-        nodes reference each other, so that they and the unit would never be freed."""
-        weakref.finalize(self, _remove_all, self._watches)
         self._attach()
         check_steps_of(self)
 
@@ -329,16 +208,12 @@ class FullyShardedDataParallel(nn.Module):
     def keep_whole(self, unit: ShardedUnit, parameter: UnitParameter) -> None:
         """Move a parameter that is used outside its unit to the root, which is whole for the entire pass."""
         root = self.units[0]
-        self._make_whole(unit)
-        self._make_whole(root)
-        unit.held.remove(parameter)
-        root.held.append(parameter)
-        if parameter.is_sharded:
-            unit.sharded.remove(parameter)
-            root.sharded.append(parameter)
+        unit.make_whole()
+        root.make_whole()
+        unit.give(parameter, root)
         root.show_whole()
-        if root not in self._order:
-            self._order.insert(0, root)
+        if all(use.unit is not root for use in self._forward.order):
+            self._forward.order.insert(0, Use(root, 0, 0))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -372,12 +247,15 @@ class FullyShardedDataParallel(nn.Module):
                     "freeze and unfreeze before FullyShardedDataParallel wraps the model; to train others, wrap a new "
                     "model with the weights of full_state_dict()"
                 )
+        if self._passes:
+            self._discard_gradients()
         # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.
         for unit in self.units:
-            self._free(unit)
+            unit.free()
+            unit.running.clear()
             self._hold(unit)
-            unit.in_backward = False
-        self._previous_order, self._order = self._order or self._previous_order, []
+        self._previous_order = [use.unit for use in self._forward.order] or self._previous_order
+        self._forward = ForwardPass()
 
     # Construction
 
@@ -400,9 +278,13 @@ class FullyShardedDataParallel(nn.Module):
                 unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
                 held_parameter = UnitParameter(name, parameter, owners[id(parameter)], self.group, dtype, self._device)
                 held.setdefault(unit_name, []).append(held_parameter)
-        root = ShardedUnit("", self.module, held.get("\0root", []))
-        root.stays_whole = True
-        return [root, *(ShardedUnit(name, modules[name], held[name]) for name in modules if name in held)]
+        modules = {"\0root": self.module} | {name: modules[name] for name in modules if name in held}
+        units = [
+            ShardedUnit(name.removeprefix("\0root"), module, held.get(name, []), self.group, self._device)
+            for name, module in modules.items()
+        ]
+        units[0].stays_whole = True
+        return units
 
     def _is_sharded(self, parameter: Tensor) -> bool:
         return parameter.dim() >= 2 and self.group.size() > 1
@@ -442,6 +324,10 @@ class FullyShardedDataParallel(nn.Module):
             before, after = _forward_hooks(this, unit)
             unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             unit.module.register_forward_hook(after, always_call=True)
+            for parameter in unit.sharded:
+                if parameter.whole.requires_grad:
+                    hook = _gradient_hook(this, parameter)
+                    parameter.whole.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         if self.compute_dtype is not None:
             cast = functools.partial(_cast_inputs, self.compute_dtype)
             for child in self.module.modules():
@@ -451,6 +337,7 @@ class FullyShardedDataParallel(nn.Module):
         def begin(module: nn.Module, inputs: Any) -> None:
             wrapper = this()
             if wrapper is not None:
+                _refuse_copy(module, wrapper.module)
                 wrapper.begin_forward()
 
         # Before the hooks of a unit that is the whole module.
@@ -465,101 +352,157 @@ class FullyShardedDataParallel(nn.Module):
         self.module.register_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
         self.module.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
 
-    # Gathering and freeing
+    # Forward and backward passes of units
 
-    def _start_gathering(self, unit: ShardedUnit) -> None:
-        if unit.is_whole or unit.gathering is not None:
-            return
-        starts: list[Callable[[], Any]] = []
-        parts = []
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            for parameter in unit.held:
-                parameter.take_memory()
-                if parameter.is_sharded:
-                    part = parameter.part.detach().to(parameter.memory.dtype)
-                    parts.append(part)
-                    starts.append(functools.partial(start_all_gather, parameter.memory, part, self.group))
-                else:
-                    parameter.memory.copy_(parameter.part.detach().reshape(-1))
-        unit.gathering = start_together(starts, self.group, self._device, keep=parts)
-
-    def _make_whole(self, unit: ShardedUnit) -> None:
-        self._start_gathering(unit)
-        if unit.gathering is not None:
-            unit.gathering.wait()
-            unit.gathering = None
-        unit.is_whole = True
-
-    def _free(self, unit: ShardedUnit) -> None:
-        if unit.gathering is not None:
-            unit.gathering.wait()
-            unit.gathering = None
-            unit.is_whole = True
-        unit.show_parts()
-        if unit.is_whole:
-            unit.is_whole = False
-            for parameter in unit.held:
-                parameter.free()
-
-    def before_forward(self, unit: ShardedUnit, inputs: Any) -> None:
-        """Make a unit whole, start gathering the one that ran after it last time, and watch for its backward pass."""
-        if unit.in_backward or _in_backward():
-            # Activation checkpointing runs the unit again.
-            self._make_whole(unit)
-            unit.show_whole()
-            if unit.in_backward:
-                return
-        else:
-            place = len(self._order)
-            self._order.append(unit)
-            self._make_whole(unit)
-            unit.show_whole()
-            if place + 1 < len(self._previous_order) and self._previous_order[place] is unit:
-                self._start_gathering(self._previous_order[place + 1])
-        if unit.stays_whole or not torch.is_grad_enabled():
-            return
-        differentiable = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if differentiable:
-            after = _backward_hook(weakref.ref(self), unit, FullyShardedDataParallel.after_backward)
-            self._watches.append(torch.autograd.graph.register_multi_grad_hook(differentiable, after))
+    def before_forward(self, unit: ShardedUnit) -> None:
+        """Make a unit whole, and start gathering the one that ran after it last time."""
+        unit.running.append(self._forward.use(unit, again=_in_backward()))
+        unit.make_whole()
+        unit.show_whole()
+        ran = len(self._forward.order)
+        if not _in_backward() and self._previous_order[ran - 1 : ran] == [unit]:
+            for following in self._previous_order[ran : ran + 1]:
+                following.start_gathering()
 
     def after_forward(self, unit: ShardedUnit, outputs: Any) -> None:
-        """Free a unit, unless its backward pass comes next."""
-        differentiable = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if torch.is_grad_enabled() and not unit.in_backward:
-            before = _backward_hook(weakref.ref(self), unit, FullyShardedDataParallel.before_backward)
-            for tensor in differentiable:
-                tensor.register_hook(before)  # type: ignore[no-untyped-call]
-        if unit.in_backward or _in_backward():
+        """Watch for a unit's backward pass, and free the unit, unless that comes next.
+
+        Raises:
+            RuntimeError: no tensors are found in what the unit returns, so that its backward pass would not be seen; or
+                the model returns its own parameter, which will be freed.
+        """
+        use = unit.running.pop()
+        tensors = tensors_in(outputs)
+        if not tensors and unit.is_trained() and torch.is_grad_enabled() and sys.exc_info()[0] is None:
+            raise RuntimeError(_NO_OUTPUTS.format(unit=unit, kind=type(outputs).__name__))
+        for parameter in unit.parameters_in(tensors):
+            if unit.stays_whole:
+                raise RuntimeError(_RETURNED.format(unit=unit, name=parameter.name))
+            self.keep_whole(unit, parameter)
+        nodes = list(nodes_of(tensors, use.start)) if torch.is_grad_enabled() else []
+        for node in nodes:
+            node.register_prehook(_backward_hook(weakref.ref(self), use, self._forward, node._sequence_nr()))
+        if unit.running or _in_backward():
             return
         unit.show_parts()
-        is_last = len(self._order) == len(self._previous_order) and self._previous_order[-1:] == [unit]
-        stays = is_last or not self.reshard_after_forward
-        if not (torch.is_grad_enabled() and differentiable and (unit.stays_whole or stays)):
-            self._free(unit)
+        order, previous = self._forward.order, self._previous_order
+        is_last = len(order) == len(previous) and previous[-1] is unit
+        if not (nodes and (unit.stays_whole or is_last or not self.reshard_after_forward)):
+            unit.free()
 
-    def before_backward(self, unit: ShardedUnit) -> None:
-        """Make a unit whole, and start gathering the one that ran before it."""
-        if unit.in_backward:
-            return
-        unit.in_backward = True
-        self._make_whole(unit)
+    def before_backward(self, use: Use, forward: ForwardPass, number: int) -> None:
+        """Make a unit whole, start gathering the one that ran before it, and end the backward passes of those that ran
+        after it.
+
+        Autograd's engine runs the node of the highest number that is ready. So when a node runs, all higher ones have
+        run; all uses that began at a higher number are over.
+
+        Raises:
+            RuntimeError: the backward pass is itself differentiated.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(_DIFFERENTIATED)
+        unit, state = use.unit, use.unit.backward
+        self._begin(unit)
+        state.since, state.first = min(state.since, use.start), min(state.first, use.first)
+        task = torch._C._current_graph_task_id()
+        over = [
+            one for one in self._begun if one is not unit and one.backward.task == task and one.backward.since > number
+        ]
+        for one in over:
+            if self.reshard_after_forward or one.backward.first > number:
+                one.free()
+        unit.make_whole()
         # Activation checkpointing may run a part of the unit again.
         unit.show_whole()
-        if unit in self._order:
-            place = len(self._order) - 1 - self._order[::-1].index(unit)
-            if place > 0:
-                self._start_gathering(self._order[place - 1])
+        following = forward.before(use)
+        if following is not None:
+            following.start_gathering()
+        for one in over:
+            if one.backward.first > number and not one.backward.awaited:
+                self._settle(one)
 
-    def after_backward(self, unit: ShardedUnit) -> None:
-        """Reduce the gradients of a unit whose inputs' gradients are known, and free it."""
-        with torch.no_grad():
-            if self.synchronizes:
-                self._reduce(unit)
-            else:
-                self._hold(unit)
-        self._free(unit)
-        unit.in_backward = False
+    def accumulated(self, parameter: UnitParameter) -> None:
+        """Note that a parameter's gradient is complete in this pass of autograd's engine."""
+        unit = parameter.unit
+        self._begin(unit)
+        assert unit.backward.task is not None
+        # In a pass inside another, which is the unit's, more may come in that.
+        if unit.backward.task == torch._C._current_graph_task_id():
+            unit.backward.awaited.discard(parameter)
+        self._note_gradients(unit.backward.task)
+
+    def _begin(self, unit: ShardedUnit) -> None:
+        """Note that a unit's backward pass has begun, and which gradients this pass of autograd's engine will bring."""
+        if unit.backward.task is not None:
+            return
+        unit.backward.task = task = torch._C._current_graph_task_id()
+        unit.backward.awaited = {one for one in unit.sharded if one.part.requires_grad and accumulates(one.whole)}
+        self._begun.append(unit)
+        if task in self._passes:
+            return
+        this = weakref.ref(self)
+
+        def end() -> None:
+            wrapper = this()
+            if wrapper is not None:
+                wrapper._end_pass(task)
+
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+        self._passes[task] = False
+        wholes = [one.whole for each in reversed(self.units) for one in each.held if one.part.requires_grad]
+        if any(map(accumulates, [*wholes, *self._replicated.values()])):
+            self._note_gradients(task)
+
+    def _note_gradients(self, task: int) -> None:
+        """Note that a pass of autograd's engine accumulates gradients of parameters; torch.autograd.grad does not."""
+        self._passes[task] = True
+        self._unfinished = self._unfinished or self.synchronizes
+
+    def _end_pass(self, task: int) -> None:
+        """Send what a pass of autograd's engine has left, such as the gradients of the first unit, and free its units.
+
+        Checkpoints with use_reentrant=True run passes inside others.
+        """
+        for unit in [unit for unit in self._begun if unit.backward.task == task]:
+            unit.free()
+            self._settle(unit)
+        del self._passes[task]
+
+    @torch.no_grad()
+    def _settle(self, unit: ShardedUnit) -> None:
+        """Send the gradients that a unit has, or in `no_sync` keep them."""
+        assert unit.backward.task is not None
+        brought = self._passes[unit.backward.task]
+        unit.backward = BackwardState()
+        self._begun.remove(unit)
+        if not brought:
+            return
+        if self.synchronizes:
+            self._reduce(unit)
+        else:
+            self._hold(unit)
+
+    def _discard_gradients(self) -> None:
+        """Forget the gradients of a step in whose backward pass an error was raised: they are of a part of it."""
+        self._forget_passes()
+        for started, _ in (*self._reducing, *self._replicating):
+            started.wait()
+        self._reducing.clear()
+        self._replicating.clear()
+        self._unused_here.clear()
+        self._used.clear()
+        self._unfinished = False
+        for unit in self.units:
+            unit.reduced = False
+            for parameter in unit.held:
+                parameter.drop_gradient()
+
+    def _forget_passes(self) -> None:
+        self._passes.clear()
+        self._begun.clear()
+        for unit in self.units:
+            unit.backward = BackwardState()
 
     # Gradients
 
@@ -577,7 +520,6 @@ class FullyShardedDataParallel(nn.Module):
     def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
         unit.reduced = True
-        self._unfinished = True
         starts: list[Callable[[], Any]] = []
         results, keep = [], []
         for parameter in unit.sharded:
@@ -653,14 +595,15 @@ class FullyShardedDataParallel(nn.Module):
         else:
             for unit in self.units:
                 self._hold(unit)
-        _remove_all(self._watches)
+        self._forget_passes()
         for unit in self.units:
-            self._free(unit)
-            unit.in_backward = unit.reduced = False
+            unit.free()
+            unit.reduced = False
 
     def _complete_reduction(self) -> None:
         for unit in self.units:
-            if not unit.reduced:
+            # A unit whose backward pass has not ended is of a pass in which an error was raised.
+            if not unit.reduced or unit.backward.task is not None:
                 self._reduce(unit)
         kept = dict(self._replicated)
         for unit in self.units:
@@ -723,7 +666,7 @@ class FullyShardedDataParallel(nn.Module):
             RuntimeError: `finish_gradient_synchronization` has not been called since the last backward pass.
             ValueError: the norm's order is not positive.
         """
-        if any(unit.in_backward or unit.reduced for unit in self.units):
+        if self.has_unfinished_gradients():
             raise RuntimeError("call finish_gradient_synchronization() after backward() and before clip_grad_norm_()")
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
@@ -820,7 +763,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def _free_all(self) -> None:
         for unit in self.units:
-            self._free(unit)
+            unit.free()
 
 
 def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> str | None:
@@ -866,14 +809,13 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
             yield from _unit_modules(child, f"{prefix}{name}.")
 
 
-def _remove_all(hooks: list[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
-    hooks.clear()
-
-
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _refuse_copy(module: nn.Module, original: nn.Module) -> None:
+    if module is not original:
+        raise RuntimeError(_COPY)
 
 
 def _forward_hooks(
@@ -883,6 +825,7 @@ def _forward_hooks(
 
     def before(module: nn.Module, inputs: Any, named_inputs: Any) -> None:
         wrapper = this()
+        _refuse_copy(module, unit.module)
         if wrapper is None or not unit.held:
             return
         watching = _get_current_function_mode()  # type: ignore[no-untyped-call]
@@ -890,11 +833,11 @@ def _forward_hooks(
             # What a unit compiles must not depend on it.
             paused.append(_pop_mode())  # type: ignore[no-untyped-call]
             wrapper.inside = unit
-        wrapper.before_forward(unit, (inputs, named_inputs))
+        wrapper.before_forward(unit)
 
     def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
         wrapper = this()
-        if wrapper is not None and unit.held:
+        if wrapper is not None and unit.running:
             wrapper.after_forward(unit, outputs)
         if paused:
             _push_mode(paused.pop())  # type: ignore[no-untyped-call]
@@ -907,6 +850,22 @@ def _forward_hooks(
 _PARTS_ONLY = (
     "state_dict() and load_state_dict() would save and load this rank's parts only: call full_state_dict() and "
     "load_full_state_dict() of FullyShardedDataParallel, on every rank"
+)
+_COPY = (
+    "this is a copy of a module in a FullyShardedDataParallel, and has parts of its parameters: build another model, "
+    "and load what full_state_dict() returns"
+)
+_NO_OUTPUTS = (
+    "{unit} returns {kind}, in which no tensor is found, so that its backward pass would go unseen: return tensors, "
+    "also in containers or in the attributes of objects"
+)
+_RETURNED = (
+    "{unit} returns its parameter {name}, or a view of it, whose memory is freed after the forward pass: return a copy "
+    "(.clone())"
+)
+_DIFFERENTIATED = (
+    "full sharding has no second derivatives (create_graph=True, torch.func.grad and its like): it frees parameters "
+    "that they need. The data-parallel wrappers have them, such as BucketedDataParallel"
 )
 _OTHER_UNITS = (
     "This happened in the unit {unit!r}, where parameters of other units are one-dimensional parts. If it uses one, "
@@ -946,14 +905,25 @@ _SAME_FOR_PARTS = {
 
 
 def _backward_hook(
-    this: weakref.ReferenceType[FullyShardedDataParallel],
-    unit: ShardedUnit,
-    method: Callable[[FullyShardedDataParallel, ShardedUnit], None],
+    this: weakref.ReferenceType[FullyShardedDataParallel], use: Use, forward: ForwardPass, number: int
 ) -> Callable[[Any], None]:
     def hook(gradients: Any) -> None:
         wrapper = this()
         if wrapper is not None:
-            method(wrapper, unit)
+            wrapper.before_backward(use, forward, number)
+
+    return hook
+
+
+def _gradient_hook(
+    this: weakref.ReferenceType[FullyShardedDataParallel], parameter: UnitParameter
+) -> Callable[[Tensor], None]:
+    which = weakref.ref(parameter)
+
+    def hook(whole: Tensor) -> None:
+        wrapper, parameter = this(), which()
+        if wrapper is not None and parameter is not None:
+            wrapper.accumulated(parameter)
 
     return hook
 

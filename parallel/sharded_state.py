@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from .fully_sharded import UnitParameter
+    from .sharded_unit import UnitParameter
 
 
 class Travelling:

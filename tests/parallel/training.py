@@ -771,7 +771,7 @@ def fully_sharded_called_inside() -> list[int]:
     for _ in range(3):
         with torch.no_grad():
             close(model.module(inputs.to(device())), alone(inputs.to(device())), "logits")
-        lengths.append(len(model._order))
+        lengths.append(len(model._forward.order))
     return lengths
 
 
