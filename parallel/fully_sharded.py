@@ -181,6 +181,12 @@ class FullyShardedDataParallel(nn.Module):
         self._attach()
         check_steps_of(self)
 
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a FullyShardedDataParallel can be neither copied nor pickled: build another model, and load what "
+            "full_state_dict() returns"
+        )
+
     def has_unfinished_gradients(self) -> bool:
         """Return True if gradients have come outside `no_sync` since the last synchronization."""
         return self.synchronizes and self._unfinished
@@ -251,6 +257,8 @@ class FullyShardedDataParallel(nn.Module):
             self._discard_gradients()
         # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.
         for unit in self.units:
+            for one in unit.held:
+                one.refuse_another()
             unit.free()
             unit.running.clear()
             self._hold(unit)
@@ -371,12 +379,15 @@ class FullyShardedDataParallel(nn.Module):
             RuntimeError: no tensors are found in what the unit returns, so that its backward pass would not be seen; or
                 the model returns its own parameter, which will be freed.
         """
-        use = unit.running.pop()
+        # The root may have got its first parameter during this pass.
+        use = unit.running.pop() if unit.running else Use(unit, 0, 0)
         tensors = tensors_in(outputs)
         if not tensors and unit.is_trained() and torch.is_grad_enabled() and sys.exc_info()[0] is None:
+            unit.free()
             raise RuntimeError(_NO_OUTPUTS.format(unit=unit, kind=type(outputs).__name__))
         for parameter in unit.parameters_in(tensors):
             if unit.stays_whole:
+                unit.free()
                 raise RuntimeError(_RETURNED.format(unit=unit, name=parameter.name))
             self.keep_whole(unit, parameter)
         nodes = list(nodes_of(tensors, use.start)) if torch.is_grad_enabled() else []
@@ -837,12 +848,14 @@ def _forward_hooks(
 
     def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
         wrapper = this()
-        if wrapper is not None and unit.running:
-            wrapper.after_forward(unit, outputs)
-        if paused:
-            _push_mode(paused.pop())  # type: ignore[no-untyped-call]
-            if wrapper is not None and outputs is not None:
-                wrapper.inside = None
+        try:
+            if wrapper is not None and unit.held and module is unit.module:
+                wrapper.after_forward(unit, outputs)
+        finally:
+            if paused:
+                _push_mode(paused.pop())  # type: ignore[no-untyped-call]
+                if wrapper is not None and outputs is not None:
+                    wrapper.inside = None
 
     return before, after
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterator
@@ -94,10 +95,15 @@ class UnitParameter:
             # Not by setattr: that would unregister and register, and so change the order of parameters.
             module._parameters[name] = parameter
 
-    def is_replaced(self) -> bool:
-        """Return True if a module has neither form as its parameter."""
-        shown = [module._parameters.get(name) for module, name in self.owners]
-        return any(one is not self.part and one is not self.whole for one in shown)
+    def refuse_another(self) -> None:
+        """Raise RuntimeError if a module has another parameter than these two forms."""
+        shown = (module._parameters.get(name) for module, name in self.owners)
+        if any(one is not self.part and one is not self.whole for one in shown):
+            raise RuntimeError(
+                f"{self.name} is another parameter than when FullyShardedDataParallel wrapped the model, and would not "
+                "be used: neither assign parameters after that, nor call the model by torch.func.functional_call, "
+                "which works with the data-parallel wrappers"
+            )
 
     def gathered(self, part: Tensor) -> Tensor:
         """Return the full tensor of which every rank has a part, with the parameter's strides: the parameter itself, or
@@ -195,8 +201,7 @@ class ShardedUnit:
             RuntimeError: a module has another parameter in its place.
         """
         for parameter in self.held:
-            if parameter.is_replaced():
-                raise RuntimeError(_REPLACED.format(name=parameter.name))
+            parameter.refuse_another()
             parameter.show(parameter.whole)
 
     def show_parts(self) -> None:
@@ -242,8 +247,13 @@ class ShardedUnit:
     def parameters_in(self, tensors: list[Tensor]) -> list[UnitParameter]:
         """Return the parameters in whose memory the tensors are."""
         memories = {parameter.memory.untyped_storage()._cdata: parameter for parameter in self.held}
-        found = (memories.get(tensor.untyped_storage()._cdata) for tensor in tensors if tensor.layout == torch.strided)
-        return list(dict.fromkeys(parameter for parameter in found if parameter is not None))
+        found = {}
+        for tensor in tensors:
+            with contextlib.suppress(NotImplementedError):  # sparse tensors, and those of torch.func, have no storage
+                storage = tensor.untyped_storage()._cdata
+                if storage in memories:
+                    found[storage] = memories[storage]
+        return list(found.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,18 +303,12 @@ class BackwardState:
         """Where the first of the uses begins for which it is whole now."""
 
 
-_REPLACED = (
-    "{name} is another parameter than when FullyShardedDataParallel wrapped the model, and would not be used: neither "
-    "assign parameters after that nor call the model by torch.func.functional_call; the data-parallel wrappers allow it"
-)
-
-
 def accumulates(parameter: nn.Parameter) -> bool:
     """Return True if the running pass of autograd's engine accumulates a gradient in a parameter."""
     with torch.enable_grad():
-        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        view: Any = parameter.view_as(parameter)
     try:
-        return bool(torch._C._will_engine_execute_node(node))
+        return bool(torch._C._will_engine_execute_node(view.grad_fn.next_functions[0][0]))
     except RuntimeError:  # torch.autograd.grad returns its gradient
         return False
 

@@ -114,7 +114,7 @@ def results_of_parts() -> None:
 def error_of(call: Callable[[], Any]) -> str:
     try:
         call()
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         return str(error)
     return "nothing was raised"
 
