@@ -7,8 +7,11 @@
     optimizer.step()
 
 The model is cut into units. Before a unit runs, forward or backward, its parameters are gathered from all ranks; after
-it, they are freed. After a unit's backward pass its gradients are reduced to the ranks that own them. While one unit
-computes, the next unit's parameters and the last unit's gradients are being communicated.
+it, they are freed. When autograd has accumulated a unit's gradients, they are reduced to the ranks that own them. While
+one unit computes, the next unit's parameters and the last unit's gradients are being communicated.
+
+Hooks on the autograd nodes that made a unit's outputs tell when its backward pass begins, and when those of later units
+are over; hooks on parameters tell when gradients are complete (docs/decisions/0021-when-sharded-gradients-are-sent.md).
 
 Tensors are gathered directly into the parameters' memory, and gradients are reduced directly from autograd's tensors:
 NCCL takes all tensors of a unit in one launch, so nothing is copied into or out of buffers.
@@ -397,7 +400,7 @@ class FullyShardedDataParallel(nn.Module):
             return
         unit.show_parts()
         order, previous = self._forward.order, self._previous_order
-        is_last = len(order) == len(previous) and previous[-1] is unit
+        is_last = len(order) == len(previous) and previous[-1:] == [unit]
         if not (nodes and (unit.stays_whole or is_last or not self.reshard_after_forward)):
             unit.free()
 
