@@ -148,7 +148,7 @@ class PlainBucket:
     def names(self) -> set[str]:
         """The objects of files, whole names."""
         keys = {key.partition("<")[0] for key in self.request("GET").split("<Key>")[1:]}
-        return {key for key in keys if not key.endswith("/probe")}
+        return {key for key in keys if not key.endswith(("/probe", "/owner.json"))}
 
 
 @dataclass

@@ -222,6 +222,14 @@ def lease(
 def prune(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    claim_files: Annotated[
+        bool,
+        typer.Option(
+            "--claim-files",
+            help="First make the database the owner of the files, in place of one that nobody uses any more: it then "
+            "removes files that it does not know.",
+        ),
+    ] = False,
     vacuum: Annotated[
         bool,
         typer.Option(
@@ -240,14 +248,15 @@ def prune(
     from app.store.files.opening import open_files
     from app.store.keeping.pruning import Pruning, Retention
 
-    if dry_run and vacuum:
-        raise typer.BadParameter("--dry-run changes nothing, so leave --vacuum out")
+    if dry_run and (vacuum or claim_files):
+        raise typer.BadParameter("--dry-run changes nothing, so leave --vacuum and --claim-files out")
     use_data_dir(data_dir)
     settings = _settings()
     try:
         database = open_existing(settings)
         try:
-            pruning = Pruning(Slices(database), open_files(settings, database), Retention.of(settings))
+            files = open_files(settings, database, claim=claim_files)
+            pruning = Pruning(Slices(database), files, Retention.of(settings))
             echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
             if vacuum:
                 database.vacuum()
@@ -262,28 +271,37 @@ def prune(
 
 def move(
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--to",
             metavar="URL",
             help="postgresql+psycopg://user@host/database, empty; or s3://bucket/prefix (gs://, az://) for files.",
         ),
-    ],
+    ] = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Let the folder's database be used again, without what came later.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Copy the database of a data folder to PostgreSQL, while no server and no worker runs, or its files to an object
-    store; the folder stays as it is."""
+    store; the folder keeps its rows and files. No process uses a database that has moved."""
     from contextlib import closing
 
     from app.errors import Conflict, FlopwatchError
     from app.settings import OBJECT_STORES
     from app.store.database.engine import open_database, open_existing
     from app.store.database.moving import copy_everything
+    from app.store.files.opening import open_files
     from app.store.queue.registration import living_workers
     from flopwatch import address
 
     use_data_dir(data_dir)
     settings = _settings()
+    if (to is None) != undo:
+        raise typer.BadParameter("give --to, or --undo")
+    if to is None:
+        _undo_move(settings)
+        return
     if to.startswith(tuple(f"{scheme}://" for scheme in OBJECT_STORES)):
         _copy_files(settings, to)
         return
@@ -297,13 +315,34 @@ def move(
                 living = living_workers(connection)
             if living:
                 raise Conflict(f"Workers run ({', '.join(living[:3])}): stop them first.")
-            with closing(open_database(settings.model_copy(update={"database_url": to}))) as target:
+            there = settings.model_copy(update={"database_url": to})
+            with closing(open_database(there)) as target:
                 counts = copy_everything(source, target)
                 place = target.backend.place
+                open_files(there, target, claim=True)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
     echo(f"all rows are in {place}: set FLOPWATCH_DATABASE_URL for server and workers. Files stay where they are.")
+
+
+def _undo_move(settings: Settings) -> None:
+    """Take the mark of the move from the folder's database."""
+    from contextlib import closing
+
+    from app.errors import FlopwatchError
+    from app.store.database.engine import open_existing
+    from app.store.database.moved import unmark
+
+    try:
+        folders = settings.model_copy(update={"database_url": None})
+        with closing(open_existing(folders, may_have_moved=True)) as database, database.write() as connection:
+            was_moved, place = unmark(connection), database.backend.place
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
+    if not was_moved:
+        fail(f"{place} has not moved.")
+    echo(f"{place} may be used again. If the other database is gone, take its files: flopwatch prune --claim-files")
 
 
 def _copy_files(settings: Settings, to: str) -> None:
@@ -323,7 +362,9 @@ def _copy_files(settings: Settings, to: str) -> None:
         from app.store.files.objects import ObjectFiles
 
         with closing(open_existing(settings)) as database:
-            copied = copy_files(ArtifactFiles(settings.artifacts_dir), ObjectFiles(to, database), database)
+            store = ObjectFiles(to, database)
+            store.refuse_foreign(database)
+            copied = copy_files(ArtifactFiles(settings.artifacts_dir), store, database)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     echo(f"{copied.copied} files copied, {copied.present} were there; {copied.lost} are damaged or not in the folder.")

@@ -34,6 +34,10 @@ class Backend(Protocol):
         """Where the database is, for people; without a password."""
         ...
 
+    def identity(self) -> str:
+        """Return what tells the database from its copies, in other words than where it is."""
+        ...
+
     @property
     def size(self) -> int:
         """The database's size in bytes."""

@@ -23,6 +23,7 @@ from app.errors import CannotRunHere, DatabaseBusy, DatabaseFailed
 from app.settings import Settings
 from app.store.database import migrating
 from app.store.database.backend import Backend, ChangeCounter
+from app.store.database.moved import refuse_moved
 from app.store.database.private import prepare_data_folder
 
 MIGRATION_TIMEOUT_S = 60.0
@@ -195,31 +196,35 @@ class ChangeWatch:
 def open_database(settings: Settings, connections: int = CONNECTIONS) -> Database:
     """Open the database of `settings`; make or migrate it as needed.
 
-    Raises NetworkFileSystem, DatabaseNewer or another CannotRunHere when it cannot be used, and DatabaseGone when its
-    server cannot be reached.
+    Raises NetworkFileSystem, DatabaseNewer or another CannotRunHere when it cannot be used or has moved, and
+    DatabaseGone when its server cannot be reached.
     """
     prepare_data_folder(settings.data_dir)
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s, connections=connections)
     try:
         database.prepare()
         database.migrate()
+        _refuse_moved(database)
     except BaseException:
         database.close()
         raise
     return database
 
 
-def open_existing(settings: Settings) -> Database:
+def open_existing(settings: Settings, *, may_have_moved: bool = False) -> Database:
     """Open the database of `settings`, which must exist and have this version's schema.
 
-    Raises CannotRunHere when it is not, or when the data folder is another user's, whose server could not open
-    the files that this process would make; the database is neither made nor migrated.
+    Raises CannotRunHere when it is not, when it has moved (unless it may have), or when the data folder is another
+    user's, whose server could not open the files that this process would make; the database is neither made nor
+    migrated.
     """
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
     try:
         database.backend.refuse_missing()
         prepare_data_folder(settings.data_dir)
         _refuse_older(database)
+        if not may_have_moved:
+            _refuse_moved(database)
     except BaseException:
         database.close()
         raise
@@ -242,6 +247,11 @@ def _refuse_older(database: Database) -> None:
     with database.read() as connection:
         if not migrating.is_current(connection):
             raise CannotRunHere("An older version wrote the database, or none: start the server once to migrate it.")
+
+
+def _refuse_moved(database: Database) -> None:
+    with database.read() as connection:
+        refuse_moved(connection, database.backend.place)
 
 
 def _backend(url: URL, busy_timeout_s: float, connections: int) -> Backend:

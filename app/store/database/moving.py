@@ -12,6 +12,7 @@ from app.errors import CannotRunHere, Conflict
 from app.store import tables
 from app.store.column_types import StoredJson, without_nul
 from app.store.database.engine import Database
+from app.store.database.moved import mark_moved, unmark
 
 METADATA = tables.job.metadata
 ROWS_AT_ONCE = 1000
@@ -22,7 +23,8 @@ BYTES_AT_ONCE = 16 << 20
 def copy_everything(source: Database, target: Database) -> dict[str, int]:
     """Copy all rows in one transaction of the target; returns their number by table.
 
-    Nobody can write to the source meanwhile, and nothing of it is changed.
+    Nobody can write to the source meanwhile. It is marked as moved first, and the mark goes if the copy fails: the one
+    that a killed process leaves has to be taken away by hand, but never are two databases in use.
 
     Raises:
         Conflict: the target has rows.
@@ -31,10 +33,24 @@ def copy_everything(source: Database, target: Database) -> dict[str, int]:
     if target.backend.engine.dialect.name != "postgresql" or source.backend.engine.dialect.name != "sqlite":
         raise CannotRunHere("A data folder with SQLite moves to PostgreSQL: give --to a postgresql+psycopg:// URL.")
     with source.write() as old:
+        mark_moved(old, target.backend.place)
+    try:
+        return _copied(source, target)
+    except BaseException:
+        with source.write() as old:
+            unmark(old)
+        raise
+
+
+def _copied(source: Database, target: Database) -> dict[str, int]:
+    place = target.backend.place
+    with source.write() as old:
+        unmark(old)  # for the copy; comes back if this process ends here
         # PostgreSQL's server ends a transaction that waits for long, as for SQLite to count millions of rows.
         counts = {table.name: _count(old, table) for table in METADATA.sorted_tables}
         with target.migration() as new:
-            _copy(old, new, counts, target.backend.place)
+            _copy(old, new, counts, place)
+        mark_moved(old, place)
     return counts
 
 

@@ -130,6 +130,10 @@ class SQLite:
         """Where the database is, for people."""
         return str(self.path)
 
+    def identity(self) -> str:
+        """Return the number of the file on its disk; a copy has another."""
+        return f"sqlite {self.path.stat().st_ino}"
+
     def refuse_missing(self) -> None:
         """Raise CannotRunHere when there is no file."""
         if not self.path.exists():

@@ -20,7 +20,6 @@ import os
 import re
 import stat
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +33,7 @@ from sqlalchemy import Connection
 from app.errors import Damaged, DiskFull, NotFound, StorageFailed, is_no_space
 from app.store.database import byte_locks
 from app.store.database.engine import Database
+from app.store.files.owner import NOTE, OwnedFiles, Owner, owner_of
 from app.store.files.store import Check, FolderContent, accept, batches, referenced
 from app.store.records import Claim
 
@@ -46,7 +46,7 @@ SYNC_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class ArtifactFiles:
+class ArtifactFiles(OwnedFiles):
     """The contents below one folder, on a local disk; threads and processes may share it."""
 
     def __init__(self, folder: Path) -> None:
@@ -208,7 +208,7 @@ class ArtifactFiles:
     def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
         """Remove the contents that nothing refers to and nobody holds; returns the removed ones."""
         candidates = sorted({sha256 for sha256 in sha256s if self._path(sha256).exists()})
-        if not candidates:
+        if not candidates or not self.may_remove(database):
             return []
         removed: list[str] = []
         locks = self._open_locks()  # of its own: holds of this very process count as well
@@ -235,17 +235,49 @@ class ArtifactFiles:
 
     def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
         """Remove and return contents older than `older_than_s` seconds that no row refers to and nobody holds."""
-        before = time.time() - older_than_s
+        before = self._now() - older_than_s
         for path in self._incoming.glob("*"):
             if _modified(path) < before:
                 path.unlink(missing_ok=True)
+        return self.remove(self._unknown(database, before), database)
+
+    def _unknown(self, database: Database, before: float) -> list[str]:
+        """Return the contents older than `before` (seconds since 1970) that no row refers to."""
         old = [path for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if _modified(path) < before]
-        contents = [path.parent.name + path.name for path in old]
-        unreferenced: list[str] = []
-        for batch in batches(contents):
+        unknown: list[str] = []
+        for batch in batches([path.parent.name + path.name for path in old]):
             with database.read() as connection:
-                unreferenced += set(batch) - referenced(connection, batch)
-        return self.remove(unreferenced, database)
+                unknown += set(batch) - referenced(connection, batch)
+        return unknown
+
+    def _now(self) -> float:
+        """Return the time on the clock that dates the files, which may be another host's; seconds since 1970."""
+        self._make_folder(self._incoming)
+        with TemporaryFile(dir=self._incoming) as file:
+            file.write(b"now")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    def owner_for(self, database: Database) -> Owner:
+        return owner_of(database, self._folder)
+
+    def read_note(self) -> bytes | None:
+        try:
+            return (self._folder / NOTE).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write_note(self, content: bytes) -> None:
+        self._make_folder(self._incoming)
+        temporary = self._incoming / uuid.uuid4().hex
+        temporary.write_bytes(content)
+        temporary.replace(self._folder / NOTE)
+
+    def has_unknown(self, database: Database) -> bool:
+        return bool(self._unknown(database, before=float("inf")))
 
     def _path(self, sha256: str) -> Path:
         if not _SHA256.fullmatch(sha256):

@@ -31,6 +31,7 @@ from app.settings import OBJECT_STORES
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.files.artifacts import opened
+from app.store.files.owner import NOTE, OwnedFiles, Owner, id_of_files, owner_of
 from app.store.files.store import BATCH, Check, accept, batches
 from app.store.records import Claim
 from app.store.tables import utc_now
@@ -127,14 +128,14 @@ class ObjectContent:
             return None
 
 
-class ObjectFiles:
+class ObjectFiles(OwnedFiles):
     """The files of one database on an object store; threads and processes of any host may share them.
 
     url: s3://bucket/prefix, gs://… or az://…; obstore reads credentials and options from the environment.
     """
 
     def __init__(self, url: str, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
-        self.url = f"{url.rstrip('/')}/{_id_of(database)}"
+        self.url = f"{url.rstrip('/')}/{id_of_files(database)}"
         self._database = database
         self._store = _open(self.url, REQUEST_S, RETRIES)
         self._probed = _open(self.url, PROBE_S, 0)
@@ -249,6 +250,8 @@ class ObjectFiles:
             with database.write() as connection:
                 mark = update(tables.stored_object).where(_object.name.in_(names), which).values(removing=True)
                 marked = connection.execute(mark.returning(_object.name, _object.sha256)).all()
+            if not self.may_remove(database):
+                return removed
             gone = [row.name for row in marked]
             self._delete(gone)
             with database.write() as connection:
@@ -269,24 +272,56 @@ class ObjectFiles:
     def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
         """Remove and return contents that nothing refers to and no attempt holds; uploads without an attempt must be
         older than `older_than_s` seconds. Once a day, remove the objects without a row, too."""
-        before = utc_now() - timedelta(seconds=older_than_s)
-        removed = self._remove(_removable(before), database)
-        if self._clock() >= self._list_after:
-            self._remove_strays(database, before)
+        age = timedelta(seconds=older_than_s)
+        removed = self._remove(_removable(utc_now() - age), database)
+        if self._clock() >= self._list_after and self.may_remove(database):
+            self._remove_strays(database, self._now() - age)
             self._list_after = self._clock() + LIST_EVERY_S
         return sorted(removed)
 
     def _remove_strays(self, database: Database, before: datetime) -> None:
         """Delete the objects without a row: a row is there before its object is, so these arrived after their
         removal."""
+        for strays in self._strays(database, before):
+            logger.info("%d objects without a row are deleted", len(strays))
+            self._delete(strays)
+
+    def _strays(self, database: Database, before: datetime | None = None) -> Iterator[list[str]]:
+        """Yield the objects without a row, some at a time; those from before a time of the store's clock."""
         with _store_errors():
             for page in obstore.list(self._store, chunk_size=BATCH):
-                names = [meta["path"] for meta in page if meta["path"] != PROBE and meta["last_modified"] < before]
+                old = [meta for meta in page if before is None or meta["last_modified"] < before]
+                names = [meta["path"] for meta in old if meta["path"] not in (PROBE, NOTE)]
                 with database.read() as connection:
                     known = set(connection.execute(select(_object.name).where(_object.name.in_(names))).scalars())
                 if strays := [name for name in names if name not in known]:
-                    logger.info("%d objects without a row are deleted", len(strays))
-                    self._delete(strays)
+                    yield strays
+
+    def _now(self) -> datetime:
+        """Return the time on the store's clock."""
+        self.probe()
+        with _store_errors():
+            return obstore.head(self._store, PROBE)["last_modified"]
+
+    def __str__(self) -> str:
+        return self.url
+
+    def owner_for(self, database: Database) -> Owner:
+        return owner_of(database)
+
+    def read_note(self) -> bytes | None:
+        try:
+            with _store_errors(reading=True):
+                return bytes(obstore.get(self._store, NOTE).bytes())
+        except NotFound:
+            return None
+
+    def write_note(self, content: bytes) -> None:
+        with _store_errors():
+            obstore.put(self._store, NOTE, content, use_multipart=False)
+
+    def has_unknown(self, database: Database) -> bool:
+        return next(self._strays(database), None) is not None
 
 
 def _kept(sha256: str) -> Any:
@@ -304,21 +339,6 @@ def _check_runs(connection: Connection, claim: Claim | None) -> None:
     )
     if connection.execute(held).first() is None:
         raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")
-
-
-def _id_of(database: Database) -> str:
-    """Return the database's id, below which its objects are; it gets one when it has none."""
-    name, setting = "objects_id", tables.setting.c
-    query = select(setting.value).where(setting.name == name)
-    with database.read() as connection:
-        found = connection.execute(query).scalar_one_or_none()
-    if found is None:
-        with database.write() as connection:
-            found = connection.execute(query).scalar_one_or_none()
-            if found is None:
-                found = secrets.token_hex(8)
-                connection.execute(insert(tables.setting), {"name": name, "value": found})
-    return str(found)
 
 
 def _open(url: str, request_s: int, retries: int) -> S3Store:

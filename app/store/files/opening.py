@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from app.errors import CannotRunHere
+from app.errors import CannotRunHere, StoreUnreachable
 from app.settings import Settings
 from app.store.database.engine import Database
 from app.store.database.private import prepare_data_folder
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.store import FileStore
 
+if TYPE_CHECKING:
+    from app.store.files.objects import ObjectFiles
+
 logger = logging.getLogger(__name__)
 
 
-def open_files(settings: Settings, database: Database) -> FileStore:
-    """Return the store of FLOPWATCH_ARTIFACTS_URL, for the files of this database.
+def open_files(settings: Settings, database: Database, *, claim: bool = False) -> FileStore:
+    """Return the store of FLOPWATCH_ARTIFACTS_URL, for the files of this database; `claim` makes it their owner.
 
-    Raises CannotRunHere when it cannot be used here. Whether an object store answers is not asked.
+    Raises CannotRunHere when it cannot be used here, or belongs to another database. An object store that does not
+    answer is not asked whose it is.
     """
+    files = _opened(settings, database)
+    if claim:
+        files.claim(database)
+    with suppress(StoreUnreachable):
+        files.refuse_foreign(database)
+    return files
+
+
+def _opened(settings: Settings, database: Database) -> ArtifactFiles | ObjectFiles:
     if settings.object_store_url is not None:
         from app.store.files.objects import ObjectFiles  # with a folder, obstore need not be installed
 

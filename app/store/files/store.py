@@ -99,8 +99,12 @@ class FileStore(Protocol):
     def probe(self) -> None:
         """Find out whether a file can be stored now. Raises DiskFull or StorageFailed."""
 
+    def claim(self, database: Database) -> None:
+        """Make the database the files' owner (see owner.py)."""
+
     def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
-        """Remove the contents that nothing refers to and nobody holds; returns the removed ones."""
+        """Remove the contents that nothing refers to and nobody holds, if the database is their owner; returns the
+        removed ones."""
 
     def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
         """Remove and return contents older than `older_than_s` seconds that no row refers to and nobody holds."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,14 +17,16 @@ from sqlmodel import SQLModel
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
+from app.errors import CannotRunHere
 from app.results.pivoting import table
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
-from app.store.database import moving
-from app.store.database.engine import Database, open_database
+from app.store.database import moved, moving
+from app.store.database.engine import Database, open_database, open_existing
 from app.store.files.artifacts import ArtifactFiles
 from app.store.files.objects import ObjectFiles
+from app.store.files.opening import open_files
 from app.store.files.uploads import Uploads
 from app.store.keeping.baselines import Baselines
 from app.store.keeping.deleting import delete_job
@@ -49,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
     """Something in nearly every table; the newest job was deleted."""
     with closing(open_database(Settings(data_dir=tmp_path))) as database:
         queue = Queue(database)
+        open_files(Settings(data_dir=tmp_path), database)
         with_agreed_lease(database, Settings(data_dir=tmp_path))  # a number, as which SQLite stores its JSON
         Registration(database).register_worker("gone", "elsewhere", 1, ["benchmark"], [], [{"type": "cpu"}], {})
         Registration(database).set_worker_state("gone", "stopped")
@@ -91,21 +96,58 @@ def answers(database: Database) -> list[Any]:
     return [*shown, reading.jobs(), reading.sweep(1), reading.workers(), [reading.events(job) for job in (1, 2, 3)]]
 
 
-def test_every_row_comes_along_and_the_folder_stays(folder: Path, url: str) -> None:
-    before = (folder / "flopwatch.sqlite3").read_bytes()
+def test_every_row_comes_along_and_the_folder_keeps_them(folder: Path, url: str) -> None:
     with closing(open_database(Settings(data_dir=folder))) as source:
         rows, answered = everything(source), answers(source)
-    moved = move(folder, url)
-    assert moved.exit_code == 0, moved.output
-    assert {f"{name}: {len(of_table)}" for name, of_table in rows.items()} <= set(moved.stdout.splitlines())
+    result = move(folder, url)
+    assert result.exit_code == 0, result.output
+    assert {f"{name}: {len(of_table)}" for name, of_table in rows.items()} <= set(result.stdout.splitlines())
     assert sum(map(len, rows.values())) > 20
-    assert (folder / "flopwatch.sqlite3").read_bytes() == before
     with closing(open_database(Settings(data_dir=folder, database_url=url))) as target:
         assert repr(everything(target)) == repr(rows).replace(r"\x00", "\ufffd")
         assert repr(answers(target)) == repr(answered).replace(r"\x00", "\ufffd")
         assert Queue(target).submit(NewJob(BenchmarkSpec())).response["id"] == 5, "4 is not used again"
     again = move(folder, url)
+    assert (again.exit_code, "moved to" in again.stderr) == (1, True)
+    undone = CliRunner().invoke(cli, ["move", "--undo"], env={"FLOPWATCH_DATA_DIR": str(folder)})
+    assert (undone.exit_code, "prune --claim-files" in undone.stdout) == (0, True), undone.output
+    with closing(open_existing(Settings(data_dir=folder))) as source:
+        assert everything(source) == rows
+    again = move(folder, url)
     assert (again.exit_code, "has rows" in again.stderr) == (1, True)
+    open_existing(Settings(data_dir=folder)).close()  # a move that fails leaves no mark
+
+
+@pytest.mark.parametrize("entrance", ["serve", "worker", "prune", "lease", "move"])
+def test_no_process_uses_a_database_that_has_moved(folder: Path, url: str, entrance: str) -> None:
+    arguments = {"lease": ["lease", "20"], "move": ["move", "--to", url], "serve": ["serve", "--port", "0"]}
+    assert move(folder, url).exit_code == 0
+    environment = {"FLOPWATCH_DATA_DIR": str(folder)}
+    command = [sys.executable, "-m", "flopwatch", *arguments.get(entrance, [entrance])]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode != 0, "flopwatch move --undo" in done.stderr) == (True, True), done.stderr
+
+
+@pytest.mark.parametrize("dies", ["before the copy's commit", "after it"])
+def test_a_move_that_is_killed_leaves_one_database_in_use(
+    folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(moving, "_continue_ids" if dies.startswith("before") else "mark_moved", die)
+    with closing(open_existing(Settings(data_dir=folder))) as source:
+        with source.write() as connection:
+            moved.mark_moved(connection, "there")
+        with closing(open_database(Settings(data_dir=folder, database_url=url))) as target, pytest.raises(Killed):
+            moving._copied(source, target)  # what comes after the first mark
+    with pytest.raises(CannotRunHere, match="moved to there"):
+        open_existing(Settings(data_dir=folder))
 
 
 def test_long_logs_are_not_all_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +173,9 @@ def test_no_transaction_of_postgresql_waits_while_sqlite_counts(
         return count(connection, table)
 
     monkeypatch.setattr(moving, "_count", watched)
-    moved = move(folder, url)
+    result = move(folder, url)
     watcher.dispose()
-    assert moved.exit_code == 0, moved.output
+    assert result.exit_code == 0, result.output
     assert open_ones == {"sqlite": {0}, "postgresql": {1}}
 
 

@@ -20,6 +20,7 @@ from app.store.database import byte_locks
 from app.store.database.engine import Database
 from app.store.files import artifacts, store
 from app.store.files.artifacts import ArtifactFiles
+from app.store.files.owner import NOTE
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
@@ -38,8 +39,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def files(folder: Path) -> ArtifactFiles:
-    return ArtifactFiles(folder)
+def files(folder: Path, database: Database) -> ArtifactFiles:
+    files = ArtifactFiles(folder)
+    files.claim(database)
+    return files
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ SHA256 = hashlib.sha256(b"trace").hexdigest()
 
 
 def stored(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != NOTE]
 
 
 def finish_with(queue: Queue, shop: Any, sha256: str) -> int:

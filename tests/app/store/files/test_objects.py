@@ -42,7 +42,9 @@ def clock() -> Clock:
 @pytest.fixture
 def files(bucket: Bucket, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> ObjectFiles:
     monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)
-    return ObjectFiles(bucket.url, database, clock)
+    files = ObjectFiles(bucket.url, database, clock)
+    files.claim(database)
+    return files
 
 
 @pytest.fixture
@@ -421,11 +423,15 @@ def test_two_databases_with_one_url_leave_each_others_files_alone(
     others = ObjectFiles(bucket.url, another)
     others.remove_unreferenced(another, -60)
     assert files.read(sha256) == b"code"
-    # The control: with the same id, they do not.
+    # The control: with the same id, and as the owner, the other one does not.
     with database.read() as connection:
         own = connection.execute(select(tables.setting.c.value).where(tables.setting.c.name == "objects_id")).scalar()
     with another.write() as connection:
         connection.execute(update(tables.setting).where(tables.setting.c.name == "objects_id").values(value=own))
+    others = ObjectFiles(bucket.url, another)
+    others.remove_unreferenced(another, -60)
+    assert files.read(sha256) == b"code"
+    others.claim(another)
     ObjectFiles(bucket.url, another).remove_unreferenced(another, -60)
     with pytest.raises(NotFound):
         files.read(sha256)

@@ -39,8 +39,10 @@ NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, code_files=0, pa
 
 
 @pytest.fixture
-def files(settings: Settings) -> ArtifactFiles:
-    return ArtifactFiles(settings.artifacts_dir)
+def files(settings: Settings, database: Database) -> ArtifactFiles:
+    files = ArtifactFiles(settings.artifacts_dir)
+    files.claim(database)
+    return files
 
 
 @pytest.fixture
@@ -60,12 +62,12 @@ def prune(database: Database, files: ArtifactFiles) -> Callable[..., Pruned]:
 
 
 def rows(database: Database) -> dict[str, int]:
-    """The number of rows of each table that has any; the tally outlives the jobs that it counts."""
+    """The number of rows of each table that has any; the tally and the files' id outlive the jobs."""
     with database.read() as connection:
         counts = {
             name: connection.exec_driver_sql(f"SELECT count(*) FROM {name}").scalar_one()
             for name in tables.SQLModel.metadata.tables
-            if name != "tally"
+            if name not in ("tally", "setting")
         }
     return {name: count for name, count in counts.items() if count}
 
