@@ -7,6 +7,7 @@ In a job, a worker listens and measures. When the script runs by itself, nobody 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,10 @@ from typing import Any, Protocol
 
 WARMUP_STEPS = 3
 MEASURE_STEPS = 10
+MOST_STEPS = 1000
+"""Most steps that a job on a CPU measures by default."""
+ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0)
+"""The numbers of steps, between powers of ten."""
 
 _NOTHING = nullcontext()
 _now_s = functools.partial(time.perf_counter)  # a step may replace the module's
@@ -89,6 +94,21 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         _synchronise()
         times_ms.append(1e3 * (_now_s() - begin))
     sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {len(times_ms)}\n")
+
+
+def steps_of_a_second(step_ms: float, most: int = MOST_STEPS) -> int:
+    """Return how many steps take about a second: a round number, from MEASURE_STEPS to `most`.
+
+    If `step_ms` is the time of the quickest step, which other load hardly changes, most processes of a case take
+    equally many. Where they do not, a comparison takes as many samples of each as the fewest has.
+
+    Args:
+        step_ms: Time of a step in ms; may be infinite.
+        most: A power of ten.
+    """
+    wanted = min(float(most), max(float(MEASURE_STEPS), 1e3 / step_ms if step_ms > 0 else math.inf))
+    power = int(10 ** math.floor(math.log10(wanted)))
+    return math.ceil(next(factor * power for factor in ROUND if factor * power >= wanted * (1 - 1e-9)))
 
 
 def _synchronise() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from app.metrics import Direction, better, headline, is_error, is_size, is_speed
 from app.results import inference
 from app.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
-from app.results.remedies import Remedy, steps_of_a_second
+from app.results.remedies import Remedy, more_steps
 from app.results.sheet import Cell
 
 Finding = Literal["better", "worse", "changed", "no_difference", "differs", "within_margin", "inconclusive"]
@@ -389,7 +389,7 @@ class Row:
         """Say how many steps take about a second, where processes that count by their fastest took fewer; or ""."""
         if self.statistic != "fastest" or self.samples is None or self.sample_s is None or self.remedy is None:
             return ""
-        steps = steps_of_a_second(self.samples, self.sample_s)
+        steps = more_steps(self.samples, self.sample_s)
         command = None if steps is None else self.remedy.steps(steps)
         if steps is None or command is None:
             return ""

@@ -49,8 +49,8 @@ FEWEST = 4
 """Fewest processes of each side. With 3, even sides without any overlap have a p-value of 0.1."""
 MAX_EXACT = 60
 """Most processes of a side for which p-values and intervals are exact; the normal approximation of more is as good."""
-MAX_EXACT_IN_TURNS = 30
-"""Likewise of sides that took turns, in seven blocks or fewer."""
+MAX_EXACT_IN_TURNS = 20
+"""Likewise of sides that took turns. The normal approximation of more, near ALPHA, is at most 10 % too large."""
 MAX_PERMUTATIONS = 20_000
 """Most ways to divide the values into two sides for which p-values of samples with ties are exact."""
 SAME = 1e-9

@@ -7,16 +7,16 @@ more processes are the answer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
+
+from flopwatch.steps import steps_of_a_second
 
 ENOUGH_S = 1.0
 """Seconds of steps of a process, after which more steps hardly help."""
 MAX_STEPS = 1_000_000
 MAX_REPLICATES = 100
 """Most `replicates` of a job."""
-ROUND = (1, 2, 5)
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Remedy:
         return "`" + " && ".join(f"flopwatch rerun {job} {' '.join(changes)}" for job in self.jobs) + "`"
 
 
-def steps_of_a_second(samples: int, sample_s: float) -> int | None:
-    """Return how many steps take ENOUGH_S at least, a round number; None if `samples` of them nearly do.
+def more_steps(samples: int, sample_s: float) -> int | None:
+    """Return how many steps take about ENOUGH_S; None if `samples` of them nearly do.
 
     Args:
         samples: the number of steps of a process.
@@ -55,10 +55,4 @@ def steps_of_a_second(samples: int, sample_s: float) -> int | None:
     """
     if sample_s <= 0 or 2 * samples * sample_s > ENOUGH_S:
         return None
-    return min(MAX_STEPS, round_up(ENOUGH_S / sample_s))
-
-
-def round_up(number: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50, … that is not less."""
-    power = int(10 ** math.floor(math.log10(max(number, 1))))
-    return next(factor * power for factor in (*ROUND, 10) if factor * power >= number * (1 - 1e-9))
+    return steps_of_a_second(1e3 * sample_s, MAX_STEPS)

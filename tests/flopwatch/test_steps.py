@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,3 +62,11 @@ def test_a_listener_hears_all(monkeypatch: pytest.MonkeyPatch) -> None:
         {"flops": None, "tokens": None, "items": 3},
         {"warmup_steps": None, "measure_steps": 2},
     ]
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "number"),
+    [(9.0, 150), (10.0, 100), (1e-3, 1000), (0.0, 1000), (333.0, 10), (60.0, 20), (5e3, 10), (math.inf, 10)],
+)
+def test_a_second_of_steps_is_a_round_number(step_ms: float, number: int) -> None:
+    assert steps.steps_of_a_second(step_ms) == number

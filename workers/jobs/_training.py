@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from app.specs._training import ACCUMULATION, WITH_BACKWARD, ModelSpec, TrainingSpec
+from flopwatch.steps import steps_of_a_second
 from workers import uploaded
 from workers.jobs import _own_step
 from workers.jobs._limits import check_rate
@@ -471,6 +472,7 @@ def time_isolated(
         total = max(least, warmed_up) + (1 + loops) * planned
         report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
 
+    by_default = steps_of_a_second if training.device.type == "cpu" else STEPS
     times = time_steps(
         step.phases,
         make_clock(training.device),
@@ -479,7 +481,7 @@ def time_isolated(
         inner_times_ms=dict if graphed is None else graphed.inner_times_ms,
         warmup_steps=spec.warmup_steps,
         window_s=WINDOW_S[training.device.type],
-        measure_steps=STEPS if training.device.type != "cpu" and spec.measure_steps is None else spec.measure_steps,
+        measure_steps=by_default if spec.measure_steps is None else spec.measure_steps,
         measuring=measuring,
         on_progress=on_progress,
     )

@@ -31,10 +31,6 @@ from workers.measure.warmup import WINDOW_S, WarmUp
 REPORT_INTERVAL_S = 0.5
 LOOP_STEPS = 100
 """Most samples of a loop between two synchronisations; a GPU's queue is shorter than that many steps."""
-MIN_STEPS, MAX_STEPS = 10, 1000
-"""Fewest and most steps that are measured by default on a CPU."""
-ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0)
-"""The numbers of steps, between powers of ten."""
 
 
 class Observer(Protocol):
@@ -190,20 +186,6 @@ class StepTimes:
             self.phases.setdefault(name, array("d")).append(time_ms)
 
 
-def steps_of_a_second(quickest_ms: float) -> int:
-    """Return how many steps take about a second, from MIN_STEPS to MAX_STEPS.
-
-    The numbers are round, and follow from the quickest step, which other load hardly changes: so the processes that
-    measure one case mostly take equally many.
-
-    Args:
-        quickest_ms: Time of the quickest step so far in ms; infinite if there was none.
-    """
-    wanted = min(float(MAX_STEPS), max(float(MIN_STEPS), 1e3 / quickest_ms if quickest_ms > 0 else math.inf))
-    power = int(10 ** math.floor(math.log10(wanted)))
-    return math.ceil(next(factor * power for factor in ROUND if factor * power >= wanted))
-
-
 def time_steps(
     phases: Work,
     clock: Clock,
@@ -213,7 +195,7 @@ def time_steps(
     inner_times_ms: Callable[[], Mapping[str, float]] = dict,
     warmup_steps: int | None,
     window_s: float = WINDOW_S,
-    measure_steps: int | None,
+    measure_steps: int | Callable[[float], int],
     measuring: Callable[[int], None] = lambda steps: None,
     on_progress: Callable[[int, int], None] = lambda warmed_up, measured: None,
 ) -> StepTimes:
@@ -229,7 +211,8 @@ def time_steps(
         inner_times_ms: Returns, after each step, times of phases inside its phases: those of a CUDA graph.
         warmup_steps: Exact number of steps without samples; None: as many as it takes until the step's time is steady.
         window_s: Least length of a window; see `WarmUp`.
-        measure_steps: Number of steps with samples, 1 or more; None: as many as take about a second.
+        measure_steps: Number of steps with samples, 1 or more; or a function that returns it from the time in ms of the
+            quickest warm-up step, infinite if there was none.
         measuring: Called once, before the first measured step, with their number.
         on_progress: Called between steps with (warm-up steps done, measured steps done), at most every half second,
             and after the last.
@@ -258,7 +241,7 @@ def time_steps(
         times.warmup, times.steady = warming.calls, warming.steady
         times.too_slow, times.hidden = warming.too_slow, warming.hidden
         _settle_collector()
-        number = steps_of_a_second(quickest_ms) if measure_steps is None else measure_steps
+        number = measure_steps if isinstance(measure_steps, int) else measure_steps(quickest_ms)
         measuring(number)
         for index in range(number):
             times.keep(step(), inner_times_ms())

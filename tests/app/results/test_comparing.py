@@ -517,6 +517,17 @@ class TestTheValueOfAProcess:
         assert f"8 processes each, by the {step['statistic']} of {fewest} samples" in str(about(sheet, "sentence"))
         assert f"(some have {max(steps)})" in sheet.notes[0]
 
+    def test_processes_of_both_sides_may_have_chosen_another_number_of_steps(
+        self, in_turns_of: Callable[..., Sheet], rng: random.Random
+    ) -> None:
+        """By default each process counts the steps of a second: near the edge of a round number, 70 or 100."""
+        one, other = ([*drawn(rng, 4, 70), *drawn(rng, 4, 100)][::order] for order in (1, -1))
+        sheet = in_turns_of(one, other)
+        step, *_ = rows(sheet)
+        assert step["samples"] == 70
+        assert step["baseline"] == pytest.approx(statistics.median(min(samples[:70]) for samples in one))
+        assert "(some have 100)" in sheet.notes[0]
+
     def test_samples_that_are_not_stored_are_not_compared(self, database: Database, measure: Measure) -> None:
         def job(number: int, median: float) -> int:
             times = {"n": number, "min": median / number, "median": median}

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
 
 import pytest
 import torch
 
+from flopwatch.steps import steps_of_a_second
 from workers.measure import timing
 from workers.measure.memory import OutOfMemory
 from workers.measure.timing import (
@@ -16,7 +16,6 @@ from workers.measure.timing import (
     StepTime,
     make_clock,
     make_marks,
-    steps_of_a_second,
     time_loop,
     time_steps,
 )
@@ -323,15 +322,7 @@ def test_on_a_gpu_events_time_the_work_and_not_the_call() -> None:
     assert max(times.host_us) < 1e3 * min(times.step)
 
 
-@pytest.mark.parametrize(
-    ("quickest_ms", "steps"),
-    [(9.0, 150), (10.0, 100), (1e-3, 1000), (0.0, 1000), (333.0, 10), (60.0, 20), (5e3, 10), (math.inf, 10)],
-)
-def test_a_second_of_steps_is_a_round_number(quickest_ms: float, steps: int) -> None:
-    assert steps_of_a_second(quickest_ms) == steps
-
-
-def test_by_default_a_second_of_steps_is_measured() -> None:
+def test_the_number_of_steps_may_follow_from_the_quickest_step_before() -> None:
     class Even(CountingClock):
         """Every step takes 20 ms, the first one 1 s."""
 
@@ -340,6 +331,6 @@ def test_by_default_a_second_of_steps_is_measured() -> None:
 
     announced: list[int] = []
     times = time_steps(
-        {"forward": lambda: None}, Even(), warmup_steps=3, measure_steps=None, measuring=announced.append
+        {"forward": lambda: None}, Even(), warmup_steps=3, measure_steps=steps_of_a_second, measuring=announced.append
     )
     assert announced == [len(times.step)] == [50]
