@@ -155,7 +155,7 @@ class Agreement(TypedDict):
     steps: int
     work_differs: list[str]
     expect_equal: float | None
-    outcome: Literal["passed", "wrong", "missing", "inconclusive"] | None
+    outcome: Literal["passed", "wrong", "missing", "inconclusive", "invalid", "not_comparable"] | None
     sentence: str
 
 

@@ -57,7 +57,7 @@ SAME = 1e-9
 """Values are proportional if their ratio is constant to this relative precision."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """The estimated ratio of two samples, with interval and p-value; None for a value that they do not determine."""
 

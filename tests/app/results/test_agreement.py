@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from app.api import schemas
 from app.results.agreement import Agreement, applied, compare
 from app.results.findings import Gate, Judgement
 
@@ -61,6 +63,7 @@ def test_what_is_said_and_judged(ones: Any, others: Any, words: str, outcome: st
     found = compare(ones, others)
     assert words in found.sentence()
     assert found.outcome(1e-4) == outcome
+    TypeAdapter(schemas.Agreement).validate_python(found.as_json(1e-4))
 
 
 def test_a_number_that_varies_hides_no_other() -> None:
@@ -133,7 +136,9 @@ def test_sides_that_are_not_comparable_have_no_wrong_numbers(conclusion: Any, ha
     judged = applied(judgement, found.under(judgement), 1e-4)
     assert (judged.conclusion, judged.sentence) == (conclusion, "so it is")
     assert judged.gate == Gate(5.0 if has_gate else None, [], conclusion, "so" if has_gate else "so it is")
-    assert found.under(judgement).as_json(1e-4)["outcome"] == conclusion
+    in_json = found.under(judgement).as_json(1e-4)
+    assert in_json["outcome"] == conclusion
+    TypeAdapter(schemas.Agreement).validate_python(in_json)
     assert applied(FASTER, found.under(FASTER), 1e-4).conclusion == "wrong", "the control"
 
 
