@@ -211,8 +211,7 @@ def time_steps(
         inner_times_ms: Returns, after each step, times of phases inside its phases: those of a CUDA graph.
         warmup_steps: Exact number of steps without samples; None: as many as it takes until the step's time is steady.
         window_s: Least length of a window; see `WarmUp`.
-        measure_steps: Number of steps with samples, 1 or more; or a function that returns it from the time in ms of the
-            quickest warm-up step, infinite if there was none.
+        measure_steps: Number of steps with samples, 1 or more; or of it a function of the quickest warm-up step's ms.
         measuring: Called once, before the first measured step, with their number.
         on_progress: Called between steps with (warm-up steps done, measured steps done), at most every half second,
             and after the last.
