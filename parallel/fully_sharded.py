@@ -11,7 +11,7 @@ it, they are freed. When autograd has accumulated a unit's gradients, they are r
 one unit computes, the next unit's parameters and the last unit's gradients are being communicated.
 
 Hooks on the autograd nodes that made a unit's outputs tell when its backward pass begins, and when those of later units
-are over; hooks on parameters tell when gradients are complete (docs/decisions/0021-when-sharded-gradients-are-sent.md).
+are over (docs/decisions/0021-when-sharded-gradients-are-sent.md).
 
 Tensors are gathered directly into the parameters' memory, and gradients are reduced directly from autograd's tensors:
 NCCL takes all tensors of a unit in one launch, so nothing is copied into or out of buffers.
@@ -335,10 +335,6 @@ class FullyShardedDataParallel(nn.Module):
             before, after = _forward_hooks(this, unit)
             unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             unit.module.register_forward_hook(after, always_call=True)
-            for parameter in unit.sharded:
-                if parameter.whole.requires_grad:
-                    hook = _gradient_hook(this, parameter)
-                    parameter.whole.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         if self.compute_dtype is not None:
             cast = functools.partial(_cast_inputs, self.compute_dtype)
             for child in self.module.modules():
@@ -433,25 +429,14 @@ class FullyShardedDataParallel(nn.Module):
         if following is not None:
             following.start_gathering()
         for one in over:
-            if one.backward.first > number and not one.backward.awaited:
+            if one.backward.first > number and one.has_all_gradients():
                 self._settle(one)
 
-    def accumulated(self, parameter: UnitParameter) -> None:
-        """Note that a parameter's gradient is complete in this pass of autograd's engine."""
-        unit = parameter.unit
-        self._begin(unit)
-        assert unit.backward.task is not None
-        # In a pass inside another, which is the unit's, more may come in that.
-        if unit.backward.task == torch._C._current_graph_task_id():
-            unit.backward.awaited.discard(parameter)
-        self._note_gradients(unit.backward.task)
-
     def _begin(self, unit: ShardedUnit) -> None:
-        """Note that a unit's backward pass has begun, and which gradients this pass of autograd's engine will bring."""
+        """Note that a unit's backward pass has begun."""
         if unit.backward.task is not None:
             return
         unit.backward.task = task = torch._C._current_graph_task_id()
-        unit.backward.awaited = {one for one in unit.sharded if one.part.requires_grad and accumulates(one.whole)}
         self._begun.append(unit)
         if task in self._passes:
             return
@@ -463,15 +448,9 @@ class FullyShardedDataParallel(nn.Module):
                 wrapper._end_pass(task)
 
         torch.autograd.Variable._execution_engine.queue_callback(end)
-        self._passes[task] = False
-        wholes = [one.whole for each in reversed(self.units) for one in each.held if one.part.requires_grad]
-        if any(map(accumulates, [*wholes, *self._replicated.values()])):
-            self._note_gradients(task)
-
-    def _note_gradients(self, task: int) -> None:
-        """Note that a pass of autograd's engine accumulates gradients of parameters; torch.autograd.grad does not."""
-        self._passes[task] = True
-        self._unfinished = self._unfinished or self.synchronizes
+        wholes = [parameter.whole for one in reversed(self.units) for parameter in one.held]
+        self._passes[task] = any(map(accumulates, [*wholes, *self._replicated.values()]))
+        self._unfinished = self._unfinished or (self._passes[task] and self.synchronizes)
 
     def _end_pass(self, task: int) -> None:
         """Send what a pass of autograd's engine has left, such as the gradients of the first unit, and free its units.
@@ -487,11 +466,13 @@ class FullyShardedDataParallel(nn.Module):
     def _settle(self, unit: ShardedUnit) -> None:
         """Send the gradients that a unit has, or in `no_sync` keep them."""
         assert unit.backward.task is not None
-        brought = self._passes[unit.backward.task]
+        # A pass inside this one may bring what this one does not.
+        brought = self._passes[unit.backward.task] or unit.has_gradients()
         unit.backward = BackwardState()
         self._begun.remove(unit)
         if not brought:
             return
+        self._unfinished = self._unfinished or self.synchronizes
         if self.synchronizes:
             self._reduce(unit)
         else:
@@ -616,8 +597,8 @@ class FullyShardedDataParallel(nn.Module):
 
     def _complete_reduction(self) -> None:
         for unit in self.units:
-            # A unit whose backward pass has not ended is of a pass in which an error was raised.
-            if not unit.reduced or unit.backward.task is not None:
+            # Autograd may have gone to parameters by other ways than through what their unit has returned.
+            if not unit.reduced or unit.has_gradients():
                 self._reduce(unit)
         kept = dict(self._replicated)
         for unit in self.units:
@@ -927,19 +908,6 @@ def _backward_hook(
         wrapper = this()
         if wrapper is not None:
             wrapper.before_backward(use, forward, number)
-
-    return hook
-
-
-def _gradient_hook(
-    this: weakref.ReferenceType[FullyShardedDataParallel], parameter: UnitParameter
-) -> Callable[[Tensor], None]:
-    which = weakref.ref(parameter)
-
-    def hook(whole: Tensor) -> None:
-        wrapper, parameter = this(), which()
-        if wrapper is not None and parameter is not None:
-            wrapper.accumulated(parameter)
 
     return hook
 

@@ -59,6 +59,7 @@ class UnitParameter:
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
         # `data` has its own version counter, so that autograd does not take refilling the memory for a modification.
         self.memory = memory.data
+        self.storage = memory.untyped_storage()._cdata
         self._bytes = memory.untyped_storage().nbytes()
         self.free()
         self.show(self.part)
@@ -180,6 +181,15 @@ class ShardedUnit:
     def is_trained(self) -> bool:
         return any(parameter.part.requires_grad for parameter in self.held)
 
+    def has_gradients(self) -> bool:
+        """Return True if autograd has accumulated gradients that are to be sent."""
+        return any(parameter.whole.grad is not None for parameter in self.sharded)
+
+    def has_all_gradients(self) -> bool:
+        """Return False if the running pass of autograd's engine will yet accumulate a gradient that is to be sent, the
+        first one since the last was sent."""
+        return not any(one.whole.grad is None and accumulates(one.whole) for one in self.sharded)
+
     def take(self, parameter: UnitParameter) -> None:
         """Gather a parameter with this unit from now on."""
         parameter.unit = self
@@ -246,14 +256,12 @@ class ShardedUnit:
 
     def parameters_in(self, tensors: list[Tensor]) -> list[UnitParameter]:
         """Return the parameters in whose memory the tensors are."""
-        memories = {parameter.memory.untyped_storage()._cdata: parameter for parameter in self.held}
-        found = {}
+        found = []
         for tensor in tensors:
             with contextlib.suppress(NotImplementedError):  # sparse tensors, and those of torch.func, have no storage
                 storage = tensor.untyped_storage()._cdata
-                if storage in memories:
-                    found[storage] = memories[storage]
-        return list(found.values())
+                found += [parameter for parameter in self.held if parameter.storage == storage]
+        return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,8 +303,6 @@ class BackwardState:
     def __init__(self) -> None:
         self.task: int | None = None
         """The pass of autograd's engine in which it began; None: it owes no gradients."""
-        self.awaited: set[UnitParameter] = set()
-        """Parameters whose gradients this pass will yet accumulate."""
         self.first = LATER
         """Where the first of its uses in the forward pass begins."""
         self.since = LATER
@@ -304,7 +310,9 @@ class BackwardState:
 
 
 def accumulates(parameter: nn.Parameter) -> bool:
-    """Return True if the running pass of autograd's engine accumulates a gradient in a parameter."""
+    """Return True if the running pass of autograd's engine accumulates a gradient in a parameter, now or later."""
+    if not parameter.requires_grad:
+        return False
     with torch.enable_grad():
         view: Any = parameter.view_as(parameter)
     try:

@@ -182,16 +182,16 @@ def differences(model: Any, expected: dict[str, Tensor], tolerance: float) -> It
             yield name
 
 
-def some(compute: str | None, **options: Any) -> list[str]:
+def some(compute: str | None) -> list[str]:
     """Compare a part of the table."""
     steps = list(itertools.product(ORDERS, CHECKPOINTS, LOSSES))
-    return [f"{kind} {one}" for n, kind in enumerate(INPUTS) for one in compare(kind, steps[n::17], compute, **options)]
+    return [f"{kind} {one}" for n, kind in enumerate(INPUTS) for one in compare(kind, steps[n::17], compute)]
 
 
-def table(kind: str, compute: str | None, **options: Any) -> list[str]:
+def table(kind: str, compute: str | None, reshard: bool = True) -> list[str]:
     """Compare one kind of input with every order, checkpoint and loss."""
     steps = list(itertools.product(ORDERS, CHECKPOINTS, LOSSES))
-    return compare(kind, steps, compute, **options)
+    return compare(kind, steps, compute, reshard_after_forward=reshard)
 
 
 class Language(nn.Module):
@@ -256,15 +256,9 @@ def reductions_of_two_forward_passes(waits: bool) -> int:
     model = parallel.FullyShardedDataParallel(Repeated("embedding").to(device()))
     model.module.order = [0, 1, 2]
     inputs = inputs_of("embedding", 0, dist.get_rank())
-    begin = fully_sharded.FullyShardedDataParallel._begin
-
-    def awaiting_nothing(wrapper: Any, unit: Any) -> None:
-        begin(wrapper, unit)
-        unit.backward.awaited.clear()
-
-    begins = begin if waits else awaiting_nothing
+    ready = mock.patch.object(sharded_unit.ShardedUnit, "has_all_gradients", return_value=True)
     with (
-        mock.patch.object(fully_sharded.FullyShardedDataParallel, "_begin", begins),
+        contextlib.nullcontext() if waits else ready,
         collectives.recorded(device()) as timeline,
     ):
         for loss, _ in losses(model, "two forward passes", inputs, torch.float32):
