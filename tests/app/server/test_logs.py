@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ def record(message: str = "%d bad requests", line: int = 1, error: Any = None) -
 
 def test_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr("app.server.logs.time", SimpleNamespace(monotonic=lambda: now))
     limit = RateLimit()
     assert [limit.filter(record()) for _ in range(BURST + 5)] == [True] * BURST + [False] * 5
     assert limit.filter(record(line=2)), "another kind"

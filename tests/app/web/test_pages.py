@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,7 +185,7 @@ def test_a_page_reads_a_bounded_number_of_measurements(
 def test_a_page_that_has_not_changed_is_not_sent_again(
     site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.web.live.time.monotonic", lambda: 0.0)  # ages go on every 10 s
+    monkeypatch.setattr("app.web.live.time", SimpleNamespace(monotonic=lambda: 0.0))  # ages go on every 10 s
     sweep = site.http.post(
         "/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [5]}, "priority": 20}
     ).json()

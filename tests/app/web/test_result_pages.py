@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ def test_the_cases_of_a_running_sweep_appear_without_a_reload(fresh_site: Any, m
 def test_ages_go_on_while_jobs_have_not_ended(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = fresh_site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1]}}).raise_for_status().json()["id"]
     now = [1000.0]
-    monkeypatch.setattr("app.web.live.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("app.web.live.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def status(path: str, tag: str) -> int:
         return int(fresh_site.http.get(path, headers={"If-None-Match": tag}).status_code)
