@@ -11,7 +11,7 @@ import os
 import sys
 
 if "warm" in sys.orig_argv:
-    from workers.processes import warm
+    from flopwatch.workers.processes import warm  # by the name that programs use: they drop modules with short ones
 
     empty = os.environ.get("WARM_PARENT") == "empty"
     warm.PRELOADED = () if empty else tuple(name for name in warm.PRELOADED if name != "torch._dynamo")
