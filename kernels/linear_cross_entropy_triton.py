@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import chunked_cross_entropy as chunked
+from .derivatives import register
 from .interpreted import patch_interpreter
 from .rows import check_device, wide
 
@@ -26,38 +27,67 @@ LONG = 32_768
 """
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of `hidden @ weight.T`; see `kernels.chunked_cross_entropy.linear_cross_entropy`.
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = chunked.IGNORE_INDEX,
+    reduction: str = "mean", label_smoothing: float = 0.0, softcap: float | None = None, z_loss: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Cross-entropy of `hidden @ weight.T`, with the options of torch.nn.functional.cross_entropy.
+
+    All else is as of `kernels.chunked_cross_entropy.linear_cross_entropy`, which is the same in plain PyTorch.
 
     Args:
         hidden: (…, d_model), floating point, on a CUDA device.
-        weight: (vocabulary, d_model).
-        targets: (…), integers below vocabulary; others make the loss NaN.
+        weight: (vocabulary, d_model), of the same dtype, unless autocast is on.
+        targets: (…), integers of 0 … vocabulary - 1, or `ignore_index`.
+        ignore_index: Rows with this target count for nothing: their loss and gradients are 0.
+        reduction: "mean" over the rows that count, "sum", or "none".
+        label_smoothing: The part of the target's probability that all words share, 0 … 1 (Szegedy et al., 2016).
+        softcap: Logits z become softcap * tanh(z / softcap); None: they stay.
+        z_loss: Factor of log²(sum of exp(logits)), which is added to each row's loss (Chowdhery et al., 2022,
+            section 5).
 
     Returns:
-        A scalar, float32 (float64 for float64 logits).
+        The loss in nats, float32 (float64 for float64 logits): a scalar, or of targets' shape with reduction "none". A
+        mean is NaN if no row counts.
+
+    Raises:
+        ValueError: sizes, dtypes or devices do not fit together, or an option is out of its range.
+        IndexError: a target is out of range, in Triton's interpreter. On a GPU, which is not waited for, such a row's
+            loss and gradients are NaN.
+        NoDerivative: from the backward pass, if it is differentiated in turn; in forward mode; under torch.func.
     """
-    return chunked.linear_cross_entropy(hidden, weight, targets, softmax_gradient_)
+    return chunked.linear_cross_entropy(
+        hidden, weight, targets, softmax_gradient_, ignore_index=ignore_index, reduction=reduction,
+        label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss,
+    )  # fmt: skip
 
 
-def softmax_gradient_(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum over rows of -log softmax(logits)[target], and its gradient, which overwrites the logits.
+def softmax_gradient_(
+    logits: Tensor, targets: Tensor, options: chunked.Options = chunked.PLAIN, reduction: str = "sum"
+) -> tuple[Tensor, Tensor]:
+    """Return the loss, and the gradient of its sum, which overwrites the logits.
 
     Args:
         logits: (rows, vocabulary), contiguous, floating point, on a CUDA device.
-        targets: (rows,), integers below vocabulary; others make the loss NaN.
+        targets: (rows,), integers below vocabulary, or `ignore_index`; others make the row's loss and gradient NaN.
+        options: See `linear_cross_entropy`.
+        reduction: "sum", or "none": each row's loss.
 
     Returns:
-        A scalar, float32 (float64 for float64 logits), and `logits`.
+        A scalar or (rows,), float32 (float64 for float64 logits), and `logits`.
 
     Raises:
         ValueError: shapes or devices do not fit together.
     """
-    return _softmax_gradient_(logits, targets).sum(), logits
+    losses: Tensor = _softmax_gradient_(logits, targets, *options)
+    return losses if reduction == "none" else losses.sum(), logits
 
 
 @torch.library.custom_op("flopwatch::softmax_gradient_", mutates_args=("logits",))
-def _softmax_gradient_(logits: Tensor, targets: Tensor) -> Tensor:
+def _softmax_gradient_(
+    logits: Tensor, targets: Tensor, ignore_index: int = chunked.IGNORE_INDEX, label_smoothing: float = 0.0,
+    softcap: float | None = None, z_loss: float = 0.0,
+) -> Tensor:  # fmt: skip
     losses: Tensor = _losses(logits, targets)
     check_device(logits)
     if logits.numel():
@@ -66,13 +96,14 @@ def _softmax_gradient_(logits: Tensor, targets: Tensor) -> Tensor:
         with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
             _softmax_gradient_kernel[(rows,)](
                 logits, targets.contiguous(), losses, vocabulary,
+                IGNORED=ignore_index, SMOOTHING=label_smoothing, CAP=softcap, Z_LOSS=z_loss,
                 WIDE=wide(logits), COLUMNS=32 * warps * ELEMENTS, num_warps=warps,
             )  # fmt: skip
     return losses
 
 
 @_softmax_gradient_.register_fake
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+def _losses(logits: Tensor, targets: Tensor, *_options: object) -> Tensor:
     if logits.dim() != 2 or not logits.is_contiguous() or not logits.is_floating_point():
         raise ValueError(
             f"expected contiguous floating-point logits (rows, vocabulary), not {tuple(logits.shape)} of {logits.dtype}"
@@ -85,26 +116,70 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.new_empty(targets.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
+register(_softmax_gradient_, *chunked.NAMES)
+
+
 @triton.jit
-def _softmax_gradient_kernel(logits, targets, losses, vocabulary, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
+def _softmax_gradient_kernel(
+    logits, targets, losses, vocabulary,
+    IGNORED: tl.constexpr, SMOOTHING: tl.constexpr, CAP: tl.constexpr, Z_LOSS: tl.constexpr,
+    WIDE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """One row: its loss, and its gradient in place of its logits."""
     row = tl.program_id(0)
     logits += row.to(tl.int64) * vocabulary
-    target = tl.load(targets + row)
-    known = (target >= 0) & (target < vocabulary)
-    target_logit = tl.load(logits + target, mask=known, other=float("nan")).to(WIDE)
-    largest = tl.full([], float("-inf"), WIDE)
-    total = tl.zeros([], WIDE)
-    for start in tl.range(0, vocabulary, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        tile = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(WIDE)
-        larger = tl.maximum(largest, tl.max(tile, 0))
-        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(tile - larger), 0)
-        largest = larger
-    logsumexp = largest + tl.log(total)
-    tl.store(losses + row, logsumexp - target_logit)
-    for start in tl.range(0, vocabulary, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        tile = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(WIDE)
-        gradient = tl.exp(tile - logsumexp) - tl.where(column == target, 1.0, 0.0)
-        tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < vocabulary)
+    target = tl.load(targets + row).to(tl.int64)
+    if target == IGNORED:
+        tl.store(losses + row, 0.0)
+        for start in tl.range(0, vocabulary, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            tl.store(logits + column, tl.zeros([COLUMNS], logits.dtype.element_ty), mask=column < vocabulary)
+    else:
+        known = (target >= 0) & (target < vocabulary)
+        target_logit = _capped(tl.load(logits + target, mask=known, other=float("nan")).to(WIDE), CAP)
+        largest = tl.full([], float("-inf"), WIDE)
+        total = tl.zeros([], WIDE)
+        sum_of_logits = tl.zeros([], WIDE)
+        for start in tl.range(0, vocabulary, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            tile = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(WIDE)
+            if CAP is not None:
+                tile = tl.where(column < vocabulary, _capped(tile, CAP), float("-inf"))
+            larger = tl.maximum(largest, tl.max(tile, 0))
+            base = tl.where(larger == float("-inf"), 0.0, larger)  # as long as all logits were −∞
+            total = total * tl.exp(largest - base) + tl.sum(tl.exp(tile - base), 0)
+            largest = larger
+            if SMOOTHING > 0:
+                sum_of_logits += tl.sum(tl.where(column < vocabulary, tile, 0.0), 0)
+        logsumexp = largest + tl.log(total)
+        if SMOOTHING > 0:
+            loss = logsumexp - (1 - SMOOTHING) * target_logit - SMOOTHING * (sum_of_logits / vocabulary)
+        else:
+            loss = logsumexp - target_logit
+        if Z_LOSS > 0:
+            loss += Z_LOSS * logsumexp * logsumexp
+        tl.store(losses + row, loss)
+        # For an unknown target, NaN in all of the row.
+        subtracted = tl.where(known, logsumexp, float("nan"))
+        of_target, of_each = tl.full([], 1 - SMOOTHING, WIDE), tl.full([], SMOOTHING, WIDE) / vocabulary
+        for start in tl.range(0, vocabulary, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            tile = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(WIDE)
+            tile = _capped(tile, CAP)
+            gradient = tl.exp(tile - subtracted)
+            if Z_LOSS > 0:
+                gradient *= 1 + 2 * Z_LOSS * logsumexp
+            gradient -= tl.where(column == target, of_target, 0.0)
+            if SMOOTHING > 0:
+                gradient -= of_each
+            if CAP is not None:
+                gradient *= 1 - tile * tile * (1 / (CAP * CAP))
+            tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < vocabulary)
+
+
+@triton.jit
+def _capped(logits, CAP: tl.constexpr):
+    """CAP * tanh(logits / CAP); the logits themselves without one."""
+    if CAP is not None:
+        logits = CAP - 2 * CAP / (tl.exp(logits * (2 / CAP)) + 1)
+    return logits

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .derivatives import register
 from .interpreted import patch_interpreter
 from .rows import as_rows, check_device, check_floating, wide, wide_dtype
 
@@ -117,18 +118,33 @@ def _(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tenso
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float, torch.dtype], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, _ = inputs
+    x, weight, ctx.eps, _ = inputs
     _, scale = output
     ctx.mark_non_differentiable(scale)
     ctx.save_for_backward(x, weight, scale)
 
 
 def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    dx, dweight = _rms_norm_backward(gradient, *ctx.saved_tensors)
+    x, weight, scale = ctx.saved_tensors
+    if torch.is_grad_enabled():  # these gradients may be differentiated in turn
+        dx, dweight = _plain_backward(gradient, x, weight, ctx.eps)
+    else:
+        dx, dweight = _rms_norm_backward(gradient, x, weight, scale)
     return dx, dweight, None, None
 
 
-_rms_norm.register_autograd(_differentiate, setup_context=_save)
+def _plain_backward(gradient: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The backward pass in operations that torch differentiates."""
+    wide_x, wide_gradient = (tensor.to(wide_dtype(x, weight)) for tensor in (x, gradient))
+    inverse = (wide_x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    normal, scaled = wide_x * inverse, wide_gradient * weight
+    dx = (scaled - normal * (scaled * normal).mean(-1, keepdim=True)) * inverse
+    return dx.to(x.dtype), (wide_gradient * normal).flatten(0, -2).sum(0).to(weight.dtype)
+
+
+_NAMES = "rms_norm", "torch.nn.functional.rms_norm"
+register(_rms_norm, *_NAMES, _differentiate, _save)
+register(_rms_norm_backward, *_NAMES)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .derivatives import register
 from .interpreted import patch_interpreter
 from .rows import check_device, check_floating, wide
 
@@ -86,7 +87,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None
     return _rope(gradient, *ctx.saved_tensors, not ctx.inverse), None, None, None
 
 
-_rope.register_autograd(_differentiate, setup_context=_save)
+register(_rope, "rope", "kernels.operations.rotate", _differentiate, _save)
 
 
 @triton.jit

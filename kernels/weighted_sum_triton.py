@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .derivatives import register
 from .interpreted import patch_interpreter
 from .rows import as_rows, check_device, wide, wide_dtype
 
@@ -102,7 +103,21 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return gradients
 
 
-_weighted_sum.register_autograd(_differentiate, setup_context=_save)
+def _save_all(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate_again(ctx: Any, dx: Tensor, dweight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The backward pass is bilinear: gradient ⊗ weight, and gradient · x."""
+    gradient, x, weight = ctx.saved_tensors
+    of_gradient = _weighted_sum(dx, weight) + _weighted_sum(x, dweight)
+    of_x, of_weight = _weighted_sum_backward(gradient, dx, dweight)
+    return of_gradient, of_x, of_weight
+
+
+_NAMES = "weighted_sum", "(x * weight).sum(-1)"
+register(_weighted_sum, *_NAMES, _differentiate, _save)
+register(_weighted_sum_backward, *_NAMES, _differentiate_again, _save_all)
 
 
 @triton.jit

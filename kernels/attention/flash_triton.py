@@ -24,15 +24,15 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ..derivatives import is_transformed, register
 from ..registry import FEATURES, Implementation
 from .hopper import launch as hopper
 from .hopper import native
 from .masks import check_documents
-from .problem import check_options
+from .problem import DIFFERENTIABLE, check_options
 from .triton import decoding, launch
 from .triton.inputs import (
     allocate_results,
@@ -46,6 +46,7 @@ from .triton.inputs import (
 from .triton.tilings import precision_of
 
 PLAIN = frozenset({Tensor, Parameter})
+NAMES = "flash_attention", DIFFERENTIABLE
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Gradients of q, k and v; None for those that are not needed."""
@@ -126,11 +127,30 @@ def flash_attention(
         known = native.attend(q, k, v, is_causal)
         if known is not None:
             return known
-        return _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
+        return _Attention.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
     return _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
 
 
-class TritonFlashAttention2(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
+    """For plain tensors that autocast has cast."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False
+    ) -> Tensor:
+        """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
+        return _saved(ctx, q, k, v, *_forward(q, k, v, is_causal, tf32, only_hopper), is_causal, tf32)
+
+    @staticmethod
+    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of q, k and v."""
+        q, k, v, out, logsumexp = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
+        gradients = differentiate(out_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32, needed)
+        return *gradients, None, None, None
+
+
+class TritonFlashAttention2(_Attention):
     """`TritonFlashAttention2.apply(q, k, v, is_causal=False)`: `flash_attention` as an autograd.Function."""
 
     @staticmethod
@@ -143,34 +163,29 @@ class TritonFlashAttention2(torch.autograd.Function):
         tf32: bool | None = None,
         only_hopper: bool = False,
     ) -> Tensor:
-        """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
+        """As that of the base, after autocast."""
         q, k, v = cast_for_autocast(q, k, v)
         if tf32 is None:
             tf32 = q.dtype == torch.float32 and tf32_is_allowed()
-        out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
-        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
+        results = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
+        return _saved(ctx, q, k, v, *results, is_causal, tf32)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k and v."""
-        return _from_saved(ctx, out_gradient)
+    @classmethod
+    def apply(cls, *inputs: Any, **options: Any) -> Any:
+        """As of torch.autograd.Function; with torch.func, or in forward mode, as `flash_attention`."""
+        if is_transformed():
+            names = "q", "k", "v", "is_causal", "tf32", "only_hopper"
+            return flash_attention(**dict(zip(names, inputs, strict=False)), **options)
+        return super().apply(*inputs, **options)  # type: ignore[no-untyped-call]
 
 
 def _saved(
-    ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, tf32: bool | None
+    ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, tf32: bool
 ) -> Tensor:
-    """Save all that `_from_saved` needs, and return the output."""
+    """Save all that the backward pass needs, and return the output."""
     ctx.save_for_backward(q, k, v, out, logsumexp)
     ctx.is_causal, ctx.tf32 = is_causal, tf32
     return out
-
-
-def _from_saved(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, out, logsumexp = ctx.saved_tensors
-    needed = ctx.needs_input_grad[:3]
-    gradients = differentiate(out_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32, needed)
-    return *gradients, None, None, None
 
 
 def differentiate(
@@ -179,34 +194,10 @@ def differentiate(
 ) -> Gradients:  # fmt: skip
     """Compute the gradients of q, k and v that are needed, from all that the forward pass saves."""
     inputs = out_gradient, None, q, k, v, out, logsumexp, is_causal, tf32
-    if _is_plain(out_gradient, q, k, v, out, logsumexp):
+    # If these gradients may be differentiated in turn, the operation refuses that.
+    if not torch.is_grad_enabled() and _is_plain(out_gradient, q, k, v, out, logsumexp):
         return _gradients(*inputs, needed)
     return cast("Gradients", _backward_operation(*inputs))
-
-
-class _Checked(TritonFlashAttention2):
-    """The same after `flash_attention` has looked at autocast and at who else must see the inputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        is_causal: bool = False,
-        tf32: bool | None = None,
-        only_hopper: bool = False,
-    ) -> Tensor:
-        """As that of the base."""
-        out, logsumexp = _forward(q, k, v, is_causal, bool(tf32), only_hopper)
-        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
-
-    @staticmethod
-    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """As that of the base, without what costs the host more: that refuses to be differentiated in turn."""
-        if torch.is_grad_enabled():
-            return TritonFlashAttention2.backward(ctx, out_gradient)
-        return _from_saved(ctx, out_gradient)
 
 
 def _is_plain(*tensors: Tensor) -> bool:
@@ -218,7 +209,7 @@ def _is_plain(*tensors: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
-        and not torch._C._are_functorch_transforms_active()  # autograd.Function checks the same
+        and not is_transformed()
         and PLAIN.issuperset(map(type, tensors))
         and not tensors[0].is_meta
     )
@@ -343,9 +334,10 @@ torch.library.register_fake(
     lambda _out_gradient, _logsumexp_gradient, q, k, v, *_: tuple(map(empty_like, (q, k, v))),
     lib=_library,
 )
-torch.library.register_autograd("flopwatch::flash_attention", _differentiate, setup_context=_save, lib=_library)
 _forward_operation = torch.ops.flopwatch.flash_attention.default
 _backward_operation = torch.ops.flopwatch.flash_attention_backward.default
+register(_forward_operation, *NAMES, _differentiate, _save)
+register(_backward_operation, *NAMES)
 native.begin(differentiate)
 
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 
+DIFFERENTIABLE = "attention 'eager' or 'sdpa_math' of kernels.registry.ATTENTION"
+"""What has every derivative, for messages."""
+
+
 class Band(NamedTuple):
     """The diagonals of the scores, key minus query, that are visible; None: no bound."""
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import is_transformed
 from ..registry import FEATURES, Implementation
 from .masks import VisibleKeys, visible_keys
 from .problem import Band, band_of, check_options
@@ -36,7 +36,19 @@ class TiledFlashAttention2(torch.autograd.Function):
     Inputs are (batch, heads, sequence, head_dim) or (batch, sequence, head_dim); k and v have one length, which may
     differ from q's. Returns q's shape. Query i sees keys 0 … i only if `is_causal` (top-left alignment). `options` are
     those of `kernels.flash_attention`, as a dictionary, without `return_lse`.
+
+    Second derivatives, forward mode and torch.func go through the tiles by PyTorch's own derivatives, whose memory
+    grows with the product of the lengths.
     """
+
+    @classmethod
+    def apply(
+        cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, options: dict[str, Any] | None = None
+    ) -> Any:
+        """As of torch.autograd.Function."""
+        if is_transformed():
+            return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
+        return super().apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def forward(
@@ -52,10 +64,18 @@ class TiledFlashAttention2(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # they may be differentiated in turn
+            inputs = [tensor.view_as(tensor) for tensor in (q, k, v)]  # of one tensor, as q and k may be: three
+            leaves = [tensor for tensor in inputs if tensor.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    _output(*inputs, ctx.scores), leaves, out_gradient, create_graph=True, materialize_grads=True
+                )
+            )
+            return *(next(found) if tensor.requires_grad else None for tensor in inputs), None, None
         sums = _sum_dtype(q)
         delta = (out_gradient.to(sums) * out.to(sums)).sum(-1)
         dq = torch.zeros_like(q, dtype=sums)
@@ -80,6 +100,12 @@ class TiledFlashAttention2(torch.autograd.Function):
         return dq.to(q.dtype), dk, dv, None, None
 
 
+def _output(q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
+    """Return the output, in operations that PyTorch differentiates."""
+    tiles = [_attend(q, k, v, rows, how)[0] for rows in _tiles(q.shape[-2])]
+    return torch.cat(tiles, -2).to(q.dtype) if tiles else q.clone()
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, how: Scores) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp of one tile of queries."""
     q_tile = q[..., rows, :].to(_sum_dtype(q))
@@ -91,7 +117,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, how: Scores) -> tuple[
             continue
         k_tile, v_tile = (tensor[..., columns, :].to(q_tile.dtype) for tensor in (k, v))
         scores, _ = how.tile(q_tile, k_tile, rows, columns)
-        raised = torch.maximum(maximum, scores.amax(-1))
+        raised = torch.maximum(maximum, scores.amax(-1)).detach()  # results do not depend on it
         base = raised.clamp(min=LEAST)  # as long as a query has seen no key, the maximum is −∞
         weights = torch.exp(scores - base.unsqueeze(-1))
         # The sums so far are relative to the old maximum.

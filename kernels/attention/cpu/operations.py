@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...derivatives import register
+from ..problem import DIFFERENTIABLE
 from .build import Problem, library
 
 BLOCK = 32
@@ -204,4 +206,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
     return (*_flash_backward(*ctx.saved_tensors, grad, *ctx.options), None, None, None)
 
 
-_flash.register_autograd(_backward, setup_context=_save)
+for _name, _operation in {"naive": _naive, "blocked": _blocked, "fused": _fused}.items():
+    register(_operation, f"cpu.{_name}", f"cpu.flash, or {DIFFERENTIABLE},", missing="backward pass")
+register(_flash, "cpu.flash", DIFFERENTIABLE, _backward, _save)
+register(_flash_backward, "cpu.flash", DIFFERENTIABLE)

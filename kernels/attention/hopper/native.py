@@ -18,7 +18,6 @@ from typing import Any
 
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...building import Library
 from ...launching import Launch, hooks_are_set
@@ -176,7 +175,6 @@ def _described(launches: Sequence[tuple[Launch, Sequence[int]]]) -> list[dict[st
     return described
 
 
-@once_differentiable
 def _differentiate(_context: None, *inputs: Any) -> tuple[Tensor | None, ...]:
     """Compute the needed gradients of a call that is not registered, from the arguments that the library received."""
     assert _differentiate_in_python is not None
