@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attention.triton.inputs import capability
+from .derivatives import NoDerivative, is_transformed, refuse
 from .interpreted import patch_interpreter
 from .launching import Address, Launch
 from .rows import check_device
@@ -31,9 +32,9 @@ WARPS = 4
 LAUNCHES = 256
 """Launches that are kept, for parameters of different sizes, dtypes or hyper-parameters."""
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+NAMES = "adamw", "torch.optim.AdamW(…, differentiable=True)"
 
 
-@torch.no_grad()
 def adamw(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -68,13 +69,23 @@ def adamw(
             float32, these are a model's weights in half precision (Micikevicius et al., 2018, section 3.1).
 
     Raises:
-        ValueError: dtypes, devices, shapes or numbers of tensors are others.
+        ValueError: dtypes, devices, shapes or numbers of tensors are others, or a decay rate is not in [0, 1).
+        NoDerivative: the update would be differentiated: one of its inputs depends on tensors that require a gradient
+            (nothing is recorded under torch.no_grad), has a tangent of forward mode, or is one of torch.func.
     """
     if not parameters:
         return
     rounded = [] if copies is None else [copies]
     everything = list(zip(parameters, exp_avgs, exp_avg_sqs, gradients, *rounded, steps, strict=True))
-    _check(everything, lr)
+    _check(everything, lr, betas)
+    with torch.no_grad():
+        _update(everything, lr, betas, eps, weight_decay)
+    torch.autograd.graph.increment_version([*parameters, *exp_avgs, *exp_avg_sqs, *(copies or ())])
+
+
+def _update(
+    everything: Sequence[Sequence[Tensor]], lr: Tensor, betas: tuple[float, float], eps: float, weight_decay: float
+) -> None:
     overlap = False
     with torch.cuda.device_of(lr):  # type: ignore[no-untyped-call]
         for *tensors, step in everything:
@@ -91,18 +102,32 @@ def adamw(
             for tensor, copy in copied:
                 if tensor is not tensors[3]:
                     tensor.copy_(copy)
-    torch.autograd.graph.increment_version([*parameters, *exp_avgs, *exp_avg_sqs, *(copies or ())])
 
 
-def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor) -> None:
-    """Check devices and shapes: a kernel would write outside of other tensors."""
+def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor, betas: tuple[float, float]) -> None:
+    """Check that nothing is differentiated; and devices and shapes: a kernel would write outside of other tensors."""
+    if is_transformed():
+        refuse(*NAMES, [lr, *(tensor for tensors in everything for tensor in tensors)], vmap=False)
+    if torch.is_grad_enabled() and (lr.requires_grad or any(map(_would_be_recorded, everything))):
+        raise NoDerivative(NAMES[0], "derivative (call it under torch.no_grad if you need none)", NAMES[1])
     check_device(lr)
+    if lr.numel() != 1:
+        raise ValueError(f"expected lr as a tensor without axes, not {tuple(lr.shape)}")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"expected decay rates (betas) from 0 to below 1, not {betas}")
     if len(devices := {lr.device, *(tensor.device for tensors in everything for tensor in tensors)}) > 1:
         raise ValueError(f"expected tensors on one device, not on {', '.join(sorted(map(str, devices)))}")
     for *tensors, step in everything:
         shape = tensors[0].shape
         if any(tensor.shape != shape for tensor in tensors) or step.numel() != 1:
             raise ValueError(f"expected tensors of one shape and a step, not {[tuple(t.shape) for t in tensors]}")
+
+
+def _would_be_recorded(tensors: Sequence[Tensor]) -> bool:
+    """Return True if autograd would record this update, which for leaves, as parameters are, it does not."""
+    parameter, first, second, gradient, *copy, step = tensors
+    inputs = first, second, gradient, step, *(tensor for tensor in (parameter, *copy) if not tensor.is_leaf)
+    return any(tensor.requires_grad for tensor in inputs)
 
 
 @functools.lru_cache(maxsize=LAUNCHES)

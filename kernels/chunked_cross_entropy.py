@@ -210,16 +210,11 @@ class LinearCrossEntropy(torch.autograd.Function):
             scale = linked(scale, source)
         if of_hidden is not None:
             of_hidden = (of_hidden * scale).view(shape).to(hidden_dtype)
-        if of_weight is not None and (torch.is_grad_enabled() or _is_batched(gradient)):  # these take no `out`
+        if of_weight is not None and torch.is_grad_enabled():  # which `out` does not allow
             of_weight = (of_weight * scale).to(weight_dtype)
         elif of_weight is not None:
             of_weight = torch.mul(of_weight, scale, out=torch.empty_like(of_weight, dtype=weight_dtype))
         return of_hidden, of_weight, None, None, None, None, None
-
-
-def _is_batched(gradient: Tensor) -> bool:
-    """Return True for several gradients at once, as torch.autograd.grad takes them (`is_grads_batched`)."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(gradient)
 
 
 class _Losses(torch.autograd.Function):
@@ -241,16 +236,16 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets = ctx.saved_tensors
-        if _is_batched(gradient):
-            raise NoDerivative(NAMES[0], "backward pass of several gradients at once", NAMES[1])
         # The gradients are those of the losses' sum, times these factors.
         if torch.compiler.is_compiling():
             gradient = linked(gradient, weight if ctx.needs_input_grad[1] else hidden)
-        inputs = hidden, weight, targets, *ctx.how
+        dtype, compute = ctx.how
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            _, *gradients = LinearCrossEntropy.apply(*inputs, None, gradient)  # type: ignore[no-untyped-call]
+            _, *gradients = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+                hidden, weight, targets, dtype, compute, None, gradient
+            )
         else:
-            _, of_hidden, of_weight = _sum(*inputs, ctx.needs_input_grad, gradient)
+            _, of_hidden, of_weight = _sum(hidden, weight, targets, dtype, compute, ctx.needs_input_grad, gradient)
             gradients = [of_hidden, of_weight]
         of_hidden, of_weight = gradients
         if of_hidden is not None:

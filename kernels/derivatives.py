@@ -80,10 +80,15 @@ def refuse(name: str, instead: str, inputs: Iterable[Any], *, vmap: bool = True)
         is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         if is_wrapped and not vmap:
             raise NoDerivative(name, "form for torch.func (vmap, grad, jvp and what is made of them)", instead)
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        if forward_ad._current_level >= 0 and _tangent(tensor) is not None:
             raise NoDerivative(name, "derivative in forward mode (jvp, jacfwd, hessian)", instead)
         if is_wrapped and tensor.requires_grad and torch.is_grad_enabled():
             raise NoDerivative(name, "gradient through torch.func (only through torch.autograd)", instead)
+
+
+def _tangent(tensor: Tensor) -> Tensor | None:
+    tangent: Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return tangent
 
 
 @torch.library.custom_op("flopwatch::linked", mutates_args=())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .attention.library import optional
+from .chunked_cross_entropy import check
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -22,7 +23,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up. The backward pass overwrites gate and up with their gradients."""
+    """silu(gate) * up. The backward pass overwrites gate and up with their gradients.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    if gate.shape != up.shape:
+        raise ValueError(f"expected gate and up of one shape, not {tuple(gate.shape)} and {tuple(up.shape)}")
     out: Tensor = _functional().liger_swiglu(gate, up)
     return out
 
@@ -35,6 +42,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of `hidden @ weight.T`; the weight's gradient is summed in float32, as ours."""
+    check(hidden, weight, targets)
     out: Tensor = _functional().liger_fused_linear_cross_entropy(hidden, weight, targets, accum_dtype=torch.float32)
     return out
 

@@ -56,6 +56,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, out_dtype: torch.d
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit together.
+        NoDerivative: in forward mode and in torch.func.grad. Second derivatives are right.
     """
     out: Tensor = _rms_norm(x, weight, eps, out_dtype or x.dtype)[0]
     return out
@@ -85,6 +86,8 @@ def _results(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> t
     if x.shape[-1] > MAX_COLUMNS:
         raise ValueError(f"expected at most {MAX_COLUMNS} columns, not {x.shape[-1]}")
     check_floating(x, weight)
+    if not out_dtype.is_floating_point:
+        raise ValueError(f"expected a floating-point out_dtype, not {out_dtype}")
     return x.new_empty(x.shape, dtype=out_dtype), x.new_empty(x.shape[:-1], dtype=wide_dtype(x, weight))
 
 

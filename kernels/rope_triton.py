@@ -39,6 +39,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or cos or sin require a gradient.
+        NoDerivative: in forward mode and in torch.func.grad. Second derivatives are right.
     """
     if cos.requires_grad or sin.requires_grad:
         raise ValueError("cos and sin get no gradient: detach them")

@@ -110,7 +110,9 @@ def flash_attention(
         without the last axis, float32. A query that sees no key has the output 0 and the log-sum-exp −∞.
 
     Raises:
-        ValueError: shapes, dtypes, devices or options do not fit together, or are not taken.
+        ValueError: shapes, dtypes, devices or options do not fit together, or are not taken. Values of `document_ends`
+            are checked on a CPU only.
+        NoDerivative: from the backward pass, if it is differentiated in turn; in forward mode; in torch.func.grad.
     """
     q, k, v = cast_for_autocast(q, k, v)
     if tf32 is None:
@@ -127,19 +129,20 @@ def flash_attention(
         known = native.attend(q, k, v, is_causal)
         if known is not None:
             return known
-        return _Attention.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
+        return _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
     return _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
 
 
-class _Attention(torch.autograd.Function):
-    """For plain tensors that autocast has cast."""
+class _Checked(torch.autograd.Function):
+    """After `flash_attention` has looked at autocast, and at who else must see the inputs."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False
     ) -> Tensor:
         """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
-        return _saved(ctx, q, k, v, *_forward(q, k, v, is_causal, tf32, only_hopper), is_causal, tf32)
+        out, logsumexp = _forward(q, k, v, is_causal, tf32, only_hopper)
+        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
 
     @staticmethod
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -150,7 +153,7 @@ class _Attention(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-class TritonFlashAttention2(_Attention):
+class TritonFlashAttention2(_Checked):
     """`TritonFlashAttention2.apply(q, k, v, is_causal=False)`: `flash_attention` as an autograd.Function."""
 
     @staticmethod
@@ -167,16 +170,15 @@ class TritonFlashAttention2(_Attention):
         q, k, v = cast_for_autocast(q, k, v)
         if tf32 is None:
             tf32 = q.dtype == torch.float32 and tf32_is_allowed()
-        results = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
-        return _saved(ctx, q, k, v, *results, is_causal, tf32)
+        out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
+        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
 
-    @classmethod
-    def apply(cls, *inputs: Any, **options: Any) -> Any:
-        """As of torch.autograd.Function; with torch.func, or in forward mode, as `flash_attention`."""
-        if is_transformed():
-            names = "q", "k", "v", "is_causal", "tf32", "only_hopper"
-            return flash_attention(**dict(zip(names, inputs, strict=False)), **options)
-        return super().apply(*inputs, **options)  # type: ignore[no-untyped-call]
+    @staticmethod
+    def apply(
+        q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, tf32: bool | None = None, only_hopper: bool = False
+    ) -> Any:
+        """Return the output. torch.compile takes `forward` and `backward` instead."""
+        return flash_attention(q, k, v, is_causal, tf32=tf32, only_hopper=only_hopper)
 
 
 def _saved(

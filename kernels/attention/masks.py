@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .problem import band_of, may_see_nothing
 
@@ -60,7 +61,7 @@ def visible_keys(
 
 
 def check_documents(queries: int, keys: int, device: torch.device, document_ends: Tensor) -> None:
-    """Check the form of `document_ends`. Their values, which may be on a GPU, are not read.
+    """Check `document_ends`; their values only on a CPU, since reading them would wait for a GPU.
 
     Raises:
         ValueError: they do not fit the queries and keys.
@@ -70,6 +71,10 @@ def check_documents(queries: int, keys: int, device: torch.device, document_ends
             f"document_ends must be int32 with one axis on {device}, not {document_ends.dtype} with "
             f"{document_ends.dim()} on {document_ends.device}"
         )
+    if document_ends.device.type == "cpu" and not torch.compiler.is_compiling() and not is_in_torch_dispatch_mode():
+        ends = document_ends.tolist()
+        if ends != sorted(ends) or min(ends, default=0) < 0 or max(ends, default=0) > keys:
+            raise ValueError(f"document_ends must grow from 0 to at most {keys} tokens, not {ends}")
     if queries != keys:
         raise ValueError(f"packed documents have as many queries as keys, not {queries} and {keys}")
 

@@ -50,6 +50,24 @@ def may_see_nothing(queries: int, keys: int, band: Band) -> bool:
     return (band.upper is not None and band.upper < 0) or (band.lower is not None and queries - 1 + band.lower >= keys)
 
 
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check that queries (…, heads, queries, head_dim), keys and values fit together, which torch would broadcast.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if q.dim() < 2 or k.dim() != q.dim() or v.shape != k.shape:
+        raise ValueError(
+            "expected q, k and v with as many axes, k and v of one shape, not "
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    batch = q.dim() - (3 if q.dim() > 3 else 2)
+    if k.shape[:batch] != q.shape[:batch] or k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"batch and head dimension of q {tuple(q.shape)} and k {tuple(k.shape)} differ")
+    if q.dim() > 3 and (k.shape[-3] == 0 or q.shape[-3] % k.shape[-3] != 0):
+        raise ValueError(f"q's {q.shape[-3]} heads are no multiple of k's {k.shape[-3]}")
+
+
 def check_options(scale: float | None, window: int | None, softcap: float | None) -> None:
     """Check options of attention.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..ranges import named
 from .masks import visible_keys
-from .problem import check_options
+from .problem import check_options, check_shapes
 
 
 def attention(
@@ -33,7 +33,11 @@ def attention(
 
     Returns:
         (…, queries, head_dim); with `return_lse` also the log-sum-exps (…, queries).
+
+    Raises:
+        ValueError: shapes or options do not fit together.
     """
+    check_shapes(q, k, v)
     check_options(scale, window, softcap)
     queries, keys = q.shape[-2], k.shape[-2]
     seen = visible_keys(

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..derivatives import is_transformed
 from ..registry import FEATURES, Implementation
 from .masks import VisibleKeys, visible_keys
-from .problem import Band, band_of, check_options
+from .problem import Band, band_of, check_options, check_shapes
 from .reference import repeated
 
 TILE = 128
@@ -30,25 +30,8 @@ LEAST = -1e30
 """Below all scores: the place of −∞ where a difference of two would be NaN."""
 
 
-class TiledFlashAttention2(torch.autograd.Function):
-    """`TiledFlashAttention2.apply(q, k, v, is_causal=False, options=None)`.
-
-    Inputs are (batch, heads, sequence, head_dim) or (batch, sequence, head_dim); k and v have one length, which may
-    differ from q's. Returns q's shape. Query i sees keys 0 … i only if `is_causal` (top-left alignment). `options` are
-    those of `kernels.flash_attention`, as a dictionary, without `return_lse`.
-
-    Second derivatives, forward mode and torch.func go through the tiles by PyTorch's own derivatives, whose memory
-    grows with the product of the lengths.
-    """
-
-    @classmethod
-    def apply(
-        cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, options: dict[str, Any] | None = None
-    ) -> Any:
-        """As of torch.autograd.Function."""
-        if is_transformed():
-            return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
-        return super().apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]
+class _Tiled(torch.autograd.Function):
+    """`TiledFlashAttention2` where nothing but a first derivative is asked for."""
 
     @staticmethod
     def forward(
@@ -68,11 +51,11 @@ class TiledFlashAttention2(torch.autograd.Function):
         """Return the gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # they may be differentiated in turn
-            inputs = [tensor.view_as(tensor) for tensor in (q, k, v)]  # of one tensor, as q and k may be: three
+            inputs = q, k, v = q.view_as(q), k.view_as(k), v.view_as(v)  # three, also if q is k
             leaves = [tensor for tensor in inputs if tensor.requires_grad]
             found = iter(
                 torch.autograd.grad(
-                    _output(*inputs, ctx.scores), leaves, out_gradient, create_graph=True, materialize_grads=True
+                    _output(q, k, v, ctx.scores), leaves, out_gradient, create_graph=True, materialize_grads=True
                 )
             )
             return *(next(found) if tensor.requires_grad else None for tensor in inputs), None, None
@@ -98,6 +81,30 @@ class TiledFlashAttention2(torch.autograd.Function):
                 dq[..., rows, :] += ds @ k_tile
             dk[..., columns, :], dv[..., columns, :] = dk_tile, dv_tile
         return dq.to(q.dtype), dk, dv, None, None
+
+
+class TiledFlashAttention2(_Tiled):
+    """`TiledFlashAttention2.apply(q, k, v, is_causal=False, options=None)`.
+
+    Inputs are (batch, heads, sequence, head_dim) or (batch, sequence, head_dim); k and v have one length, which may
+    differ from q's. Returns q's shape. Query i sees keys 0 … i only if `is_causal` (top-left alignment). `options` are
+    those of `kernels.flash_attention`, as a dictionary, without `return_lse`.
+
+    Second derivatives, forward mode and torch.func go through the tiles by PyTorch's own derivatives, whose memory
+    grows with the product of the lengths.
+    """
+
+    @staticmethod
+    def apply(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, options: dict[str, Any] | None = None) -> Any:
+        """Return the output. Raises ValueError: shapes, dtypes, devices or options do not fit together."""
+        check_shapes(q, k, v)
+        if q.shape[:-2] != k.shape[:-2]:
+            raise ValueError(f"expected as many heads of k {tuple(k.shape)} as of q {tuple(q.shape)}")
+        if not q.dtype == k.dtype == v.dtype and not torch.is_autocast_enabled(q.device.type):
+            raise ValueError(f"expected q, k and v of one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+        if not torch.compiler.is_compiling() and is_transformed():
+            return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
+        return _Tiled.apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]
 
 
 def _output(q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
@@ -183,7 +190,7 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 def _tiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
     k, v = (repeated(tensor, q) for tensor in (k, v))
-    return TiledFlashAttention2.apply(q, k, v, is_causal, options)  # type: ignore[no-any-return, no-untyped-call]
+    return TiledFlashAttention2.apply(q, k, v, is_causal, options)  # type: ignore[no-any-return]
 
 
 _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})

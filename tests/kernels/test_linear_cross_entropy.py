@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -137,11 +139,13 @@ def test_the_kernels_logits_may_be_large_or_minus_infinity(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("target", [-100, 3, 2**40])
+@pytest.mark.parametrize("target", [-1, 3, 2**40])
 def test_a_target_outside_the_vocabulary_makes_the_loss_nan(device: str, target: int) -> None:
     from kernels.linear_cross_entropy_triton import softmax_gradient_
 
-    assert softmax_gradient_(torch.zeros(1, 3, device=device), torch.tensor([target], device=device))[0].isnan()
+    loss, gradient = softmax_gradient_(torch.zeros(1, 3, device=device), torch.tensor([target], device=device))
+    assert loss.isnan()
+    assert gradient.isnan().all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -168,3 +172,134 @@ def test_inputs_that_do_not_fit_are_refused(logits: Tensor, targets: Tensor, wor
 
     with pytest.raises(ValueError, match=words):
         softmax_gradient_(logits, targets)
+
+
+def with_options(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *,
+    ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None, z_loss: float,
+) -> Tensor:  # fmt: skip
+    """The loss by the whole logits."""
+    logits = (hidden @ weight.T).flatten(0, -2)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    counts = targets != ignore_index
+    losses = functional.cross_entropy(logits, targets.flatten(), reduction="none", **options).view(targets.shape)
+    losses = losses + z_loss * logits.logsumexp(-1).square().view(targets.shape) * counts
+    if reduction == "none":
+        return losses
+    return losses.sum() / (counts.sum() if reduction == "mean" else 1)
+
+
+OPTIONS = [
+    dict(zip(("ignore_index", "reduction", "label_smoothing", "softcap", "z_loss"), values, strict=True))
+    for values in (
+        *((-100, reduction, 0.0, None, 0.0) for reduction in chunked.REDUCTIONS),
+        *((5, reduction, 0.1, 3.0, 0.01) for reduction in chunked.REDUCTIONS),
+        (5, "mean", 0.1, None, 0.0), (-100, "mean", 0.0, 3.0, 0.0), (5, "mean", 0.0, None, 0.01),
+    )
+]  # fmt: skip
+
+
+def ours(name: str) -> Any:
+    import kernels
+
+    return kernels.linear_cross_entropy if name == "kernel" else linear_cross_entropy
+
+
+@pytest.mark.parametrize("dtype", HALF_AND_FULL)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["kernel", "chunked"])
+def test_losses_and_gradients_with_all_options(
+    name: str, device: str, dtype: torch.dtype, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunked, "MIN_CHUNK_ROWS", 1)
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 3 * 61 * dtype.itemsize)
+    for options in OPTIONS:
+        inputs = [draw(*shape, rng=rng, dtype=dtype, device=device) for shape in ((2, 4, 20), (61, 20))]
+        targets = torch.randint(61, (2, 4), device=device)
+        targets[0, 1] = targets[1, 1:3] = options["ignore_index"]
+        leaves = [one.clone().requires_grad_() for one in inputs]
+        wide = [one.double().requires_grad_() for one in inputs]
+        loss, exact = ours(name)(*leaves, targets, **options), with_options(*wide, targets, **options)
+        assert loss.dtype == torch.promote_types(dtype, torch.float32)
+        assert loss.shape == exact.shape
+        # Rows with small factors must not vanish in half precision.
+        gradient = draw(*exact.shape, rng=rng, dtype=torch.float64, device=device)
+        gradient = 1e-3 * gradient if dtype == torch.float16 and options["reduction"] == "none" else gradient
+        mine = loss, *torch.autograd.grad(loss, leaves, gradient.to(loss.dtype))
+        right = exact, *torch.autograd.grad(exact, wide, gradient)
+        limit = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02)
+        for one, other in zip(mine, right, strict=True):
+            assert (one.double() - other).norm() <= limit * other.norm(), options
+        assert not mine[1][targets == options["ignore_index"]].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["kernel", "chunked"])
+def test_without_rows_that_count_the_loss_is_torchs(name: str, device: str) -> None:
+    for rows, reduction in itertools.product((0, 3), chunked.REDUCTIONS):
+        leaves = [torch.ones(shape, device=device, requires_grad=True) for shape in ((rows, 4), (5, 4))]
+        targets = torch.full((rows,), -100, device=device)
+        loss = ours(name)(*leaves, targets, reduction=reduction)
+        right = functional.cross_entropy(leaves[0].detach() @ leaves[1].detach().T, targets, reduction=reduction)
+        torch.testing.assert_close(loss.detach(), right, equal_nan=True)
+        loss.sum().backward()
+        assert not any(leaf.grad.any() for leaf in leaves)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_first_tile_of_minus_infinity(device: str) -> None:
+    """As logits are that overflow in fp16: the largest of the first 4096 is −∞."""
+    from kernels.linear_cross_entropy_triton import softmax_gradient_
+
+    logits = torch.full((2, 9000), -math.inf, device=device)
+    logits[:, 5000:] = torch.linspace(-1, 1, 4000, device=device)
+    targets = torch.tensor([6000, 8999], device=device)
+    given = logits.clone().requires_grad_()
+    right = functional.cross_entropy(given, targets, reduction="sum")
+    (right_gradient,) = torch.autograd.grad(right, given)
+    loss, gradient = softmax_gradient_(logits, targets)
+    torch.testing.assert_close(loss, right.detach())
+    torch.testing.assert_close(gradient, right_gradient)
+
+
+@pytest.mark.parametrize("name", ["kernel", "chunked"])
+@pytest.mark.parametrize(
+    ("shapes", "options", "words"),
+    [
+        (((2, 4, 16), (33, 16), (2, 5)), {}, r"hidden \(2, 4, 16\): \(2, 4\), not \(2, 5\)"),
+        (((2, 4, 16), (33, 16), (8,)), {}, r"\(2, 4\), not \(8,\)"),
+        (((4, 16), (33, 15), (4,)), {}, r"not \(4, 16\) and \(33, 15\)"),
+        (((4, 16), (16,), (4,)), {}, r"not \(4, 16\) and \(16,\)"),
+        (((4, 16), (0, 16), (4,)), {}, r"not \(4, 16\) and \(0, 16\)"),
+        (((4, 16), (33, 16), (4,)), {"reduction": "max"}, "mean, sum, none, not 'max'"),
+        (((4, 16), (33, 16), (4,)), {"label_smoothing": 1.5}, "between 0 and 1, not 1.5"),
+        (((4, 16), (33, 16), (4,)), {"softcap": 0.0}, "softcap must be a positive number, not 0.0"),
+        (((4, 16), (33, 16), (4,)), {"z_loss": -1.0}, "z_loss must be a number from 0 on, not -1.0"),
+    ],
+)
+def test_arguments_that_contradict_each_other(
+    name: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any], words: str
+) -> None:
+    hidden, weight, targets = (torch.zeros(shape) for shape in shapes)
+    with pytest.raises(ValueError, match=words):
+        ours(name)(hidden, weight, targets.long(), **options)
+
+
+@pytest.mark.parametrize("name", ["kernel", "chunked"])
+def test_dtypes_devices_and_targets_that_contradict_each_other(name: str) -> None:
+    hidden, weight, targets = torch.ones(4, 16), torch.ones(33, 16), torch.arange(4)
+    call = ours(name)
+    with pytest.raises(ValueError, match=r"one floating-point dtype, not torch.float32, torch.bfloat16"):
+        call(hidden, weight.bfloat16(), targets)
+    for dtype in (torch.float32, torch.bool):
+        with pytest.raises(ValueError, match=f"expected integers as targets, not {dtype}"):
+            call(hidden, weight, targets.to(dtype))
+    with pytest.raises(ValueError, match="are on cpu, meta and cpu"):
+        call(hidden, weight.to("meta"), targets)
+    for wrong in (-1, 33, 2**40):
+        with pytest.raises(IndexError, match=rf"target {wrong} is neither one of 0 … 32, .*ignore_index \(-100\)"):
+            call(hidden, weight, torch.tensor([1, wrong, 2, 3]))
+    assert call(hidden, weight, torch.tensor([1, -1, 2, 3]), ignore_index=-1).isfinite()
+    torch.testing.assert_close(call(hidden, weight, targets.int()), call(hidden, weight, targets))

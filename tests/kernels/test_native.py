@@ -190,9 +190,32 @@ def test_gradients_cannot_be_differentiated_in_turn(
     inputs = draw()
     out = native.attend(*inputs, True)
     assert out is not None
-    given = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        given[0].sum().backward()
+    for loss in (out.square().sum(), out.sum()):  # the second's gradient requires none itself
+        given = torch.autograd.grad(loss, inputs, create_graph=True)
+        for one in given:
+            with pytest.raises(RuntimeError, match="flash_attention has no second derivative; attention 'eager'"):
+                one.sum().backward(retain_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch uses it in forward mode
+def test_operations_refuse_what_their_inputs_derivatives_are_asked_for(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    q, k, v = (one.detach() for one in draw())
+    forward, backward = torch.ops.flopwatch.flash_attention, torch.ops.flopwatch.flash_attention_backward
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(k, v)
+        assert native.attend(q, k, v, True) is not None
+        with pytest.raises(RuntimeError, match="flash_attention has no derivative in forward mode"):
+            flash_attention(q, dual, v, True)
+        with pytest.raises(RuntimeError, match="flash_attention has no derivative in forward mode"):
+            forward(q, dual, v, True, False)
+        with pytest.raises(RuntimeError, match="flash_attention has no derivative in forward mode"):
+            backward(q, None, q, dual, v, q, q.new_empty(SHAPE[:3]), True, False)
+    with pytest.raises(RuntimeError, match=r"flash_attention has no gradient through torch\.func"):
+        torch.func.grad(lambda k: forward(q, k, v, True, False)[0].sum())(k)
+    given = backward(q, None, q, k.requires_grad_(), v, q, q.new_empty(SHAPE[:3]), True, False)
+    with pytest.raises(RuntimeError, match="flash_attention has no second derivative"):
+        given[2].sum().backward()
 
 
 def test_listeners_see_the_backward_operation(calls: Any, fake: ctypes.CDLL) -> None:

@@ -37,6 +37,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     Raises:
         ValueError: shapes that do not fit each other, or an empty one.
         TypeError: not float32 on the CPU.
+        NoDerivative: from the backward pass; in forward mode; in torch.func.grad.
         BuildError: the first call could not build the C++.
     """
     _check(q, k, v)
@@ -65,6 +66,9 @@ def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, br: int =
     """Compute FlashAttention-2, vectorised: tiles of br queries × bc keys, an online softmax. It has a backward pass.
 
     Any br, bc ≥ 1 for any lengths; multiples of 16 for br fill whole vectors. Arguments otherwise as for `naive`.
+
+    There is no
+    second derivative.
     """
     _check(q, k, v, br=br, bc=bc)
     out: Tensor = _flash(q, k, v, is_causal, br, bc)[0]

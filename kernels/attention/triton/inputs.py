@@ -11,6 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ..problem import check_shapes
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM = 256
 MIN_CAPABILITY = (8, 0)
@@ -23,15 +25,9 @@ def allocate_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: the kernels do not take these shapes, dtypes or devices.
     """
-    if q.dim() not in (3, 4) or k.dim() != q.dim() or v.shape != k.shape:
-        raise ValueError(
-            "expected q, k and v with three or four axes, k and v of one shape, not "
-            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        )
-    if k.shape[0] != q.shape[0] or k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"batch and head dimension of q {tuple(q.shape)} and k {tuple(k.shape)} differ")
-    if q.dim() == 4 and (k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0):
-        raise ValueError(f"q's {q.shape[1]} heads are no multiple of k's {k.shape[1]}")
+    if q.dim() not in (3, 4):
+        raise ValueError(f"expected q, k and v with three or four axes, not {tuple(q.shape)}")
+    check_shapes(q, k, v)
     if not 1 <= q.shape[-1] <= LARGEST_HEAD_DIM:
         raise ValueError(f"the head dimension is {q.shape[-1]}, not between 1 and {LARGEST_HEAD_DIM}")
     if k.shape[-2] == 0:

@@ -479,10 +479,17 @@ bool attempt_forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack& sta
   return true;
 }
 
-// Passes a call that needs no gradients on to the keys below autograd's.
+// True for a tensor that needs a gradient, or has a tangent of forward mode.
+bool is_differentiated(const c10::IValue& given) {
+  if (!given.isTensor() || !given.toTensor().defined()) return false;
+  const Tensor& tensor = given.toTensor();
+  return (c10::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(0).defined();
+}
+
+// Passes a call that is not differentiated on to the keys below autograd's.
 bool pass_autograd(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, Stack& stack) {
-  const auto given = torch::jit::last(stack, FORWARD_ARGUMENTS);
-  if (needs_gradients(given[0].toTensor(), given[1].toTensor(), given[2].toTensor())) return false;
+  const auto given = torch::jit::last(stack, operation.schema().arguments().size());
+  if (std::any_of(given.begin(), given.end(), is_differentiated)) return false;
   const at::AutoDispatchBelowAutograd guard;
   operation.redispatchBoxed(keys & c10::after_autograd_keyset, &stack);
   return true;
@@ -534,6 +541,7 @@ void implement(const std::string& device) {
   put("flash_attention", device, attempt_forward);
   put("flash_attention", "Autograd" + device, pass_autograd);
   put("flash_attention_backward", device, attempt_backward);
+  put("flash_attention_backward", "Autograd" + device, pass_autograd);
 }
 
 }  // namespace
