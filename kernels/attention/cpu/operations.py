@@ -67,8 +67,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, br: int =
 
     Any br, bc ≥ 1 for any lengths; multiples of 16 for br fill whole vectors. Arguments otherwise as for `naive`.
 
-    There is no
-    second derivative.
+    There is no second derivative.
     """
     _check(q, k, v, br=br, bc=bc)
     out: Tensor = _flash(q, k, v, is_causal, br, bc)[0]
