@@ -34,8 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from .collectives import (
     Averaging,
@@ -52,6 +51,7 @@ from .collectives import (
     start_together,
 )
 from .meta import children_first, materialise, reset_parameters
+from .sharded_gradient import ShardedPart, parts_replaced
 from .sharded_state import (
     broadcast_objects,
     broadcast_whole,
@@ -78,9 +78,8 @@ class FullyShardedDataParallel(nn.Module):
 
     A unit is a child of a ModuleList, or else a module without children; a parameter that several units use, or that
     belongs to a module with children outside a ModuleList, is gathered for the whole forward and backward pass. So is
-    one that the model's forward pass uses between units, such as `F.linear(x, self.embedding.weight)`: the first
-    forward passes in training and in evaluation are watched for such uses. Within a unit, other units' parameters are
-    parts, and so are all parameters outside the forward pass.
+    one that the forward pass uses outside its unit, such as `F.linear(x, self.embedding.weight)`, from its first such
+    use on. Outside the forward pass, parameters are parts.
 
     A parameter with two axes or more is sharded, whatever module it belongs to: each rank's part is one-dimensional and
     of the same length, the last ones filled up with zeros. Others are kept by every rank, and their gradients are
@@ -161,10 +160,6 @@ class FullyShardedDataParallel(nn.Module):
         """Parameters that every rank keeps whole and computes with directly."""
         self._trained = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
         """Whether each parameter needed a gradient when the model was wrapped."""
-        self.inside: ShardedUnit | None = None
-        """In a watched forward pass: the unit that runs, or that has failed."""
-        self._watched: set[tuple[bool, bool]] = set()
-        """Kinds of forward passes that have been watched for uses of parameters outside their units."""
         self._forward = ForwardPass()
         self._previous_order: list[ShardedUnit] = []
         """The units in the order in which they ran in the forward pass before."""
@@ -199,20 +194,18 @@ class FullyShardedDataParallel(nn.Module):
         return (parameter for _, parameter, trained in self._trained if trained)
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        kind = (self.training, torch.is_grad_enabled())
-        # A rank alone has no parts to watch for, and no unit would pause the mode, which the compiler would see.
-        if kind in self._watched or not any(unit.held for unit in self.units):
+        with parts_replaced(self._whole_of):
             return self.module(*inputs, **named_inputs)
-        self.inside = None
-        try:
-            with _PartsAreUsed(self):
-                outputs = self.module(*inputs, **named_inputs)
-        except Exception as error:
-            if self.inside is not None:
-                error.add_note(_OTHER_UNITS.format(unit=self.inside.name))
-            raise
-        self._watched.add(kind)
-        return outputs
+
+    def _whole_of(self, part: ShardedPart) -> nn.Parameter:
+        """Return the full parameter of a part that is used outside its unit, and keep it whole for entire passes."""
+        for unit in self.units:
+            for parameter in unit.held:
+                if parameter.part is part:
+                    if unit is not self.units[0]:
+                        self.keep_whole(unit, parameter)
+                    return parameter.whole
+        return part
 
     def keep_whole(self, unit: ShardedUnit, parameter: UnitParameter) -> None:
         """Move a parameter that is used outside its unit to the root, which is whole for the entire pass."""
@@ -816,30 +809,16 @@ def _refuse_copy(module: nn.Module, original: nn.Module) -> None:
 def _forward_hooks(
     this: weakref.ReferenceType[FullyShardedDataParallel], unit: ShardedUnit
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    paused: list[_PartsAreUsed] = []
-
     def before(module: nn.Module, inputs: Any, named_inputs: Any) -> None:
         wrapper = this()
         _refuse_copy(module, unit.module)
-        if wrapper is None or not unit.held:
-            return
-        watching = _get_current_function_mode()  # type: ignore[no-untyped-call]
-        if isinstance(watching, _PartsAreUsed) and unit.module is not wrapper.module:
-            # What a unit compiles must not depend on it.
-            paused.append(_pop_mode())  # type: ignore[no-untyped-call]
-            wrapper.inside = unit
-        wrapper.before_forward(unit)
+        if wrapper is not None and unit.held:
+            wrapper.before_forward(unit)
 
     def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
         wrapper = this()
-        try:
-            if wrapper is not None and unit.held and module is unit.module:
-                wrapper.after_forward(unit, outputs)
-        finally:
-            if paused:
-                _push_mode(paused.pop())  # type: ignore[no-untyped-call]
-                if wrapper is not None and outputs is not None:
-                    wrapper.inside = None
+        if wrapper is not None and unit.held and module is unit.module:
+            wrapper.after_forward(unit, outputs)
 
     return before, after
 
@@ -864,41 +843,6 @@ _DIFFERENTIATED = (
     "full sharding has no second derivatives (create_graph=True, torch.func.grad and its like): it frees parameters "
     "that they need. The data-parallel wrappers have them, such as BucketedDataParallel"
 )
-_OTHER_UNITS = (
-    "This happened in the unit {unit!r}, where parameters of other units are one-dimensional parts. If it uses one, "
-    "register that parameter in both modules (self.weight = other.weight): it is then whole for the entire pass."
-)
-
-
-class _PartsAreUsed(TorchFunctionMode):
-    """Watches what runs between units: a part that a function of torch gets is replaced by the full parameter, which
-    from then on is whole for entire passes."""
-
-    def __init__(self, wrapper: FullyShardedDataParallel) -> None:
-        super().__init__()
-        self._wrapper = wrapper
-        self._places = {id(one.part): (unit, one) for unit in wrapper.units for one in unit.held}
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if function not in _SAME_FOR_PARTS and any(id(leaf) in self._places for leaf in tree_leaves((args, kwargs))):
-            args, kwargs = tree_map(self._whole, (args, kwargs))
-        return function(*args, **(kwargs or {}))
-
-    def _whole(self, value: Any) -> Any:
-        if id(value) not in self._places:
-            return value
-        unit, parameter = self._places[id(value)]
-        if parameter in unit.held and unit is not self._wrapper.units[0]:
-            self._wrapper.keep_whole(unit, parameter)
-        return parameter.whole
-
-
-_SAME_FOR_PARTS = {
-    getattr(Tensor, name).__get__ for name in ("device", "grad", "is_cuda", "is_leaf", "layout", "requires_grad")
-}
-"""Getters of the attributes in which parts and full parameters agree."""
 
 
 def _backward_hook(

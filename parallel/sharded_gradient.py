@@ -7,7 +7,8 @@ model, without an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import _foreach_supported_types as _in_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _in_clipping
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .collectives import start_all_reduce
 
@@ -76,7 +77,7 @@ class ShardedPart(nn.Parameter):
     package, autograd where the part is used outside the forward pass, or the caller."""
 
     group: dist.ProcessGroup | None = None
-    """None: a copy, which belongs to no model."""
+    """None: a parameter that is not divided, or a copy, which belongs to no model."""
 
     @property
     def grad(self) -> Tensor | None:
@@ -94,6 +95,40 @@ class ShardedPart(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def parts_replaced(replace: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, let functions of torch that are given parts take what `replace` makes of them.
+
+    Outside, parts are as plain as parameters: what optimizers do with them goes without Python.
+    """
+
+    def replaced(value: Any) -> Any:
+        return replace(value) if isinstance(value, ShardedPart) else value
+
+    def call(
+        cls: type, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if function not in _SAME_FOR_PARTS:
+                args, kwargs = tree_map(replaced, (args, kwargs))
+            if any(isinstance(leaf, ShardedPart) for leaf in tree_leaves((args, kwargs))):
+                return function(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    before = ShardedPart.__torch_function__
+    ShardedPart.__torch_function__ = classmethod(call)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        ShardedPart.__torch_function__ = before  # type: ignore[method-assign]
+
+
+_SAME_FOR_PARTS = {
+    getattr(Tensor, name).__get__ for name in ("device", "grad", "is_cuda", "is_leaf", "layout", "requires_grad")
+}
+"""Getters of the attributes in which parts and full parameters agree."""
 
 
 # As torch does for its DTensor: otherwise it would take the tensors one by one.

@@ -53,7 +53,9 @@ class UnitParameter:
         """A gradient that `hold_gradient` has kept."""
         ranks = group.size() if self.is_sharded else 1
         self.part_numel = -(-self.numel // ranks)
-        self.part = self._part_of(original, device) if self.is_sharded else original
+        values = self._values_of(original, device) if self.is_sharded else original.detach()
+        self.part = ShardedPart(values, original.requires_grad)
+        self.part.group = group if self.is_sharded else None
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
@@ -64,15 +66,13 @@ class UnitParameter:
         self.free()
         self.show(self.part)
 
-    def _part_of(self, original: nn.Parameter, device: torch.device) -> nn.Parameter:
+    def _values_of(self, original: nn.Parameter, device: torch.device) -> Tensor:
         """Return this rank's elements of the parameter, in one dimension, filled up with zeros; all zeros for a
         parameter on the meta device."""
         values = original.new_zeros(self.part_numel, device=device)
         if not original.is_meta:
             self.copy_part(values, original.detach())
-        part = ShardedPart(values, original.requires_grad)
-        part.group = self.group
-        return part
+        return values
 
     def take_memory(self) -> None:
         self.memory.untyped_storage().resize_(self._bytes)
@@ -179,7 +179,7 @@ class ShardedUnit:
         return f"the unit {self.name!r} ({type(self.module).__name__})"
 
     def is_trained(self) -> bool:
-        return any(parameter.part.requires_grad for parameter in self.held)
+        return any(parameter.whole.requires_grad for parameter in self.held)
 
     def has_gradients(self) -> bool:
         """Return True if autograd has accumulated gradients that are to be sent."""

@@ -281,3 +281,55 @@ def after_an_error() -> list[str]:
     model.zero_grad()
     assert error == "made to fail"
     return train(model, alone, lambda model, x: model(x).square().mean())
+
+
+class UsesLater(Model):
+    """From the second step on, it and one of its blocks use parameters of another block."""
+
+    steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        lender = self.blocks[2]
+        x = self.stem(x)
+        if self.steps >= 1:
+            x = x * lender.up.weight.norm() + lender.up.bias.mean()
+            self.blocks[1].pack = lambda unit, x, y: y + lender.up.weight.sum() * x
+        for block in self.blocks:
+            x = block(x)
+        if self.steps >= 2:
+            x = x @ lender.down.weight @ lender.up.weight + lender.up.bias.sum()
+        return x
+
+
+def used_later(compute: str | None, replaces: bool = True) -> list[str]:
+    """Use parameters outside their units for the first time after steps; return what differs from one process.
+
+    Args:
+        compute: The dtype of computation, or None.
+        replaces: False: parts stay parts.
+    """
+    torch.manual_seed(0)
+    alone = UsesLater().to(device())
+    dtype = getattr(torch, compute) if compute else None
+    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), dtype)
+    if not replaces:
+        model._whole_of = lambda part: part
+    tolerance = 1e-4 if compute is None else 0.1
+    part = model.module.blocks[2].up.weight
+    wrong = []
+    for step in range(3 if replaces else 2):
+        for one in (model.module, alone):
+            one.steps = step
+        for training in (False, True):
+            for one in (model, alone):
+                one.train(training)
+            x = inputs_of(7, 0)
+            with torch.no_grad():
+                ours, theirs = model(x.to(dtype or x.dtype)).float(), alone(x)
+            if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance):
+                wrong.append(f"outputs of step {step}")
+        if compute is None:
+            wrong += train(model, alone, lambda model, x: model(x).square().mean())
+        # Optimizers use parts as plain parameters.
+        assert not torch.overrides.has_torch_function((part,))
+    return wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel import guards, rounding, sharding, training
+from tests.parallel import guards, outputs, rounding, sharding, training
 from tests.parallel.pool import Pool
 
 
@@ -44,11 +44,14 @@ def test_parameters_used_outside_their_modules(ranks: Pool, evaluate_first: bool
         ]
 
 
-def test_the_error_of_a_unit_that_uses_anothers_parameter_says_what_to_do(ranks: Pool) -> None:
-    for note in ranks(training.fully_sharded_used_in_another_unit, False):
-        assert "in the unit 'blocks.1', where parameters of other units are one-dimensional parts" in note
-        assert "register that parameter in both modules (self.weight = other.weight)" in note
-    assert set(ranks(training.fully_sharded_used_in_another_unit, True)) == {""}
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_parameters_used_elsewhere_from_a_later_step_on(two_ranks: Pool, compute: str | None) -> None:
+    """With the control: norms of parts, and products with them, are wrong, without an error."""
+    for wrong in two_ranks(outputs.used_later, compute):
+        assert wrong == []
+    if compute is None:
+        for wrong in two_ranks(outputs.used_later, compute, False):
+            assert wrong != []
 
 
 @pytest.mark.parametrize("checkpoint", ["", "inside non-reentrant"])

@@ -66,8 +66,6 @@ def test_refusals(two_gpus: Pool) -> None:
         assert "unknown are ['other']" in names
         assert "norm.weight has the shape (3,)" in shape
         assert "other parameter groups" in groups
-    for note in two_gpus(training.fully_sharded_used_in_another_unit, False):
-        assert "register that parameter in both modules" in note
     for steps, text in two_gpus(training.uneven, [4, 2]):
         assert steps == 2
         assert "rank 1 has no more batches after 2 steps" in text

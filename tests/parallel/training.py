@@ -528,36 +528,6 @@ def fully_sharded_used_outside(evaluate_first: bool, checkpoint: bool) -> dict[s
     }
 
 
-def fully_sharded_used_in_another_unit(tied: bool) -> str:
-    """One block uses another's weight: that fails with an advice, whose following helps."""
-
-    class Borrower(nn.Module):
-        def __init__(self, lender: nn.Linear) -> None:
-            super().__init__()
-            self.lend = lambda: lender.weight
-            if tied:
-                self.weight = lender.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.lend()
-
-    torch.manual_seed(0)
-    lender = nn.Linear(4, 4, bias=False)
-    weight = lender.weight.detach().to(device(), copy=True)
-    module = nn.Module()
-    module.blocks = nn.ModuleList([lender, Borrower(lender)])
-    module.blocks[1].bias = nn.Parameter(torch.zeros(1, 4))
-    module.forward = lambda x: module.blocks[1](module.blocks[0](x))
-    model = parallel.FullyShardedDataParallel(module.to(device()))
-    inputs = torch.randn(6, 4, device=device())
-    try:
-        outputs = model(inputs)
-    except RuntimeError as error:
-        return "\n".join(error.__notes__)
-    close(outputs, inputs @ weight.T @ weight, "outputs")
-    return ""
-
-
 def accumulating(no_sync: str) -> None:
     fully_sharded_parity("", 3, no_sync=no_sync)
 
