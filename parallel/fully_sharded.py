@@ -453,7 +453,7 @@ class FullyShardedDataParallel(nn.Module):
         for unit in [unit for unit in self._begun if unit.backward.task == task]:
             unit.free()
             self._settle(unit)
-        del self._passes[task]
+        self._passes.pop(task, None)
 
     @torch.no_grad()
     def _settle(self, unit: ShardedUnit) -> None:
