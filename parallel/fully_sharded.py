@@ -242,13 +242,15 @@ class FullyShardedDataParallel(nn.Module):
         """
         if _in_backward():
             return
-        for name, parameter, trained in self._trained:
-            if parameter.requires_grad != trained:
-                raise RuntimeError(
-                    f"requires_grad of {name} was {trained} when the model was wrapped and is {not trained} now: "
-                    "freeze and unfreeze before FullyShardedDataParallel wraps the model; to train others, wrap a new "
-                    "model with the weights of full_state_dict()"
-                )
+        with torch._C.DisableTorchFunction():
+            changed = next((one for one in self._trained if one[1].requires_grad != one[2]), None)
+        if changed is not None:
+            name, _, trained = changed
+            raise RuntimeError(
+                f"requires_grad of {name} was {trained} when the model was wrapped and is {not trained} now: "
+                "freeze and unfreeze before FullyShardedDataParallel wraps the model; to train others, wrap a new "
+                "model with the weights of full_state_dict()"
+            )
         if self._passes:
             self._discard_gradients()
         # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.

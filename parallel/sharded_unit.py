@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -64,6 +64,7 @@ class UnitParameter:
         self.storage = memory.untyped_storage()._cdata
         self._bytes = memory.untyped_storage().nbytes()
         self.free()
+        change_versions([self], 1)
         self.show(self.part)
 
     def _values_of(self, original: nn.Parameter, device: torch.device) -> Tensor:
@@ -78,17 +79,8 @@ class UnitParameter:
         self.memory.untyped_storage().resize_(self._bytes)
 
     def free(self) -> None:
-        """Free the full parameter's memory. Until `allow`, autograd refuses to use what it has saved of it, as if it
-        were modified."""
+        """Free the full parameter's memory."""
         self.memory.untyped_storage().resize_(0)
-        self._set_version(self.whole._version + 1)
-
-    def allow(self) -> None:
-        """Let autograd use what it has saved of the full parameter, whose memory is filled again."""
-        self._set_version(self.whole._version - 1)
-
-    def _set_version(self, version: int) -> None:
-        torch._C._autograd._unsafe_set_version_counter((self.whole,), (version,))
 
     def show(self, parameter: nn.Parameter) -> None:
         """Set `whole` or `part` as the modules' parameter."""
@@ -98,13 +90,14 @@ class UnitParameter:
 
     def refuse_another(self) -> None:
         """Raise RuntimeError if a module has another parameter than these two forms."""
-        shown = (module._parameters.get(name) for module, name in self.owners)
-        if any(one is not self.part and one is not self.whole for one in shown):
-            raise RuntimeError(
-                f"{self.name} is another parameter than when FullyShardedDataParallel wrapped the model, and would not "
-                "be used: neither assign parameters after that, nor call the model by torch.func.functional_call, "
-                "which works with the data-parallel wrappers"
-            )
+        for module, name in self.owners:
+            shown = module._parameters.get(name)
+            if shown is not self.part and shown is not self.whole:
+                raise RuntimeError(
+                    f"{self.name} is another parameter than when FullyShardedDataParallel wrapped the model, and would "
+                    "not be used: neither assign parameters after that, nor call the model by "
+                    "torch.func.functional_call, which works with the data-parallel wrappers"
+                )
 
     def gathered(self, part: Tensor) -> Tensor:
         """Return the full tensor of which every rank has a part, with the parameter's strides: the parameter itself, or
@@ -240,8 +233,7 @@ class ShardedUnit:
             self._gathering.wait()
             self._gathering = None
             self.is_whole = True
-            for parameter in self.held:
-                parameter.allow()
+            change_versions(self.held, -1)
 
     def free(self) -> None:
         """Free the full parameters' memory; modules have the parts."""
@@ -251,6 +243,7 @@ class ShardedUnit:
         self.backward.since = LATER
         if self.is_whole:
             self.is_whole = False
+            change_versions(self.held, 1)
             for parameter in self.held:
                 parameter.free()
 
@@ -307,6 +300,14 @@ class BackwardState:
         """Where the first of its uses in the forward pass begins."""
         self.since = LATER
         """Where the first of the uses begins for which it is whole now."""
+
+
+def change_versions(parameters: Sequence[UnitParameter], change: int) -> None:
+    """Change the versions of full parameters: while they are freed, autograd refuses what it has saved of them, as if
+    they were modified."""
+    wholes = tuple(parameter.whole for parameter in parameters)
+    versions = tuple(whole._version + change for whole in wholes)
+    torch._C._autograd._unsafe_set_version_counter(wholes, versions)
 
 
 def accumulates(parameter: nn.Parameter) -> bool:
