@@ -150,10 +150,14 @@ def returned() -> dict[str, list[str]]:
 
 
 def sidelong(when: str) -> list[str]:
-    """Blocks keep a part of the loss as an attribute, computed by their weights before or after what they return."""
+    """Blocks keep a part of the loss as an attribute, computed by their weights before or after what they return.
+
+    Args:
+        when: "read" is after, by an operation that would read freed memory.
+    """
 
     def pack(unit: Any, x: Tensor, y: Tensor) -> Tensor:
-        unit.aside = unit.down(unit.up(y)).square().mean()
+        unit.aside = (unit.up.weight.sin() if when == "read" else unit.down(unit.up(y))).square().mean()
         return unit.down(unit.up(x)) if when == "before" else y
 
     def loss_of(model: Any, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import overlap, rounding, sharding, timing, training
+from tests.parallel import outputs, overlap, passes, rounding, sharding, timing, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -36,6 +36,13 @@ def test_sharded_optimizers_state(two_gpus: Pool) -> None:
 @pytest.mark.parametrize("checkpoint", ["", "outside non-reentrant", "inside reentrant"])
 def test_fully_sharded(two_gpus: Pool, checkpoint: str) -> None:
     two_gpus(training.fully_sharded_parity, checkpoint)
+
+
+def test_fully_sharded_in_every_kind_of_pass(two_gpus: Pool) -> None:
+    assert two_gpus(passes.some, None) == [[], []]
+    assert two_gpus(passes.experts) == [[], []]
+    assert two_gpus(outputs.returned) == [{}, {}]
+    assert two_gpus(outputs.used_later, None) == [[], []]
 
 
 def test_fully_sharded_otherwise(two_gpus: Pool) -> None:

@@ -69,8 +69,9 @@ def test_a_unit_that_calls_itself(two_ranks: Pool) -> None:
 
 def test_what_a_unit_does_not_return_is_right_or_refused(two_ranks: Pool) -> None:
     assert two_ranks(outputs.sidelong, "before") == [[], []]
-    with pytest.raises(AssertionError, match="has been modified by an inplace operation"):
-        two_ranks(outputs.sidelong, "after")
+    for when in ("after", "read"):
+        with pytest.raises(AssertionError, match="has been modified by an inplace operation"):
+            two_ranks(outputs.sidelong, when)
 
 
 def test_derivatives_by_the_inputs(two_ranks: Pool) -> None:
