@@ -1,18 +1,21 @@
 # Everything a developer types. `make help` lists it.
 #
 #   make demo PYTHON=python3.12             another interpreter
-#   make install TORCH="torch==2.11.0"      another torch (pip's own settings choose the index)
 #   make test ARGS="tests/app -k claim"     fewer tests
+#   make test TORCH=2.14.1                  another torch, in .venv-torch-2.14.1 (pip's own settings choose the index)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+USUAL_TORCH := 2.13.0
+TORCH ?= $(USUAL_TORCH)
+# For a build of torch that brings no Triton: the version that the usual torch brings elsewhere.
+TRITON ?= 3.7.1
 ARGS ?= tests
 
-VENV := .venv
+VENV := $(if $(filter $(USUAL_TORCH),$(TORCH)),.venv,.venv-torch-$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.developing
@@ -36,17 +39,17 @@ $(STAMP): pyproject.toml
 	  echo "Flopwatch needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 	       "Choose another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing $(TORCH); the first time this downloads hundreds of megabytes, with CUDA gigabytes."
-	@$(PIP) "$(TORCH)"
-	@extras=worker; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
-	  || extras=worker,triton; \
-	echo "Installing flopwatch[$$extras]."; \
-	$(PIP) "$(TORCH)" --editable ".[$$extras]"
+	@echo "Installing torch $(TORCH) into $(VENV); the first time this downloads hundreds of megabytes, with CUDA gigabytes."
+	@$(PIP) "torch==$(TORCH)"
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
+	  || $(PIP) "triton==$(TRITON)"
+	@echo "Installing flopwatch[worker]."
+	@$(PIP) "torch==$(TORCH)" --editable ".[worker]"
 	@touch $@
 
 $(DEV_STAMP): $(STAMP)
 	@echo "Installing flopwatch[dev]."
-	@$(PIP) "$(TORCH)" --editable ".[dev]"
+	@$(PIP) "torch==$(TORCH)" --editable ".[dev]"
 	@touch $@
 
 demo: install  ## run the main job end to end on a small sweep and print its table
@@ -81,5 +84,5 @@ wheel: dev  ## build dist/*.whl
 	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:  ## remove everything that is not source
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-torch-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

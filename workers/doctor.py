@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.checkup import Finding, absent, broken, works
 from workers import tools
@@ -21,10 +21,15 @@ from workers.installed import NEEDED
 from workers.outcome import Unsupported
 from workers.torch_host import as_runner_error
 
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
 COMPILED = ("compiled", "flex")
 """Attention implementations that torch.compile makes, which takes long."""
 TOLERANCE = 3e-2
 COMPILER_S = 30.0
+OFTEN_NEWER = ("torch", "triton")
+"""What an environment often has a newer version of than Flopwatch was tested with; that is no fault."""
 NEW_ENVIRONMENT = "install Flopwatch into an environment of its own: python -m venv .venv; .venv/bin/pip install …"
 INSTALL_COMPILER = "install one (Debian: apt-get install g++), or name it in CXX and CC"
 
@@ -44,7 +49,7 @@ def _requirements() -> Iterator[Finding]:
     """Compare the installed versions with those that Flopwatch and torch ask for."""
     from packaging.requirements import Requirement
 
-    wrong = False
+    fit = True
     owners = [("flopwatch", {"", "worker", "triton"}), ("torch", {""})]
     for owner, extras in owners:
         try:
@@ -59,16 +64,27 @@ def _requirements() -> Iterator[Finding]:
                 version = importlib.metadata.version(requirement.name)
             except importlib.metadata.PackageNotFoundError:
                 continue  # below, where it matters
-            if not requirement.specifier.contains(version, prereleases=True):
-                wrong = True
-                found = f"{requirement.name} {version} is installed, and {owner} needs {requirement.specifier}"
-                yield broken(requirement.name, found, f"pip install '{requirement.name}{requirement.specifier}'")
+            name, asked_for = requirement.name, requirement.specifier
+            if asked_for.contains(version, prereleases=True):
+                continue
+            cure = f"pip install '{name}{asked_for}'"
+            if owner == "flopwatch" and name in OFTEN_NEWER and _is_newer(version, asked_for):
+                found = f"{version} is newer than the versions that Flopwatch was tested with ({asked_for})"
+                yield absent(name, found, f"if something fails with it: {cure}")
+                continue
+            fit = False
+            yield broken(name, f"{name} {version} is installed, and {owner} needs {asked_for}", cure)
     lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         found = f"no {', '.join(lacking)}: this host can run a server, and no worker"
         yield absent("worker", found, "pip install 'flopwatch[worker]'")
-    elif not wrong:
-        yield works("worker", f"Python {platform.python_version()}, and what a worker needs, in fitting versions")
+    elif fit:
+        yield works("worker", f"Python {platform.python_version()}, and what a worker needs")
+
+
+def _is_newer(version: str, asked_for: SpecifierSet) -> bool:
+    """Return True if only the upper bounds leave the version out."""
+    return all(one.operator == "<" or one.contains(version, prereleases=True) for one in asked_for)
 
 
 def _compiler() -> Iterator[Finding]:
@@ -183,7 +199,7 @@ def _triton(torch: Any) -> Iterator[Finding]:
     device = torch.device("cuda", torch.cuda.current_device())
     why = why_not_hopper(device)
     if why is not None:
-        yield broken("triton", why, "install the torch that brings a verified Triton")
+        yield absent("triton", why, "for the faster kernels, install a torch that brings a verified Triton")
     else:
         yield works("triton", f"{version}: attention `triton` runs the kernels `{attention_kernels(device)}`")
 

@@ -66,6 +66,7 @@ def test_the_autograd_function_saves_one_logsumexp(device: str, is_causal: bool,
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the copies that torch 2.14 checks with
 def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 1, 5, 7, 16), rng, device=device)]
     # Rows and heads of other steps than the fake results would have are opcheck's business too.
@@ -84,6 +85,7 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the copies that torch 2.14 checks with
 def test_operations_pass_opcheck_with_every_option(device: str, rng: random.Random) -> None:
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 1, 20, 20, 16), rng, device=device)]
     options = WHOLE.options(device)

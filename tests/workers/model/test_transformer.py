@@ -109,6 +109,8 @@ def test_attention_is_what_was_chosen() -> None:
     assert calls == [((2, 2, 12, 8), True)] * 3
 
 
+# torch 2.14 says that the hooks, which the test counts by, do not see what the checkpoints keep.
+@pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context:FutureWarning")
 @pytest.mark.parametrize(("layers", "in_feed_forward"), [(0, 0), (2, 2), (None, 3)])
 def test_selective_checkpointing_recomputes_chosen_products(layers: int | None, in_feed_forward: int) -> None:
     """It also saves less, apart from the products that the checkpoints keep."""
