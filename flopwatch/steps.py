@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 WARMUP_STEPS = 3
 MEASURE_STEPS = 10
@@ -20,6 +21,10 @@ MOST_STEPS = 1000
 """Most steps that a job on a CPU measures by default."""
 ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0)
 """The numbers of steps, between powers of ten."""
+MAX_WORK = 1e30
+"""More FLOPs than any step has."""
+SHOWN = 60
+"""Most characters of a value in an error."""
 
 _NOTHING = nullcontext()
 _now_s = functools.partial(time.perf_counter)  # a step may replace the module's
@@ -63,10 +68,40 @@ def phase(name: str) -> AbstractContextManager[Any]:
 def work(*, flops: float | None = None, tokens: float | None = None, items: float | None = None) -> None:
     """Tell the work of a step, which gives its rates: TFLOP/s and MFU, tokens and items (images, samples) per second.
 
-    Called in the step, it adds to that step; called before, it is the work of every step.
+    Called in the step, it adds to that step; called before, it is the work of every step. Scalars of numpy and torch
+    are taken, too; of a tensor on a GPU, its value is waited for.
+
+    Raises:
+        TypeError: an amount is no number.
+        ValueError: it is negative, not finite, or larger than any step's.
     """
+    amounts = {"flops": flops, "tokens": tokens, "items": items}
+    told = {name: None if amount is None else _amount(name, amount) for name, amount in amounts.items()}
     if _listener is not None:
-        _listener.work(flops=flops, tokens=tokens, items=items)
+        _listener.work(**told)
+
+
+def _amount(name: str, given: Any) -> float:
+    """Return an amount of work as a float. Raises TypeError, ValueError."""
+    value = given
+    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
+        try:
+            value = value.item()  # a scalar of torch, or a numpy array of one element
+        except (TypeError, ValueError, RuntimeError):
+            value = None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"flopwatch.work({name}=…) takes one number, not {_shown(given)}")
+    if not 0 <= cast("float", value) <= MAX_WORK:  # nan is not, either
+        raise ValueError(f"flopwatch.work({name}=…) takes a number from 0 to {MAX_WORK:g}, not {_shown(given)}")
+    return float(value)
+
+
+def _shown(given: object) -> str:
+    try:
+        text = repr(given)
+    except Exception:  # noqa: BLE001 - such as an integer of too many digits
+        text = "this"
+    return f"{text if len(text) <= SHOWN else f'{text[:SHOWN]}…'} ({type(given).__name__})"
 
 
 def measure(step: Callable[[], object], *, warmup_steps: int | None = None, measure_steps: int | None = None) -> None:
@@ -84,15 +119,23 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         return
     import statistics
 
-    for _ in range(WARMUP_STEPS if warmup_steps is None else warmup_steps):
-        step()
+    warmup = WARMUP_STEPS if warmup_steps is None else warmup_steps
+    measured = MEASURE_STEPS if measure_steps is None else measure_steps
     times_ms: list[float] = []
-    for _ in range(MEASURE_STEPS if measure_steps is None else measure_steps):
+    for number in range(1, warmup + measured + 1):
         _synchronise()
         begin = _now_s()
-        step()
+        try:
+            step()
+        except StopIteration as end:
+            raise RuntimeError(
+                f"step {number} raised StopIteration: an iterator in it, such as a loader, has ended, and flopwatch."
+                f"measure takes {warmup} steps to warm up and {measured} measured ones. Let it begin again when it "
+                "ends, or set fewer warmup_steps and measure_steps"
+            ) from end
         _synchronise()
-        times_ms.append(1e3 * (_now_s() - begin))
+        if number > warmup:
+            times_ms.append(1e3 * (_now_s() - begin))
     sys.stdout.write(f"step: {statistics.median(times_ms):.4g} ms, the median of {len(times_ms)}\n")
 
 

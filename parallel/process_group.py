@@ -61,6 +61,8 @@ END_S = 10.0
 CAUSE_S = 0.3
 """Seconds after a failure in which to wait for an earlier failure of another rank, its cause."""
 LOG_TAIL_BYTES = 4000
+MAX_ERROR = 4000
+"""Most characters of a rank's error."""
 REQUEST, LOG = "PARALLEL_RANK_REQUEST", "PARALLEL_RANK_LOG"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where NCCL and torch make files; none are made here
 SHARED_MEMORY_NAMES = ("nccl-", "torch_", "gloo")
@@ -662,10 +664,17 @@ def rank_main() -> None:
         result = function(Rank(index, world_size, request.backend, device, channel), *arguments)
         text = _to_json(result, f"what {name} returns")
     except BaseException as error:
-        _send(channel, "raised", {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
+        _send(channel, "raised", {"error": _in_words(error), "trace": traceback.format_exc()})
         raise
     _send(channel, "returned", text)
     _leave()
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:MAX_ERROR]
+    except BaseException as failure:  # noqa: BLE001 - the error is the caller's, and so is its text
+        return f"{type(error).__name__}, whose str() raises {type(failure).__name__}"
 
 
 def _connect(request: LaunchRequest) -> Connection:

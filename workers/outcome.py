@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import is_no_space
+from workers.measure.errors import with_type
 from workers.measure.table import TooLarge
 
 EXIT_CODES = {
@@ -65,6 +68,14 @@ def is_exhausted(error: BaseException) -> bool:
     return isinstance(error, HostExhausted | MemoryError)
 
 
+def leave_fork(process: int) -> None:
+    """End this process if it is not the given one, but a fork of it which came back from the user's code."""
+    if os.getpid() != process:
+        sys.stderr.write("a fork of the job's process has come back from the user's code: it ends here, unmeasured\n")
+        sys.stderr.flush()
+        os._exit(EXIT_CODES["crashed"])
+
+
 def failure_code(error: BaseException) -> str:
     """Return the failure code of an error that a runner raised; a key of EXIT_CODES."""
     if isinstance(error, RunnerError):
@@ -78,7 +89,7 @@ def failure_code(error: BaseException) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return an error's type, and its text if it has one. A unit that exits by sys.exit has not done its work."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = with_type(error)
     return f"{text} (sys.exit was called before the work was done)" if isinstance(error, SystemExit) else text
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import argparse
 import base64
+import functools
 import gc
 import json
 import os
+import posix
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +36,7 @@ from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
 from workers.jobs import runner_for
 from workers.jobs._base import parse_spec
+from workers.measure.errors import print_traceback
 from workers.messages import (
     ArtifactMade,
     CellFinished,
@@ -45,7 +49,7 @@ from workers.messages import (
     parse,
     to_line,
 )
-from workers.outcome import EXIT_CODES, WRONG, RunnerError, Succeeded, failure_code
+from workers.outcome import EXIT_CODES, WRONG, RunnerError, Succeeded, describe_error, failure_code, leave_fork
 from workers.reporter import Reporter
 from workers.torch_host import reset_process, trim_free_memory
 from workers.working_directory import enter_empty
@@ -56,6 +60,10 @@ if TYPE_CHECKING:
 
 TABLE_ROWS = 10
 """Number of rows shown of a table that a unit reports."""
+ENDS = ("_exit", "execv", "execve", "kill", "abort")
+"""Functions of `os` that may end this process; `os` itself calls them for its others, such as `execlp`."""
+HARMLESS = (0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
+"""Signals that end no process, nor stop it for good."""
 
 
 class LocalResults:
@@ -65,11 +73,13 @@ class LocalResults:
         self.spool = Spool()
         self.artifacts: list[dict[str, Any]] = []
         self._output = output
+        self._process = os.getpid()
         self._number = 1
         """The number in the names of all files of this run; 1 is not written."""
 
     def take(self, message: Message) -> None:
         """Process one message of a unit, with the agent's checks."""
+        leave_fork(self._process)
         match parse(to_line(message)):
             case Progress() as progress:
                 sys.stderr.write(f"{progress.done}/{progress.total} {progress.message}\n")
@@ -132,6 +142,41 @@ def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{stem}-{number}{dot}{suffixes}"
 
 
+@contextmanager
+def _nobody_ends_it() -> Iterator[None]:
+    """Make a failure of what would end this process before the job's work is done, maybe with exit code 0, or replace
+    it by another program. Forks of it end as they like."""
+    process, leave = os.getpid(), os._exit
+
+    def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def end(*arguments: Any, **options: Any) -> Any:
+            if os.getpid() != process or (name == "kill" and not _is_deadly(*arguments)):
+                return function(*arguments, **options)
+            traceback.print_stack()
+            sys.stderr.write(f"flopwatch run: crashed: the code called os.{name} before the job's work was done\n")
+            sys.stderr.flush()
+            return leave(EXIT_CODES["crashed"])
+
+        return end
+
+    before = [(module, name, getattr(module, name)) for module in (os, posix) for name in ENDS]
+    for module, name, function in before:
+        setattr(module, name, guarded(name, function))
+    try:
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+def _is_deadly(pid: int, number: int) -> bool:
+    """Return True if a signal ends this process."""
+    if pid != os.getpid() or number in HARMLESS:
+        return False
+    return number == signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL
+
+
 def run_here(arguments: list[str]) -> int:
     """Run the spec in a JSON file ("-": standard input); returns the exit code, 0 only if the job succeeded and
     no result is wrong."""
@@ -141,6 +186,7 @@ def run_here(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path(), help="folder for artifacts (default: here)")
     parser.add_argument("--code", type=Path, action="append", default=[], help="a file that the spec's `code` names")
     options = parser.parse_args(arguments)
+    process = os.getpid()
     try:
         spec = _read(options.spec).drawn()
     except (OSError, ValueError) as error:
@@ -148,17 +194,25 @@ def run_here(arguments: list[str]) -> int:
         return 2
     code, results = [file.read_bytes() for file in options.code], LocalResults(options.output.absolute())
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, chdir(folder):
-        if code:
-            os.environ.update(uploaded.write(Path(folder) / "code", code))
         try:
-            with _prints_to_stderr():
+            if code:
+                os.environ.update(uploaded.write(Path(folder) / "code", code))
+            with _nobody_ends_it(), _prints_to_stderr():
                 _run_units(spec, results, Path(folder))
+            leave_fork(process)
         except RunnerError as error:
+            leave_fork(process)
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")
             return EXIT_CODES[error.code]
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
-            traceback.print_exc()
-            return EXIT_CODES[failure_code(error)]
+        except BaseException as error:
+            leave_fork(process)
+            why = failure_code(error)
+            if isinstance(error, KeyboardInterrupt):  # mostly the terminal's: then shells want to see the signal
+                sys.stderr.write(f"flopwatch run: {why}: {describe_error(error)}\n")
+                raise
+            print_traceback(error)
+            sys.stderr.write(f"flopwatch run: {why}: {describe_error(error)}\n")
+            return EXIT_CODES[why]
     result = results.result()
     _show(spec, result, as_json=options.json)
     return WRONG if (result["validity"] or {}).get("verdict") == "wrong" else 0

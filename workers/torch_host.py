@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from workers.measure.errors import text_of
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 
 if TYPE_CHECKING:
@@ -113,17 +114,17 @@ def as_runner_error(error: BaseException) -> RunnerError | None:
     from kernels.attention.library import NO_KERNEL
 
     causes = list(_causes(error))
-    if any(NO_KERNEL in str(cause) for cause in causes):
-        return Unsupported(f"there is no such kernel for these inputs: {error}")
+    if any(NO_KERNEL in text_of(cause) for cause in causes):
+        return Unsupported(f"there is no such kernel for these inputs: {text_of(error)}")
     for cause in causes:
-        if isinstance(cause, RuntimeError) and UNSUPPORTED_DTYPE.search(str(cause)):
-            return Unsupported(f"torch lacks an operation for this data type on this device: {cause}")
+        if isinstance(cause, RuntimeError) and UNSUPPORTED_DTYPE.search(text_of(cause)):
+            return Unsupported(f"torch lacks an operation for this data type on this device: {text_of(cause)}")
         if type(cause).__name__ in NO_COMPILER:
-            return InvalidEnvironment(f"torch.compile does not work on this host: {cause}")
+            return InvalidEnvironment(f"torch.compile does not work on this host: {text_of(cause)}")
         if type(cause).__name__ in TOO_SMALL:
-            return Unsupported(f"this device is too small for it: {cause}")
+            return Unsupported(f"this device is too small for it: {text_of(cause)}")
         if type(cause).__name__ in NOT_BUILT:
-            return InvalidEnvironment(str(cause))
+            return InvalidEnvironment(text_of(cause))
     return None
 
 

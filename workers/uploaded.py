@@ -29,6 +29,7 @@ from flopwatch.imports import clash, own_modules
 from flopwatch.packages import cure
 from flopwatch.packing import MAX_BYTES, MAX_FILES, is_packed
 from workers import working_directory
+from workers.measure.errors import print_traceback, with_type
 from workers.outcome import InvalidEnvironment, RunnerError
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ def _module(code: CodeSpec) -> ModuleType:
         _execute(compiled, module)
     except Exception as error:
         del sys.modules[name]
-        traceback.print_exc()
+        print_traceback(error)
         if cure := _lacking(error, code):
             raise InvalidEnvironment(f"{code.label()} cannot be imported: {_describe(error, shown)}: {cure}") from error
         raise BrokenCode(f"{code.label()} cannot be imported: {_describe(error, shown)}") from error
@@ -354,7 +355,7 @@ def _describe(error: Exception, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{type(error).__name__}: {error.msg}, line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f"{type(error).__name__}: {error}" + (f", line {lines[-1]}" if lines else "") + lacking_file(error)
+    return with_type(error) + (f", line {lines[-1]}" if lines else "") + lacking_file(error)
 
 
 def _offer(module: ModuleType) -> str:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -35,6 +37,71 @@ def test_measure_prints_the_median(capsys: pytest.CaptureFixture[str]) -> None:
     flopwatch.measure(lambda: calls.append(1), measure_steps=5)
     assert len(calls) == 3 + 5
     assert capsys.readouterr().out.endswith("ms, the median of 5\n")
+
+
+def test_measure_names_the_step_in_which_a_loader_ends() -> None:
+    loader = iter(range(4))
+    with pytest.raises(RuntimeError, match=r"step 5 .* loader.* 3 steps to warm up and 10 measured.* begin again"):
+        flopwatch.measure(lambda: next(loader))
+
+
+class Heard:
+    """Keeps the amounts of work that it is told."""
+
+    def __init__(self) -> None:
+        self.tokens: list[float | None] = []
+
+    def work(self, *, tokens: float | None, **_others: float | None) -> None:
+        self.tokens.append(tokens)
+
+
+@pytest.mark.parametrize(
+    ("amount", "why"),
+    [
+        (-5, "from 0 to 1e+30, not -5 (int)"),
+        (-0.5, "not -0.5 (float)"),
+        (math.nan, "not nan (float)"),
+        (math.inf, "not inf (float)"),
+        (10**400, "to 1e+30, not 1000"),
+        (10**5000, "not this (int)"),
+        (Fraction(-1, 3), "not Fraction(-1, 3)"),
+        (True, "one number, not True (bool)"),
+        ("5", "one number, not '5' (str)"),
+        (b"5", "not b'5' (bytes)"),
+        (1j, "not 1j (complex)"),
+        (Decimal(5), "not Decimal('5')"),
+        ([5], "not [5] (list)"),
+        (len, "one number, not <built-in function len>"),
+    ],
+    ids=lambda value: str(value)[:20] if not isinstance(value, int) else f"{value.bit_length()} bits",
+)
+@pytest.mark.parametrize("listens", [True, False])
+def test_work_that_is_no_amount_is_refused_also_by_a_script_alone(
+    amount: Any, why: str, listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_listener", Heard() if listens else None)
+    with pytest.raises((TypeError, ValueError)) as refused:
+        flopwatch.work(tokens=amount)
+    assert str(refused.value).startswith("flopwatch.work(tokens=…) takes ")
+    assert why in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+def test_scalars_of_libraries_are_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    heard = Heard()
+    monkeypatch.setattr(steps, "_listener", heard)
+    five: list[Any] = [5, 5.0, Fraction(5), np.int64(5), np.float32(5), np.array(5), np.array([5])]
+    for amount in [*five, torch.tensor(5), torch.tensor([5.0], dtype=torch.bfloat16)]:
+        flopwatch.work(tokens=amount)
+    assert heard.tokens == [5.0] * 9
+    assert {type(one) for one in heard.tokens} == {float}
+    flopwatch.work(tokens=0)
+    flopwatch.work(items=1)
+    assert heard.tokens[9:] == [0.0, None]
+    for amount in (np.bool_(True), torch.tensor(True), torch.ones(2), np.array(["5"]), torch.tensor(float("nan"))):
+        with pytest.raises((TypeError, ValueError), match=r"flopwatch\.work\(tokens=…\) takes "):
+            flopwatch.work(tokens=amount)
 
 
 def test_a_listener_hears_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from workers import run_here as run_here_module
 from workers.jobs import _training
@@ -350,3 +351,89 @@ def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:
     assert process.wait(timeout=120) == 0
     # The job wrote down the process it ran in.
     assert set((tmp_path / "started").read_text().split()) == {str(process.pid)}
+
+
+ENDS = """
+import os, posix, signal, sys, threading
+
+def make(device):
+    def step():
+        {end}
+    return step
+"""
+COMES_BACK = """
+import os
+
+def make(device):
+    forked = []
+    def step():
+        if not forked:
+            forked.append(os.fork())
+            if forked == [0]:
+                os.setsid()
+    return step
+"""
+
+
+def own(folder: Path, source: str) -> tuple[dict[str, Any], list[str]]:
+    """The spec of a step of the user's own, and the options that hand its code over."""
+    file = folder / "step.py"
+    file.write_text(source)
+    code = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "function": "make", "file": "step.py"}
+    spec = {"kind": "benchmark", "step_code": code, "warmup_steps": 1, "measure_steps": 2, "device": "cpu"}
+    return spec, ["--code", str(file)]
+
+
+@pytest.mark.parametrize(
+    ("end", "called"),
+    [
+        ("posix._exit(8)", "_exit"),
+        ("threading.Thread(target=os._exit, args=(0,)).start(); threading.Event().wait(9)", "_exit"),
+        ("os.fork() and os._exit(0)", "_exit"),
+        ("os.execlp('true', 'true')", "execv"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "kill"),
+    ],
+)
+def test_a_step_that_ends_the_process_is_a_failure(tmp_path: Path, end: str, called: str) -> None:
+    """In a fork of this process, which has torch already."""
+    spec, options = own(tmp_path, ENDS.format(end=end))
+    forked = os.fork()
+    if not forked:
+        sys.stderr = (tmp_path / "err").open("w")
+        torch.set_num_threads(1)  # the threads of the pool are not in a fork
+        code = 0
+        try:
+            code = run_here([str(written(tmp_path, spec)), "--output", str(tmp_path), *options])
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(forked, 0)
+    told = (tmp_path / "err").read_text()
+    assert os.waitstatus_to_exitcode(status) == 70, told
+    assert f"flopwatch run: crashed: the code called os.{called} before the job's work was done" in told
+
+
+def test_signals_that_end_nothing_and_forks_are_left_alone(tmp_path: Path, run: Run) -> None:
+    end = (
+        "signal.signal(signal.SIGUSR1, lambda *_: None); os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), 0)"
+        "; (pid := os.fork()) or os._exit(5); assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5"
+    )
+    before = os._exit, os.kill
+    spec, options = own(tmp_path, ENDS.format(end=end))
+    code, _, err = run(spec, *options)
+    assert code == 0, err
+    assert (os._exit, os.kill) == before
+
+
+def test_an_error_of_the_users_ends_with_its_words(tmp_path: Path, run: Run) -> None:
+    spec, options = own(tmp_path, ENDS.format(end="raise GeneratorExit('of its own')"))
+    code, out, err = run(spec, *options)
+    assert (code, out) == (1, "")
+    assert err.endswith("flopwatch run: failed: GeneratorExit: of its own\n")
+
+
+def test_a_fork_that_comes_back_prints_nothing(tmp_path: Path, run: Run) -> None:
+    spec, options = own(tmp_path, COMES_BACK)
+    code, out, err = run(spec, *options)
+    assert code == 0, err
+    assert out.count("validity: ") == 1
+    assert err.count("a fork of the job's process has come back from the user's code: it ends here") == 1

@@ -453,6 +453,8 @@ def time_isolated(
 
     spec, step, graphed = training.spec, training.step, training.graphed
     least = min_calls(spec.warmup_steps)
+    if training.own is not None:
+        training.own.takes = _number_of_steps(spec, training.device, loops=loops)
 
     planned = spec.measure_steps or STEPS
 
@@ -487,6 +489,18 @@ def time_isolated(
     )
     training.take_returned(first, last=True)
     return times
+
+
+def _number_of_steps(spec: TrainingSpec, device: torch.device, *, loops: bool) -> str:
+    """Return how many steps a job takes, in words."""
+    from workers.measure.timing import MAX_STEPS, MIN_STEPS
+    from workers.measure.warmup import MIN_CALLS
+
+    warm = f"at least {MIN_CALLS}" if spec.warmup_steps is None else str(spec.warmup_steps)
+    measured = str(spec.measure_steps or STEPS)
+    if spec.measure_steps is None and device.type == "cpu":
+        measured = f"{MIN_STEPS} to {MAX_STEPS}"
+    return f"{warm} steps to warm up, {measured} measured ones{', as many in a loop' if loops else ''} and a few more"
 
 
 def time_loops(training: Training, isolated: StepTimes, monitor: Monitor, report: Reporter) -> Sequence[float]:

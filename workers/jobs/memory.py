@@ -214,6 +214,8 @@ def record_steps(
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     own, stream = training.own, ResidualStream()
+    if own is not None:
+        own.takes = f"{warmup} steps to warm up and {spec.measure_steps} recorded ones"
     marks = PhaseMarks(recording, owners, without=() if own is None else [REST])
     # The profiler of a CPU would keep each of the compiler's millions of calls.
     recording.begin(owners(), stacks=not spec.compile)

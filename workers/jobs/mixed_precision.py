@@ -153,6 +153,7 @@ def as_float(number: Decimal | None) -> float | None:
 def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:
     """Run one step of the cell's model, and keep the data types of its tensors, even if the step fails."""
     from workers.measure.dtypes import DtypeAudit
+    from workers.measure.errors import with_type
     from workers.measure.memory import short_message, translate_oom
 
     model, step = build(spec, cell, context.device)
@@ -169,7 +170,7 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
         with translate_oom("the step"):
             watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
     except Exception as error:
-        why = str(as_runner_error(error) or f"{type(error).__name__}: {short_message(error)}")
+        why = str(as_runner_error(error) or with_type(error, short_message(error)))
         add_rows(watched.tensors(scaled=scaled, error=why), cell, context)
         raise
     tensors = watched.tensors(scaled=scaled)

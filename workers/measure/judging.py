@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from kernels.tolerance import Error, error
+from workers.measure.errors import text_of
 from workers.measure.operations import Operation
 
 UNFIT_GRADIENT = re.compile("returned an (invalid gradient|incorrect number of gradients)")
@@ -196,9 +197,9 @@ def _results(operation: Operation, reference: Reference) -> list[Tensor]:
         try:
             gradients = operation.backward(out) if backward else ()
         except RuntimeError as failure:
-            if UNFIT_GRADIENT.search(str(failure)) is None:
+            if UNFIT_GRADIENT.search(text_of(failure)) is None:
                 raise
-            raise Unfit(f"the backward pass: {failure}") from failure
+            raise Unfit(f"the backward pass: {text_of(failure)}") from failure
     return results + [_fitting(index, gradient, reference) for index, gradient in enumerate(gradients, start=1)]
 
 

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from workers.measure.errors import text_of
+
 MIB = 2**20
 OUT_OF_MEMORY_MESSAGES = (
     "out of memory",
@@ -30,7 +32,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES):
+        if isinstance(error, RuntimeError) and any(message in text_of(error) for message in OUT_OF_MEMORY_MESSAGES):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__
@@ -39,7 +41,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def short_message(error: BaseException) -> str:
     """Return an error's first 160 characters on one line, since allocators add a page of advice."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(text_of(error).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:160]}…"
 
 

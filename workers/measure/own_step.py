@@ -7,7 +7,9 @@ named ones is the phase REST; a step that names none is one phase, WHOLE.
 from __future__ import annotations
 
 import gc
+import os
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,6 +40,14 @@ class NoStep(TypeError):
     """The user's function has returned something that does no step."""
 
 
+class StepStopped(RuntimeError):
+    """The user's step has raised StopIteration: an iterator in it, such as a loader, has ended."""
+
+
+class ForkReturned(RuntimeError):
+    """This process is a fork that the user's code has made, and that has come back from it."""
+
+
 class OwnStep:
     """A user's step; also what `flopwatch.phase` and `flopwatch.work` in it talk to.
 
@@ -56,11 +66,14 @@ class OwnStep:
         self._of_every_step = dict.fromkeys(KINDS, 0.0)
         self._of_step = dict.fromkeys(KINDS, 0.0)
         self._runs = 0
+        self._process = os.getpid()
+        self.takes = ""
+        """How many steps the job takes, in words, once it is known."""
         self.keeps_returned = False
         """Whether what a step returns is kept until the next one; otherwise it is dropped in the step."""
         self.returned: object = None
         # In a unit's process hardly any exist before the user's code runs, and those live on.
-        self._before = {id(one) for kind in MADE for one in _instances(kind)}
+        self._before = {id(one): weakref.ref(one) for kind in MADE for one in _instances(kind)}
         self._made: dict[type, dict[int, Any]] = {kind: {} for kind in MADE}
         self._container = nn.Module()
         self.model = self._container
@@ -71,6 +84,7 @@ class OwnStep:
     def make(self, make_step: Callable[[], object]) -> None:
         """Let the user's function make the step. Raises NoStep if it returns something that cannot be called."""
         step = make_step()
+        self._check_process()
         if not callable(step):
             raise NoStep(f"it returned {type(step).__name__}, and not a function that does one step")
         self._step = step
@@ -97,11 +111,26 @@ class OwnStep:
                 self.returned = self._step()
             else:
                 self._step()
+            self._check_process()
             self._end_left()
+        except StopIteration as end:
+            raise StepStopped(self._stopped()) from end
         finally:
             self._observers = None
         end_phase(self._outside, observers)
         self._runs += 1
+
+    def _stopped(self) -> str:
+        takes = f", and the job takes {self.takes}" if self.takes else ""
+        return (
+            f"step {self._runs + 1} raised StopIteration: an iterator in it, such as a loader, has ended{takes}. "
+            "Let it begin again when it ends, or set fewer warmup_steps and measure_steps"
+        )
+
+    def _check_process(self) -> None:
+        """Raises ForkReturned in a fork, which would measure beside this process, and fork again in its next step."""
+        if os.getpid() != self._process:
+            raise ForkReturned("a fork of the job's process must end in the step (os._exit), and not return from it")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -146,9 +175,9 @@ class OwnStep:
             if amount is None:
                 continue
             if self._observers is None:
-                self._of_every_step[kind] = float(amount)
+                self._of_every_step[kind] = amount
             else:
-                self._of_step[kind] += float(amount)
+                self._of_step[kind] += amount
 
     def work_of_step(self, kind: str) -> float | None:
         """Return the FLOPs ("flops"), tokens or items of the last step; None if the code has not told them."""
@@ -159,21 +188,25 @@ class OwnStep:
         return REST if self._names else WHOLE
 
     def _know(self, name: str) -> None:
+        if not isinstance(name, str) or not PHASE.fullmatch(name):
+            raise WrongPhase(f"phase {name!r}: a name has lower-case letters, digits and underscores, at most 50")
         if name in self._names:
             return
-        if not PHASE.fullmatch(name):
-            raise WrongPhase(f"phase {name!r}: a name has lower-case letters, digits and underscores, at most 50")
         if name in RESERVED or re.fullmatch(r"step_\d+", name):
             raise WrongPhase(f"phase {name!r}: this name has a meaning of its own in results; choose another")
         if len(self._names) == MAX_PHASES:
             raise WrongPhase(f"phase {name!r}: a step has at most {MAX_PHASES} phases")
         self._names[name] = None
 
+    def _was_before(self, one: object) -> bool:
+        known = self._before.get(id(one))
+        return known is not None and known() is one  # else that one is gone, and this one has its place in memory
+
     def _look(self) -> None:
         """Add what was made since the last look. Objects that `gc.freeze` hides were seen before it."""
         for kind, known in self._made.items():
             known |= {
-                id(one): one for one in _instances(kind) if id(one) not in self._before and one is not self._container
+                id(one): one for one in _instances(kind) if not self._was_before(one) and one is not self._container
             }
         roots = _roots([*self._made[nn.Module].values()])
         if len(roots) != 1:

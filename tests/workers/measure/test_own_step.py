@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from workers.measure.own_step import MAX_PHASES, NoStep, OwnStep, WrongPhase
+from workers.measure.own_step import MAX_PHASES, ForkReturned, NoStep, OwnStep, StepStopped, WrongPhase
 from workers.measure.timing import HostClock, make_clock, run_step, time_steps
 
 
@@ -192,3 +193,60 @@ def test_an_error_leaves_the_phase_for_messages() -> None:
     with pytest.raises(RuntimeError):
         run_step(own.phases, [observer, HostClock()])
     assert observer.words[-1] == "+forward"
+
+
+def test_a_model_in_the_place_of_one_that_is_gone_is_seen() -> None:
+    gone = [nn.Linear(1, 1) for _ in range(50)]
+    own, kept = OwnStep(), list[nn.Module]()
+    places = {id(one) for one in gone}
+    gone.clear()
+    gc.collect()
+
+    def make() -> Callable[[], None]:
+        kept.extend(nn.Linear(1, 1) for _ in range(50))
+        return lambda: None
+
+    own.make(make)
+    if not places & {id(one) for one in kept}:
+        pytest.skip("the allocator gave them other places")
+    assert {id(one) for one in own.model.children()} == {id(one) for one in kept}
+
+
+def test_a_loader_that_ends_is_named_with_its_step() -> None:
+    loader = iter(range(3))
+    own = made(lambda _own: next(loader))
+    own.takes = "2 steps to warm up and 5 measured ones"
+    for _ in range(3):
+        heard(own)
+    with pytest.raises(StepStopped, match=r"^step 4 raised StopIteration: .*loader.*takes 2 steps.*begin again"):
+        heard(own)
+    with pytest.raises(StepStopped, match="step 4"):  # also under a profiler, whose generators would hide it
+        heard(own)
+
+
+@pytest.mark.parametrize("where", ["making", "step"])
+def test_a_fork_that_comes_back_goes_no_further(where: str) -> None:
+    """Each of its steps would fork again, and measure beside the job."""
+    children: list[int] = []
+
+    def fork() -> None:
+        if not children:
+            children.append(os.fork())
+
+    def make() -> Callable[[], None]:
+        if where == "making":
+            fork()
+        return fork
+
+    try:
+        own = OwnStep()
+        own.make(make)
+        heard(own)
+    except ForkReturned:
+        os._exit(17)
+    finally:
+        if children == [0]:
+            os._exit(1)
+    _, status = os.waitpid(children[0], 0)
+    assert os.waitstatus_to_exitcode(status) == 17
+    heard(own)

@@ -11,7 +11,6 @@ import abc
 import contextlib
 import functools
 import gc
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from kernels.clock import now_s
 from workers.jobs._base import Unit
 from workers.jobs._values import FAULTS, Metric, Values
+from workers.measure.errors import print_traceback, with_type
 from workers.outcome import Failed, RunnerError, Unsupported
 from workers.reporter import Reporter
 from workers.torch_host import (
@@ -228,8 +228,8 @@ class GridRunner(abc.ABC, Generic[ContextT]):
             elif meaning := as_runner_error(error):
                 values.set_missing(meaning.code, str(meaning))
             else:
-                traceback.print_exc()
-                values.set_missing("failed", f"{type(error).__name__}: {short_message(error)}")
+                print_traceback(error)
+                values.set_missing("failed", with_type(error, short_message(error)))
         self.check_devices_answer(context)
         checks = [check_measured(values), *trial.checks]
         if not self.timed:

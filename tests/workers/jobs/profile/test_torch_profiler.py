@@ -355,7 +355,7 @@ def test_trace_stacks_and_flame_graph(run: Any, device: str) -> None:
     assert set(report.files) == {"trace.json.gz", "stacks.txt", "flamegraph.svg"}
     with gzip.open(report.files["trace.json.gz"], "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
-    assert {"warmup", "step_1", "step_2", "forward", "backward", "optimizer"} <= names
+    assert {"step_1", "step_2", "forward", "backward", "optimizer"} <= names
     assert {"layers.0", "layers.1", "scores", "softmax", "values", "norm"} <= names
     assert metrics(report)["trace_steps", None]["median"] == 2
     lines = report.files["stacks.txt"].read_text().splitlines()

@@ -1,0 +1,58 @@
+"""Users' errors in words, also of those whose own code fails at it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from workers.measure.errors import LIMIT, print_traceback, text_of, with_type
+from workers.measure.memory import is_out_of_memory, short_message
+
+
+class Mute(RuntimeError):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
+class NoText(ValueError):
+    def __str__(self) -> str:
+        return 3  # type: ignore[return-value]
+
+
+class Closed(BaseException):
+    def __getattribute__(self, name: str) -> object:
+        raise SystemExit(0)
+
+
+NOWHERE = type("Nowhere", (Exception,), {"__module__": None})
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Mute(), "Mute: <its str() raises SystemExit>"),
+        (NoText(), "NoText: <its str() raises TypeError>"),
+        (NOWHERE("text"), "Nowhere: text"),
+        (GeneratorExit(), "GeneratorExit"),
+        (ValueError("a\0b \ud800"), "ValueError: a\\0b \\ud800"),
+        (ValueError(lambda: 1), "ValueError: <function"),
+        (ValueError("word " * 10**7), "ValueError: word word"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_every_error_has_words_that_fit(error: BaseException, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert with_type(error).startswith(words)
+    assert len(text_of(error)) <= LIMIT
+    json.dumps(with_type(error)).encode()
+    assert len(short_message(error)) <= 161
+    assert not is_out_of_memory(error)
+    print_traceback(error)
+    assert type(error).__name__ in capfd.readouterr().err
+
+
+def test_a_traceback_that_cannot_be_printed_hides_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    print_traceback(Closed("words"))
+    assert capfd.readouterr().err == "Closed: words (its traceback cannot be printed: SystemExit)\n"

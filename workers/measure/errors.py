@@ -1,0 +1,33 @@
+"""What users' errors say, in words. Their own code makes these words, and may fail at it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+LIMIT = 4000
+"""Most characters of an error's text."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, cut if it is long; if that raises, what it raises."""
+    try:
+        text = str(error)
+    except BaseException as failure:  # noqa: BLE001 - it is the user's
+        text = f"<its str() raises {type(failure).__name__}>"
+    text = text if len(text) <= LIMIT else f"{text[: LIMIT - 1]}…"
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()  # a database takes neither
+
+
+def with_type(error: BaseException, text: str | None = None) -> str:
+    """Return the error's type and its text (by default that of `text_of`), if it has one."""
+    text = text_of(error) if text is None else text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the error's traceback to standard error."""
+    try:
+        traceback.print_exception(error)
+    except BaseException as failure:  # noqa: BLE001 - of an attribute of the user's error
+        sys.stderr.write(f"{with_type(error)} (its traceback cannot be printed: {type(failure).__name__})\n")
