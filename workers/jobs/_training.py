@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from app.specs._training import ACCUMULATION, WITH_BACKWARD, ModelSpec, TrainingSpec
-from flopwatch.steps import steps_of_a_second
+from flopwatch.steps import MOST_STEPS, steps_of_a_second
 from workers import uploaded
 from workers.jobs import _own_step
 from workers.jobs._limits import check_rate
@@ -493,13 +493,12 @@ def time_isolated(
 
 def _number_of_steps(spec: TrainingSpec, device: torch.device, *, loops: bool) -> str:
     """Return how many steps a job takes, in words."""
-    from workers.measure.timing import MAX_STEPS, MIN_STEPS
     from workers.measure.warmup import MIN_CALLS
 
     warm = f"at least {MIN_CALLS}" if spec.warmup_steps is None else str(spec.warmup_steps)
     measured = str(spec.measure_steps or STEPS)
     if spec.measure_steps is None and device.type == "cpu":
-        measured = f"{MIN_STEPS} to {MAX_STEPS}"
+        measured = f"{STEPS} to {MOST_STEPS}"
     return f"{warm} steps to warm up, {measured} measured ones{', as many in a loop' if loops else ''} and a few more"
 
 
