@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from flopwatch import steps
 from workers import run_here as run_here_module
 from workers.jobs import _training
 from workers.jobs._base import Unit
@@ -59,8 +60,9 @@ def command(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProce
 
 
 @pytest.fixture
-def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The same in this process, which has torch already: its exit code, standard output and standard error."""
+    monkeypatch.setattr(steps, "_listener", None)  # a job of the user's own code leaves one
 
     def here(spec: Any, *options: str) -> tuple[int, str, str]:
         code = run_here([str(written(tmp_path, spec)), "--output", str(tmp_path), *options])
