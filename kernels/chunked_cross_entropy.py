@@ -59,18 +59,23 @@ def softmax_gradient(
     logsumexp = torch.logsumexp(wide, dim=-1, keepdim=True)
     labels = targets.long().unsqueeze(-1)
     counts = labels != ignore_index
-    losses = logsumexp - (1 - label_smoothing) * wide.gather(-1, labels.where(counts, 0))
+    of_target = wide.gather(-1, labels.where(counts, 0))
     if label_smoothing:
-        losses = losses - label_smoothing * wide.mean(-1, keepdim=True)
+        of_target = (1 - label_smoothing) * of_target + label_smoothing * wide.mean(-1, keepdim=True)
+    losses = logsumexp - of_target
     if z_loss:
         losses = losses + z_loss * logsumexp.square()
-    is_target = torch.arange(logits.shape[-1], device=logits.device) == labels.where(counts, -1)
+    if 0 <= ignore_index < logits.shape[-1]:
+        labels = labels.where(counts, -1)
+    is_target = torch.arange(logits.shape[-1], device=logits.device) == labels
     gradient = (wide - logsumexp.where(counts, torch.inf)).exp()  # 0 in rows that do not count
     if z_loss:
         gradient = gradient * (1 + 2 * z_loss * logsumexp)
-    gradient = gradient - (1 - label_smoothing) * is_target.to(wide.dtype)
     if label_smoothing:
-        gradient = gradient - counts.to(wide.dtype) * (label_smoothing / logits.shape[-1])
+        shared = counts.to(wide.dtype) * (label_smoothing / logits.shape[-1])
+        gradient = gradient - (1 - label_smoothing) * is_target.to(wide.dtype) - shared
+    else:
+        gradient = gradient - is_target.to(wide.dtype)
     if slope is not None:
         gradient = gradient * slope
     losses = losses.where(counts, 0).squeeze(-1)
@@ -146,11 +151,11 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, options: Options = PL
         )
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise ValueError(f"expected integers as targets, not {targets.dtype}")
-    autocast = torch.is_autocast_enabled(hidden.device.type)
-    if not (hidden.is_floating_point() and weight.is_floating_point() and (autocast or hidden.dtype == weight.dtype)):
-        raise ValueError(f"expected hidden and weight of one floating-point dtype, not {hidden.dtype}, {weight.dtype}")
     if not hidden.device == weight.device == targets.device:
         raise ValueError(f"hidden, weight and targets are on {hidden.device}, {weight.device} and {targets.device}")
+    is_one = hidden.dtype == weight.dtype or torch.is_autocast_enabled(hidden.device.type)
+    if not (is_one and hidden.is_floating_point() and weight.is_floating_point()):
+        raise ValueError(f"expected hidden and weight of one floating-point dtype, not {hidden.dtype}, {weight.dtype}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {reduction!r}")
     if not 0 <= options.label_smoothing <= 1:
@@ -159,7 +164,10 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, options: Options = PL
         raise ValueError(f"softcap must be a positive number, not {options.softcap}")
     if not 0 <= options.z_loss < float("inf"):
         raise ValueError(f"z_loss must be a number from 0 on, not {options.z_loss}")
-    if targets.device.type == "cpu" and not torch.compiler.is_compiling():
+    if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+        least, most = targets.aminmax()
+        if least >= 0 and most < len(weight):
+            return
         counted = targets[targets != options.ignore_index]
         wrong = counted[(counted < 0) | (counted >= len(weight))]
         if wrong.numel():

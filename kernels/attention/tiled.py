@@ -100,6 +100,8 @@ class TiledFlashAttention2(_Tiled):
         check_shapes(q, k, v)
         if q.shape[:-2] != k.shape[:-2]:
             raise ValueError(f"expected as many heads of k {tuple(k.shape)} as of q {tuple(q.shape)}")
+        if not q.device == k.device == v.device:
+            raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
         if not q.dtype == k.dtype == v.dtype and not torch.is_autocast_enabled(q.device.type):
             raise ValueError(f"expected q, k and v of one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
         if not torch.compiler.is_compiling() and is_transformed():
@@ -189,6 +191,7 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _tiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+    check_shapes(q, k, v)
     k, v = (repeated(tensor, q) for tensor in (k, v))
     return TiledFlashAttention2.apply(q, k, v, is_causal, options)  # type: ignore[no-any-return]
 

@@ -170,6 +170,10 @@ def test_inputs_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         updated_by_ours(one, [one], 0.1, copies=[torch.ones(2)], **HYPER_PARAMETERS)
     with pytest.raises(ValueError, match=r"float32, bfloat16 or float16, not .*torch\.float64"):
         updated_by_ours(one, [one], 0.1, copies=[one.double()], **HYPER_PARAMETERS)
+    with pytest.raises(ValueError, match=r"expected lr as a tensor without axes, not \(2,\)"):
+        kernels.adamw([one], [one], [one], [one], [one], torch.ones(2), **HYPER_PARAMETERS)
+    with pytest.raises(ValueError, match=r"from 0 to below 1, not \(0\.9, 1\.0\)"):
+        updated_by_ours(one, [one], 0.1, **{**HYPER_PARAMETERS, "betas": (0.9, 1.0)})
     with pytest.raises(ValueError, match="shorter"):
         updated_by_ours(one, [one], 0.1, copies=[], **HYPER_PARAMETERS)
     monkeypatch.setattr(adamw_triton.triton.knobs.runtime, "interpret", False)

@@ -1,0 +1,94 @@
+"""Arguments that contradict each other: every exported operation refuses them, or computes what plain PyTorch does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from kernels.attention.reference import attention
+from kernels.registry import ATTENTION
+from tests.kernels.beside import DEVICES
+from tests.kernels.test_derivatives import Function, walked
+
+pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
+REFUSALS = (ValueError, TypeError, IndexError)
+
+
+def contradictions(inputs: list[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
+    """Each input with another size of one axis, another number of axes, another dtype, and on another device."""
+    for n, one in enumerate(inputs):
+        others = {f"axis {axis}": torch.cat([one, one.narrow(axis, 0, 1)], axis) for axis in range(one.dim())}
+        others |= {"fewer axes": one[0], "float16": one.half(), "integers": one.long()}
+        if len(inputs) > 1:
+            others["meta"] = one.to("meta")
+        for title, other in others.items():
+            yield f"{title} of input {n}", [*inputs[:n], other, *inputs[n + 1 :]]
+
+
+def fault(function: Function, plain: Function, inputs: list[Tensor]) -> str | None:
+    """Return what is wrong with the answer."""
+    try:
+        given = function(*inputs)
+    except REFUSALS as error:
+        named = {str(tuple(one.shape)) for one in inputs} | {str(one.dtype) for one in inputs}
+        named |= {str(one.device) for one in inputs} | {str(size) for one in inputs for size in one.shape}
+        return None if sum(word in str(error) for word in named) > 1 else f"the error does not name both: {error}"
+    try:
+        right = plain(*(one.double() for one in inputs))
+    except (*REFUSALS, RuntimeError) as error:
+        return f"an answer, where PyTorch says: {error}"
+    same = given.shape == right.shape and torch.allclose(given.double(), right, rtol=1e-2, atol=1e-2)
+    return None if same else "another answer than PyTorch's"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_arguments_that_contradict_each_other_are_refused(device: str) -> None:
+    faults = {}
+    for name, shapes, function, plain in walked(device):
+        if " " in name and not name.startswith("chunked"):
+            continue
+        generator = torch.Generator().manual_seed(0)
+        inputs = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+        for title, contradicting in contradictions(inputs):
+            if found := fault(function, plain, contradicting):
+                faults[name, title] = found
+    assert not faults
+
+
+@pytest.mark.parametrize("name", ["cpu_flash", "cpu_naive", "eager", "sdpa_flash", "sdpa_math", "tiled", "triton"])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 2, 5, 16), (1, 2, 5, 16), (1, 2, 5, 16)),
+        ((1, 2, 5, 16), (1, 2, 5, 16), (1, 2, 4, 16)),
+        ((1, 3, 5, 16), (1, 2, 5, 16), (1, 2, 5, 16)),
+        ((1, 2, 5, 16), (1, 2, 5, 8), (1, 2, 5, 8)),
+        ((1, 2, 5, 16), (1, 2, 5, 16), (1, 1, 5, 16)),
+        ((1, 2, 5, 16), (2, 5, 16), (2, 5, 16)),
+    ],
+)
+def test_attention_broadcasts_nothing(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Implementations of torch would, or fail with words that name neither."""
+    with pytest.raises(ValueError, match=r"not|differ|no multiple"):
+        ATTENTION.load(name).function(*(torch.ones(shape) for shape in shapes), False)
+
+
+def test_documents_that_go_back() -> None:
+    q = torch.ones(1, 1, 6, 16)
+    for ends in ([4, 2, 6], [-1, 6], [3, 7]):
+        with pytest.raises(ValueError, match=rf"grow from 0 to at most 6 tokens, not \[{ends[0]}"):
+            attention(q, q, q, document_ends=torch.tensor(ends, dtype=torch.int32))
+
+
+def test_the_control() -> None:
+    """Without its check, torch's attention broadcasts a batch: an answer."""
+    q, k = torch.ones(2, 2, 5, 16), torch.ones(1, 2, 5, 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kernels.attention.reference.check_shapes", lambda *_: None)
+        assert attention(q, k, k).shape == q.shape
+    assert fault(lambda q, k: (q * k).sum(-1), lambda q, k: q @ k.mT, [q, k]) == "another answer than PyTorch's"
