@@ -320,18 +320,6 @@ def test_compiled_derivatives_are_right_or_refused(device: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_transform_is_refused_while_it_is_compiled(device: str) -> None:
-    x, weight = torch.randn(ROWS, COLUMNS, device=device), torch.ones(COLUMNS, device=device)
-    for transform in (
-        lambda x: torch.func.jvp(kernels.rms_norm, (x, weight), (x, weight)),
-        torch.func.grad(lambda x: kernels.rms_norm(x, weight).sum()),
-    ):
-        with pytest.raises(RuntimeError, match=r"rms_norm has no .*; torch\.nn\.functional\.rms_norm has"):
-            torch.compile(transform, backend="aot_eager", fullgraph=True)(x)
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_updates_are_not_differentiated(device: str) -> None:
     def update(parameter: Tensor, gradient: Tensor, lr: Tensor) -> None:
         moments = torch.zeros_like(parameter).detach(), torch.zeros_like(parameter).detach()
