@@ -317,13 +317,16 @@ def move(
                 raise Conflict(f"Workers run ({', '.join(living[:3])}): stop them first.")
             there = settings.model_copy(update={"database_url": to})
             with closing(open_database(there)) as target:
+                with target.read() as connection:  # what keeps it from owning the files is raised before the copy
+                    target.backend.identity(connection)
                 counts = copy_everything(source, target)
                 place = target.backend.place
+                echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
+                echo(f"all rows are in {place}: set FLOPWATCH_DATABASE_URL for server and workers.")
                 open_files(there, target, claim=True)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
-    echo("\n".join(f"{name}: {number}" for name, number in counts.items()))
-    echo(f"all rows are in {place}: set FLOPWATCH_DATABASE_URL for server and workers. Files stay where they are.")
+    echo("Files stay where they are.")
 
 
 def _undo_move(settings: Settings) -> None:

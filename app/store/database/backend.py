@@ -34,7 +34,7 @@ class Backend(Protocol):
         """Where the database is, for people; without a password."""
         ...
 
-    def identity(self) -> str:
+    def identity(self, connection: Connection) -> str:
         """Return what tells the database from its copies, in other words than where it is."""
         ...
 

@@ -153,8 +153,11 @@ class Database:
     def backup(self, target: Path) -> None:
         """Write a consistent copy of the database into the new file `target`, while others continue to write.
 
-        Raises CannotRunHere when there is no database yet, and OSError when `target` cannot be made.
+        Raises CannotRunHere when there is no database yet, or when it has moved: the copy would lack what came later.
+        Raises OSError when `target` cannot be made.
         """
+        self.backend.refuse_missing()
+        _refuse_moved(self)
         with self._translated():
             self.backend.backup(target)
 

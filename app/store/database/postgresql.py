@@ -106,11 +106,10 @@ class PostgreSQL:
         url = self.engine.url
         return f"{url.database} on {url.host or url.query.get('host') or 'this host'}"
 
-    def identity(self) -> str:
+    def identity(self, connection: Connection) -> str:
         """Return the number that initdb gave to the server's data, and the database's number there."""
         query = "SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = current_database()"
-        with self.engine.connect() as connection:
-            server, database = connection.exec_driver_sql(query).one()
+        server, database = connection.exec_driver_sql(query).one()
         return f"postgresql {server} {database}"
 
     @property

@@ -130,9 +130,11 @@ class SQLite:
         """Where the database is, for people."""
         return str(self.path)
 
-    def identity(self) -> str:
-        """Return the number of the file on its disk; a copy has another."""
-        return f"sqlite {self.path.stat().st_ino}"
+    def identity(self, connection: Connection) -> str:
+        """Return the file's number and path. A copy on its disk has another number; one on another disk may have the
+        same, but seldom the path, too."""
+        del connection  # what it reads, copies have, too
+        return f"sqlite {self.path.stat().st_ino} {self.path.resolve()}"
 
     def refuse_missing(self) -> None:
         """Raise CannotRunHere when there is no file."""
@@ -274,7 +276,6 @@ class SQLite:
 
     def backup(self, target: Path) -> None:
         """Write a consistent copy of the database into the new file `target`. If that fails, no file remains."""
-        self.refuse_missing()
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         source = self.engine.raw_connection()
         try:

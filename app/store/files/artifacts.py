@@ -273,8 +273,9 @@ class ArtifactFiles(OwnedFiles):
     def write_note(self, content: bytes) -> None:
         self._make_folder(self._incoming)
         temporary = self._incoming / uuid.uuid4().hex
-        temporary.write_bytes(content)
+        _copy(io.BytesIO(content), temporary, accept)
         temporary.replace(self._folder / NOTE)
+        _sync_folder(self._folder)
 
     def has_unknown(self, database: Database) -> bool:
         return bool(self._unknown(database, before=float("inf")))

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from sqlalchemy import insert, select
 
-from app.errors import CannotRunHere
+from app.errors import CannotRunHere, DiskFull
 from app.store import tables
 from app.store.database.engine import Database
 
 logger = logging.getLogger(__name__)
 
 NOTE = "owner.json"
-BESIDE = "the one in the folder above"
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,14 @@ class Owner:
 
 def owner_of(database: Database, folder: Path | None = None) -> Owner:
     """Return the database as an owner; `folder` is the files' folder. A SQLite database beside it moves with it, so
-    that no copy of both is a second owner."""
-    place = database.backend.place
-    is_beside = folder is not None and Path(place).parent == folder.absolute().parent
-    return Owner(id_of_files(database), BESIDE if is_beside else database.backend.identity(), place)
+    that no copy of both is a second owner: there its name suffices. A linked folder stays where it is."""
+    with database.read() as connection:
+        identity = database.backend.identity(connection)
+        is_sqlite = connection.dialect.name == "sqlite"
+    path = Path(place := database.backend.place)
+    if is_sqlite and folder is not None and path.resolve().parent == folder.resolve().parent:
+        identity = f"{path.resolve().name} in the folder above"
+    return Owner(id_of_files(database), identity, place)
 
 
 def id_of_files(database: Database) -> str:
@@ -67,6 +70,9 @@ def id_of_files(database: Database) -> str:
 
 class OwnedFiles(ABC):
     """Files with a note of their owner."""
+
+    _said = ""
+    """Why no file is removed, as the log has it."""
 
     @abstractmethod
     def owner_for(self, database: Database) -> Owner:
@@ -89,25 +95,34 @@ class OwnedFiles(ABC):
 
     def refuse_foreign(self, database: Database) -> None:
         """Raise CannotRunHere if the files belong to another database. Files that belong to none yet may be read and
-        added to."""
+        added to; the log says that none is removed."""
         why, is_owned = self._refusal(database)
         if why and is_owned:
             raise CannotRunHere(why)
+        self._say(why)
 
     def may_remove(self, database: Database) -> bool:
         """Return True if the database is the owner, or has just become it; else say why it is not."""
         why, _ = self._refusal(database)
-        if why:
-            logger.warning("no file is removed: %s", why)
+        self._say(why)
         return not why
+
+    def _say(self, why: str) -> None:
+        """Log why no file is removed, once."""
+        if why and why != self._said:
+            logger.warning("no file is removed: %s", why)
+        self._said = why
 
     def _refusal(self, database: Database) -> tuple[str, bool]:
         """Return why the database may not remove files, "" if it may; and whether there is an owner."""
-        note = self.read_note()
-        if note is None:
-            if not self.has_unknown(database):
+        try:
+            note = self.read_note()
+            if note is None and not self.has_unknown(database):
                 self.claim(database)
                 return "", True
+        except (OSError, DiskFull) as error:
+            return f"{self}: the note of the files' owner, {NOTE}, cannot be read or written: {error}", False
+        if note is None:
             whose = "has files that this database does not know, and no note of their owner"
         else:
             try:
@@ -120,6 +135,6 @@ class OwnedFiles(ABC):
                 whose = f"belongs to the database {owner.place}"
         return (
             f"{self} {whose}. This one, {database.backend.place}, would remove files that it does not know: set "
-            "FLOPWATCH_DATABASE_URL or FLOPWATCH_ARTIFACTS_URL as they were; or, if it took the place of another one "
-            "that nobody uses any more, run `flopwatch prune --claim-files`."
+            "FLOPWATCH_DATABASE_URL or FLOPWATCH_ARTIFACTS_URL as they were; or, if no other database in use has files "
+            "there, run `flopwatch prune --claim-files`."
         ), note is not None

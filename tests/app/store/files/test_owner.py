@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -155,9 +156,71 @@ def test_a_folder_that_moves_as_a_whole_keeps_its_files(tmp_path: Path) -> None:
         assert files.read(sha256) == b"its own"
 
 
-def test_files_without_an_owner_stay_where_some_are_unknown(world: World, tmp_path: Path) -> None:
+def test_a_backup_restored_beside_the_living_database_removes_no_file(tmp_path: Path) -> None:
+    world = World(tmp_path, None)
+    restored = world.settings.data_dir / "restored.sqlite3"
+    world.database.backup(restored)
+    _, sha256 = world.store(b"later")
+    copy = world.settings.model_copy(update={"database_url": f"sqlite:///{restored}"})
+    with closing(world.database), closing(open_database(copy)) as database:
+        with pytest.raises(CannotRunHere, match=r"belongs to the database .*flopwatch\.sqlite3"):
+            open_files(copy, database)
+        upkeep(world.files, database, 0)
+        assert world.files.read(sha256) == b"later"
+
+
+def test_a_cloned_folder_whose_files_are_linked_removes_none(tmp_path: Path) -> None:
+    living, clone = tmp_path / "living", tmp_path / "clone"
+    (tmp_path / "disk").mkdir()
+    living.mkdir(mode=0o700)
+    (living / "artifacts").symlink_to(tmp_path / "disk")
+    world = World(tmp_path, None)
+    shutil.copytree(living, clone, symlinks=True)
+    _, sha256 = world.store(b"later")
+    copy = Settings(data_dir=clone)
+    with closing(world.database), closing(open_database(copy)) as database:
+        with pytest.raises(CannotRunHere, match=r"belongs to the database .*living"):
+            open_files(copy, database)
+        upkeep(ArtifactFiles(copy.artifacts_dir), database, 0)
+        assert world.files.read(sha256) == b"later"
+        linked = tmp_path / "linked"
+        linked.symlink_to(living)
+        open_files(Settings(data_dir=linked), world.database)  # another name of the owner
+
+
+@pytest.mark.parametrize("where", ["read", "write"])
+def test_a_note_that_the_disk_refuses_stops_removals_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    world = World(tmp_path, None)
+    _, sha256 = world.store(b"its own")
+    forget_note(world)
+    if where == "read":
+        (world.settings.artifacts_dir / owner.NOTE).mkdir()
+    else:
+        monkeypatch.setattr(ArtifactFiles, "write_note", full)
+    with closing(world.database) as database, caplog.at_level(logging.WARNING):
+        files: Any = open_files(world.settings, database)
+        world.stray.write_bytes(b"stray")
+        stray, _ = files.take(world.stray)
+        files.release([stray])
+        upkeep(files, database, 0)
+        upkeep(files, database, 0)
+        assert (files.read(sha256), files.read(stray)) == (b"its own", b"stray")
+    said = [record.message for record in caplog.records if "no file is removed" in record.message]
+    assert len(said) == len(set(said)) > 0, said
+
+
+def full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_files_without_an_owner_stay_where_some_are_unknown(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As after an upgrade, or with a database from before the files."""
     _, sha256 = world.store(b"its own")
+    caplog.set_level(logging.WARNING)
     with ExitStack() as stack:
         new = stack.enter_context(closing(open_database(world.copied_to(tmp_path / "copy", whole=False))))
         _, later = world.store(b"later")
@@ -165,6 +228,7 @@ def test_files_without_an_owner_stay_where_some_are_unknown(world: World, tmp_pa
         copy = world.settings.model_copy(update={"data_dir": tmp_path / "copy"})
         files: Any = open_files(copy, new)
         upkeep(files, new, 0)
+        assert caplog.text.count("prune --claim-files") == 1, "at the start, and not again"
         assert (world.files.read(sha256), world.files.read(later)) == (b"its own", b"later")
         open_files(world.settings, world.database)  # knows all of them, and becomes the owner
         with pytest.raises(CannotRunHere, match="belongs to the database"):
