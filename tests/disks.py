@@ -13,7 +13,7 @@ import pytest
 @contextlib.contextmanager
 def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
     """Mount a file system at `folder`, with these arguments of mount(8); skip the test if that is not allowed."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
