@@ -87,7 +87,8 @@ class Agreement:
         """Say how far they agree, and whether the work is the same."""
         parts = [self._of_numbers()]
         if (within := max((number.within for number in self.numbers), default=0.0)) > 0:
-            parts.append(f"processes of one side alone differ by {percent(within)}")
+            by = f"by {percent(within)}" if math.isfinite(within) else "in whether it is finite"
+            parts.append(f"processes of one side alone differ {by}")
         if self.lacking:
             parts.append(", ".join(self.lacking))
         if self.not_finite is not None:

@@ -747,7 +747,8 @@ def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
         return "inconclusive"  # "better" by the fastest of its steps may still be worse in most of them
     if loss is not None and min(len(row.baseline), len(row.candidate)) >= FEWEST and max(loss[2], row.drift) <= limit:
         return "passed"
-    return "passed" if row.finding == "better" else "inconclusive"
+    is_same = row.finding == "no_difference" and (row.bound or 0.0) <= limit  # of 0, or without a direction
+    return "passed" if row.finding == "better" or is_same else "inconclusive"
 
 
 def _gate_sentence(

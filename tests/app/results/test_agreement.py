@@ -41,6 +41,7 @@ def side(*processes: Sequence[float], name: str = "loss", work: Sequence[float] 
             "missing",
         ),
         (side([2.0], [2.2]), side([2.1], [2.3]), "processes of one side alone differ by 9.1 %", "inconclusive"),
+        (side([2.0], [NAN]), side([2.0], [2.0]), "one side alone differ in whether it is finite", "inconclusive"),
         (side([2.0], [2.2]), side([9.0], [9.3]), "differ by up to 78 %", "wrong"),
         (side(), side(), "the step returns no numbers, so no result was compared", "missing"),
         (side([2.0]), side(), "the candidate's step returns no numbers, so no result was compared", "missing"),

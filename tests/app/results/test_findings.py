@@ -458,6 +458,31 @@ def test_the_gate(candidate: Sequence[float], limit: float, outcome: str) -> Non
     assert whole.gate.metrics == ["step_ms"]
 
 
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "outcome"),
+    [
+        ([0.0] * 8, [0.0] * 8, "passed"),
+        ([0.0] * 8, [0.0] * 7 + [1e-9], "inconclusive"),
+        ([0.0] * 8, [1.0] * 8, "slower"),
+        ([0.0] * 3, [0.0] * 3, "inconclusive"),
+    ],
+)
+def test_the_gate_passes_what_is_0_in_all_processes(
+    baseline: list[float], candidate: list[float], outcome: str
+) -> None:
+    _, whole = judged(row(baseline, candidate), limit=5.0)
+    assert whole.gate is not None
+    assert whole.gate.outcome == outcome, whole.gate.sentence
+
+
+@pytest.mark.parametrize(("limit", "outcome"), [(5.0, "passed"), (0.1, "inconclusive")])
+def test_the_gate_of_a_metric_without_a_direction(limit: float, outcome: str) -> None:
+    noise = [1.0, 1.001, 0.999, 1.002, 1.0005, 0.9995, 1.0015, 0.9985]
+    _, whole = judged(row(noise, noise[::-1], "loss", unit=""), limit=limit, metrics=("loss",))
+    assert whole.gate is not None
+    assert whole.gate.outcome == outcome, whole.gate.sentence
+
+
 def test_a_slowdown_that_was_not_measured_in_turns_is_not_confirmed() -> None:
     slow = row(STEADY, times(1.2), case="slow")
     for limit, outcome in ((5.0, "not_confirmed"), (30.0, "passed")):
