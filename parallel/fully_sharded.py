@@ -803,7 +803,7 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _refuse_copy(module: nn.Module, original: nn.Module) -> None:
+def _refuse_copy(module: nn.Module, original: nn.Module | None) -> None:
     if module is not original:
         raise RuntimeError(_COPY)
 
@@ -811,15 +811,18 @@ def _refuse_copy(module: nn.Module, original: nn.Module) -> None:
 def _forward_hooks(
     this: weakref.ReferenceType[FullyShardedDataParallel], unit: ShardedUnit
 ) -> tuple[Callable[..., None], Callable[..., None]]:
+    # Hooks that held the unit would hold its module, which holds them: a cycle that outlives the process group.
+    unit_of, module_of = weakref.ref(unit), weakref.ref(unit.module)
+
     def before(module: nn.Module, inputs: Any, named_inputs: Any) -> None:
-        wrapper = this()
-        _refuse_copy(module, unit.module)
-        if wrapper is not None and unit.held:
+        wrapper, unit = this(), unit_of()
+        _refuse_copy(module, module_of())
+        if wrapper is not None and unit is not None and unit.held:
             wrapper.before_forward(unit)
 
     def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        wrapper = this()
-        if wrapper is not None and unit.held and module is unit.module:
+        wrapper, unit = this(), unit_of()
+        if wrapper is not None and unit is not None and unit.held and module is unit.module:
             wrapper.after_forward(unit, outputs)
 
     return before, after

@@ -33,9 +33,6 @@ class UnitParameter:
     filled again with the same values.
     """
 
-    unit: ShardedUnit
-    """The unit that gathers it."""
-
     def __init__(
         self,
         name: str,
@@ -185,7 +182,6 @@ class ShardedUnit:
 
     def take(self, parameter: UnitParameter) -> None:
         """Gather a parameter with this unit from now on."""
-        parameter.unit = self
         self.held.append(parameter)
         if parameter.is_sharded:
             self.sharded.append(parameter)

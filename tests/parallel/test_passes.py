@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel import outputs, passes
+from tests.parallel import outputs, passes, training
 from tests.parallel.pool import Pool
 
 
@@ -95,3 +95,9 @@ def test_copies_are_refused(two_ranks: Pool) -> None:
 
 def test_an_error_in_the_backward_pass_leaves_no_gradients(two_ranks: Pool) -> None:
     assert two_ranks(outputs.after_an_error) == [[], []]
+
+
+def test_a_dropped_model_is_freed_without_the_garbage_collector(two_ranks: Pool) -> None:
+    """Else it outlives the process group. With the control: a hook that holds its module."""
+    assert two_ranks(training.freed_by_count, False) == [[], []]
+    assert two_ranks(training.freed_by_count, True) == [["module"], ["module"]]

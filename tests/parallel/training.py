@@ -1032,3 +1032,26 @@ def gone(wrapper: str) -> int:
     gc.collect()
     gc.collect()
     return len(left)
+
+
+def freed_by_count(cycle: bool) -> list[str]:
+    """Train a fully sharded model, drop it with the garbage collector off, and name what is left of it.
+
+    Args:
+        cycle: Let a hook of one of its modules hold the module, as a control.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        model = parallel.FullyShardedDataParallel(first_ranks_model())
+        inputs, targets = batch(0)
+        for _ in range(2):
+            loss_of(model(part(inputs)), part(targets)).backward()
+            model.finish_gradient_synchronization()
+        if cycle:
+            model.module.register_forward_hook(functools.partial(lambda _held, *_: None, model.module))
+        refs = {"wrapper": weakref.ref(model), "module": weakref.ref(model.module), "unit": weakref.ref(model.units[1])}
+        del model
+        return [name for name, ref in refs.items() if ref() is not None]
+    finally:
+        gc.enable()
