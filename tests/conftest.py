@@ -160,6 +160,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True)
+def _working_directory_stays() -> Iterator[None]:
+    """Jobs that run in the test's own process change to a folder of their own, which goes."""
+    before = os.getcwd()
+    yield
+    os.chdir(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_read_once() -> Iterator[None]:
     """Each client of httpx would read all certificates, which takes longer than most requests."""
