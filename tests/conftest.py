@@ -163,7 +163,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _working_directory_stays() -> Iterator[None]:
     """Jobs that run in the test's own process change to a folder of their own, which goes."""
-    before = os.getcwd()
+    before = Path.cwd()
     yield
     os.chdir(before)
 
