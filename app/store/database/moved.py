@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection
 
 from app.errors import CannotRunHere
-from app.store import tables
+from app.store import service_settings
 
-_setting = tables.setting.c
-_IS_MARK = _setting.name == "moved_to"
+_MARK = "moved_to"
 
 
 def mark_moved(connection: Connection, place: str) -> None:
     """Say that the database is at another place now."""
-    unmark(connection)
-    connection.execute(insert(tables.setting), {"name": "moved_to", "value": place})
+    service_settings.put(connection, _MARK, place)
 
 
 def unmark(connection: Connection) -> bool:
     """Let the database be used again; returns False if it had no mark."""
-    return bool(connection.execute(delete(tables.setting).where(_IS_MARK)).rowcount)
+    return service_settings.remove(connection, _MARK)
 
 
 def refuse_moved(connection: Connection, place: str) -> None:
     """Raise CannotRunHere for a database that has moved."""
-    moved_to = connection.execute(select(_setting.value).where(_IS_MARK)).scalar_one_or_none()
+    moved_to = service_settings.get(connection, _MARK)
     if moved_to is not None:
         raise CannotRunHere(
             f"{place} moved to {moved_to}: set FLOPWATCH_DATABASE_URL for this process, too. To go back to this copy, "

@@ -14,10 +14,8 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sqlalchemy import insert, select
-
 from app.errors import CannotRunHere, DiskFull
-from app.store import tables
+from app.store import service_settings
 from app.store.database.engine import Database
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ class Owner:
     files_id: str
     """The id that the database gives to its files; a copy of the database has it, too."""
     database: str
-    """What tells the database from its copies (Backend.identity)."""
+    """The identity that its copies do not have (Backend.identity)."""
     place: str
     """Where it is, for people."""
 
@@ -55,17 +53,12 @@ def owner_of(database: Database, folder: Path | None = None) -> Owner:
 
 def id_of_files(database: Database) -> str:
     """Return the id of the database's files; it gets one when it has none."""
-    name, setting = "objects_id", tables.setting.c
-    query = select(setting.value).where(setting.name == name)
-    with database.read() as connection:
-        found = connection.execute(query).scalar_one_or_none()
-    if found is None:
-        with database.write() as connection:
-            found = connection.execute(query).scalar_one_or_none()
-            if found is None:
-                found = secrets.token_hex(8)
-                connection.execute(insert(tables.setting), {"name": name, "value": found})
-    return str(found)
+    name = "objects_id"
+    return str(
+        service_settings.agreed(
+            database, name, lambda connection: service_settings.get(connection, name), secrets.token_hex(8)
+        )
+    )
 
 
 class OwnedFiles(ABC):

@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 from app.errors import STORE_UNAVAILABLE, CannotRunHere, Conflict
 from app.logs import about
 from app.settings import Settings
+from app.store import service_settings
 from app.store.database.engine import Database
-from app.store.queue import service_settings
 from app.store.queue.registration import Registration, living_workers
 from app.store.queue.transitions import Queue
 
@@ -125,14 +125,7 @@ def with_agreed_lease(database: Database, settings: Settings) -> Settings:
     Raises CannotRunHere when FLOPWATCH_LEASE_S says something else: with two leases, a worker that renews its
     claims by the longer one loses healthy jobs by the shorter.
     """
-    with database.read() as connection:
-        lease_s = service_settings.lease_s(connection)
-    if lease_s is None:
-        with database.write() as connection:
-            lease_s = service_settings.lease_s(connection)
-            if lease_s is None:  # no other process was faster
-                lease_s = settings.lease_s
-                service_settings.put(connection, service_settings.LEASE_S, lease_s)
+    lease_s = service_settings.agreed(database, service_settings.LEASE_S, service_settings.lease_s, settings.lease_s)
     if "lease_s" in settings.model_fields_set and settings.lease_s != lease_s:
         raise CannotRunHere(
             f"FLOPWATCH_LEASE_S is {settings.lease_s:g}, but the lease of this database is {lease_s:g} seconds, for "

@@ -11,8 +11,8 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
+from app.store import service_settings
 from app.store.database.engine import Database
-from app.store.queue import service_settings
 
 ALL: Literal["all"] = "all"
 PausedKinds = list[str] | Literal["all"]

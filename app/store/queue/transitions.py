@@ -27,11 +27,11 @@ from app.logs import about
 from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import FINISHED_STATES, LivingState
-from app.store import tables
+from app.store import service_settings, tables
 from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
-from app.store.queue import fence, fitting, service_settings, staging, submission, sweeps, tallies, webhooks
+from app.store.queue import fence, fitting, staging, submission, sweeps, tallies, webhooks
 from app.store.queue.claims import QUEUED, next_job
 from app.store.queue.registration import beat
 from app.store.queue.waiting import waiting_reasons

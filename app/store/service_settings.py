@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from app.store import tables
 
+if TYPE_CHECKING:
+    from app.store.database.engine import Database
+
+T = TypeVar("T")
+
 LEASE_S = "lease_s"
-"""Name of the lease in seconds (see lease.py)."""
+"""Name of the lease in seconds (see queue/lease.py)."""
 
 _setting = tables.setting.c
 _GET = select(_setting.value).where(_setting.name == bindparam("of_name"))
@@ -31,3 +37,21 @@ def put(connection: Connection, name: str, value: Any) -> None:
     """Store the setting's value, which must be representable as JSON and not None."""
     if connection.execute(_CHANGE, {"of_name": name, "value": value}).rowcount == 0:
         connection.execute(insert(tables.setting), {"name": name, "value": value})
+
+
+def remove(connection: Connection, name: str) -> bool:
+    """Let the setting have no value; returns False if it had none."""
+    return bool(connection.execute(delete(tables.setting).where(_setting.name == name)).rowcount)
+
+
+def agreed(database: Database, name: str, read: Callable[[Connection], T | None], proposed: T) -> T:
+    """Return the setting of all processes of the database; the first one that asks stores what it proposes."""
+    with database.read() as connection:
+        found = read(connection)
+    if found is None:
+        with database.write() as connection:
+            found = read(connection)
+            if found is None:  # no other process was faster
+                found = proposed
+                put(connection, name, found)
+    return found
