@@ -603,10 +603,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
 
     Returns the check that the device can reach them, where the FLOPs are known.
     """
-    from workers.measure.ceilings import Ceilings
-    from workers.measure.environment import device_name
     from workers.measure.timing import run_step
-    from workers.model.accounting import peak_tflops
 
     spec, device = training.spec, training.device
     seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
@@ -620,11 +617,33 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
         return []
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
-    precision: str = spec.precision
-    why_not = ""
+    precision: tuple[str, str] = spec.precision, ""
     if training.own is not None:
         training.step.prepare()
-        precision, why_not = precision_of_own(lambda: run_step(training.step.phases, ()), device)
+        precision = precision_of_own(lambda: run_step(training.step.phases, ()), device)
+    return add_shares(values, rate, precision, device, ceilings)
+
+
+def add_shares(
+    values: Values, rate: float, of_products: tuple[str, str], device: torch.device, ceilings: Path
+) -> list[Check]:
+    """Set the shares of a rate in the device's peak and in its measured ceiling.
+
+    Args:
+        values: Get the metrics `mfu` and `ceiling_percent`.
+        rate: TFLOP/s of one device.
+        of_products: The precision of the matrix products, or the reason why no peak belongs to them.
+        device: The device.
+        ceilings: The folder of measured ceilings.
+
+    Returns:
+        The check that the device can reach the rate.
+    """
+    from workers.measure.ceilings import Ceilings
+    from workers.measure.environment import device_name
+    from workers.model.accounting import peak_tflops
+
+    precision, why_not = of_products
     if why_not:
         values.set("mfu", None, None, why_not)
         values.set("ceiling_percent", None, None, why_not)

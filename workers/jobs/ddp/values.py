@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from app.specs.ddp import DdpSpec
 from app.summaries import FEWEST_FOR_INTERVAL, median_interval
 from workers.jobs import _training
-from workers.jobs._limits import check_rate
 from workers.jobs._ranks import check_cores
 from workers.jobs._values import Metric, Values
 
@@ -312,10 +311,6 @@ def add_rates(
 
     Returns the check that the devices can reach them, where the FLOPs are known.
     """
-    from workers.measure.ceilings import Ceilings
-    from workers.measure.environment import device_name
-    from workers.model.accounting import peak_tflops
-
     seconds, ranks = 1e-3 * step_ms, spec.world_size
     if spec.step_code is None:
         tokens = ranks * spec.accumulation_steps * spec.batch_size * spec.context_length
@@ -330,16 +325,7 @@ def add_rates(
     # All processes share a CPU; each GPU belongs to one rank.
     devices = ranks if spec.backend == "nccl" else 1
     values.set("tflops", None, [rate])
-    products, why_not = precision
-    if why_not:
-        values.set("mfu", None, None, why_not)
-        values.set("ceiling_percent", None, None, why_not)
-        return []
-    peak, source = peak_tflops(device_name(device), products)
-    values.set("mfu", None, None if peak is None else [rate / (devices * peak)], source)
-    ceiling, source = Ceilings(ceilings).tflops(device, products)
-    values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / (devices * ceiling)], source)
-    return [check_rate(rate / devices, products, device, ceilings)]
+    return _training.add_shares(values, rate / devices, precision, device, ceilings)
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:
