@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +68,16 @@ def is_exhausted(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _EXHAUSTED
     return isinstance(error, HostExhausted | MemoryError)
+
+
+@contextmanager
+def ending_forks() -> Iterator[None]:
+    """End a fork of this process that comes back from the user's code, whether or not by an error."""
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        leave_fork(process)
 
 
 def leave_fork(process: int) -> None:

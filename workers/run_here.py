@@ -49,7 +49,16 @@ from workers.messages import (
     parse,
     to_line,
 )
-from workers.outcome import EXIT_CODES, WRONG, RunnerError, Succeeded, describe_error, failure_code, leave_fork
+from workers.outcome import (
+    EXIT_CODES,
+    WRONG,
+    RunnerError,
+    Succeeded,
+    describe_error,
+    ending_forks,
+    failure_code,
+    leave_fork,
+)
 from workers.reporter import Reporter
 from workers.torch_host import reset_process, trim_free_memory
 from workers.working_directory import enter_empty
@@ -186,7 +195,6 @@ def run_here(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path(), help="folder for artifacts (default: here)")
     parser.add_argument("--code", type=Path, action="append", default=[], help="a file that the spec's `code` names")
     options = parser.parse_args(arguments)
-    process = os.getpid()
     try:
         spec = _read(options.spec).drawn()
     except (OSError, ValueError) as error:
@@ -197,15 +205,12 @@ def run_here(arguments: list[str]) -> int:
         try:
             if code:
                 os.environ.update(uploaded.write(Path(folder) / "code", code))
-            with _nobody_ends_it(), _prints_to_stderr():
+            with ending_forks(), _nobody_ends_it(), _prints_to_stderr():
                 _run_units(spec, results, Path(folder))
-            leave_fork(process)
         except RunnerError as error:
-            leave_fork(process)
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")
             return EXIT_CODES[error.code]
         except BaseException as error:
-            leave_fork(process)
             why = failure_code(error)
             if isinstance(error, KeyboardInterrupt):  # mostly the terminal's: then shells want to see the signal
                 sys.stderr.write(f"flopwatch run: {why}: {describe_error(error)}\n")

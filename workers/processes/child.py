@@ -20,7 +20,7 @@ from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.jobs._ranks import serve_node
 from workers.measure.errors import print_traceback
 from workers.messages import Ended, Message, Started, to_line
-from workers.outcome import EXIT_CODES, RunnerError, describe_error, failure_code, leave_fork
+from workers.outcome import EXIT_CODES, RunnerError, describe_error, ending_forks, failure_code
 from workers.processes.keeper import READY, Request
 from workers.reporter import Reporter
 from workers.working_directory import enter_empty
@@ -48,30 +48,27 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
     reporter = Reporter(send, scratch=Path(request.scratch), ceilings=Path(request.ceilings))
     # Forks of one parent start with the same state of the random generator.
     random.seed()
-    process = os.getpid()
     send(Started())
     if new_interpreter:
         _import_torch(request)
     try:
-        enter_empty(reporter.scratch)
-        sys.argv = sys.argv[:1]  # the user's code may parse it
-        if request.task == "node":
-            serve_node(int(request.unit["params"]["node"]), reporter.scratch)
-        runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
-        if request.task == "run":
-            runner.run(spec, unit, reporter)
-        elif isinstance(runner, Collecting):
-            runner.collect(spec, unit, reporter.scratch, reporter)
+        with ending_forks():
+            enter_empty(reporter.scratch)
+            sys.argv = sys.argv[:1]  # the user's code may parse it
+            if request.task == "node":
+                serve_node(int(request.unit["params"]["node"]), reporter.scratch)
+            runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
+            if request.task == "run":
+                runner.run(spec, unit, reporter)
+            elif isinstance(runner, Collecting):
+                runner.collect(spec, unit, reporter.scratch, reporter)
     except RunnerError as error:
-        leave_fork(process)
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")
     except BaseException as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
-        leave_fork(process)
         code, detail = failure_code(error), describe_error(error) + uploaded.lacking_file(error)
         print_traceback(error)
     else:
-        leave_fork(process)
         send(Ended(None, ""))
         return 0
     send(Ended(code, detail))
