@@ -205,11 +205,13 @@ def compare(baseline: tuple[Found, Found], candidate: tuple[Found, Found]) -> Ag
         return Agreement(None, nothing=f"{who} {what}, so no result was compared", work=differing)
     worst, where, numbers = -1.0, "", []
     for place in common:
-        differences = [relative(*pair) for pair in product(ones[place], others[place])]
-        numbers.append(Number(max(differences), min(differences), max(_spread(ones[place]), _spread(others[place]))))
-        for one, other in product(_distinct(ones[place]), _distinct(others[place])):
-            if (difference := relative(one, other)) > worst:
-                worst, where = difference, f"{_named(place)}: {_text(one)} → {_text(other)}"
+        pairs = {pair: relative(*pair) for pair in product(_distinct(ones[place]), _distinct(others[place]))}
+        furthest = max(pairs, key=pairs.__getitem__)
+        within = max(_spread(ones[place]), _spread(others[place]))
+        numbers.append(Number(pairs[furthest], min(pairs.values()), within))
+        if pairs[furthest] > worst:
+            worst = pairs[furthest]
+            where = f"{_named(place)}: {_text(furthest[0])} → {_text(furthest[1])}"
     names = list(dict.fromkeys(place[-1] for place in common))
     lost = _lacking(SIDES[0], ones, others, names)
     alone = [

@@ -151,7 +151,7 @@ class Row:
 
     def _by(self, name: str) -> Estimate:
         """Return the estimate by a witness, with its distances."""
-        return inference.estimate(*self.witnesses[name], self.blocks)
+        return replace(dict(self.testimonies)[name], distances=inference.distances_within(*self.witnesses[name]))
 
     @property
     def bound(self) -> float | None:

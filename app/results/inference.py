@@ -95,7 +95,7 @@ def estimate(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequ
             sides that did not take turns.
     """
     found = interval(baseline, candidate, blocks)
-    distances = _distances(baseline, candidate) if found.ratio is not None else ()
+    distances = distances_within(baseline, candidate) if found.ratio is not None else ()
     enough = min(len(baseline), len(candidate)) >= FEWEST
     return replace(found, p_value=p_value(baseline, candidate, blocks) if enough else None, distances=distances)
 
@@ -132,7 +132,7 @@ def is_above(baseline: Sequence[float], candidate: Sequence[float]) -> bool:
     return float(np.median(np.subtract.outer(candidate, baseline))) > 0
 
 
-def _distances(*sides: Sequence[float]) -> list[float]:
+def distances_within(*sides: Sequence[float]) -> list[float]:
     """Return `Estimate.distances` of these sides."""
     import numpy as np
 
