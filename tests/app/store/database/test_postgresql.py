@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import threading
@@ -198,6 +199,7 @@ class TestWatch:
         """Its place in the log moves before: here a standby's answer is missing. The control looks at the log."""
         monkeypatch.setattr(postgresql.Snapshots, "period_s", 0.0)
         watch, name = database.watch(), str(database.backend.engine.url.database)
+        numbers = itertools.count()
 
         def position() -> Any:
             return postgres.execute("SELECT pg_current_wal_insert_lsn()")
@@ -206,15 +208,23 @@ class TestWatch:
             found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = "
             return postgres.execute(f"{found} '{name}'")
 
+        def waiting_commit() -> tuple[int, int, threading.Thread]:
+            """A commit that waits; the first ones do not, until the checkpointer has read the setting."""
+            for number in numbers:
+                inserted = f"SET synchronous_commit = on; INSERT INTO setting VALUES ('{number}', '1')"
+                thread = threading.Thread(target=postgres.execute, args=(inserted, name))
+                thread.start()
+                while thread.is_alive():
+                    if found := waiting():
+                        return number, found[0][0], thread
+            raise AssertionError
+
         postgres.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         postgres.execute("SELECT pg_reload_conf()")
         wait_until(lambda: postgres.execute("SHOW synchronous_standby_names") == [("nobody",)], what="the setting")
         try:
-            for number in range(5):
-                inserted = f"SET synchronous_commit = on; INSERT INTO setting VALUES ('{number}', '1')"
-                thread = threading.Thread(target=postgres.execute, args=(inserted, name))
-                thread.start()
-                ((pid,),) = wait_until(waiting, what="a commit that waits")
+            for _ in range(5):
+                number, pid, thread = waiting_commit()
                 while watch.changed():
                     pass
                 logged = position()
