@@ -130,17 +130,18 @@ class Sampler:
         now = self._now
         read_at = _now_ns()
         running = sys._current_frames()
+        # At once: with the lock of Python lost in between, the outer frames would be further on than the inner ones.
+        mine = _frames_of(running.get(self._thread), until=run_step.__code__)
         used = {thread: processor_ns(thread) for thread in running}
         gained = {thread: max(0, ns - self._used_ns.get(thread, ns)) for thread, ns in used.items()}
         self._used_ns = used
-        frame = running.get(self._thread)
-        if now is None or frame is None:
+        if now is None or self._thread not in running:
             return
         before, begun, phase = now
         reached = before + read_at - begun
         if reached <= self._sampled_ns:
             return
-        sample = self.samples.stacks[phase, _frames_of(frame, until=run_step.__code__)]
+        sample = self.samples.stacks[phase, mine]
         wall = reached - self._sampled_ns
         self._sampled_ns = reached
         sample.wall_ns += wall

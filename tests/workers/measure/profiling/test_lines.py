@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kernels.ranges import record_ranges
-from workers.measure.profiling import lines
+from workers.measure.profiling import lines, sampling
 from workers.measure.profiling.lines import LineTrace, OwnCode, Place, Use, first_lines, readable, uses
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording, record
 from workers.measure.profiling.sampling import Sampler
@@ -180,6 +180,23 @@ def test_a_total_counts_what_a_line_calls_once_however_deep_it_recurses(planted:
     assert all(use.self_ms <= use.total_ms * (1 + 1e-9) <= STEP_MS * (1 + 1e-6) for use in found)
 
 
+def test_a_stack_is_of_one_moment(planted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the step goes on while the processor's times are read."""
+
+    def slow(_thread: int) -> int:
+        time.sleep(0.003)
+        return 0
+
+    monkeypatch.setattr(sampling, "processor_ns", slow)
+    found = planted.uses(steps=4)
+    places = {(use.place.function, use.code): use for use in found if use.place is not None}
+    inside = [use.self_ms for (function, _), use in places.items() if function == "recursive"]
+    assert sum(inside) > 0
+    assert places["step", "recursive(5)"].total_ms == pytest.approx(
+        places["step", "recursive(5)"].self_ms + sum(inside)
+    )
+
+
 def test_each_statement_is_counted_once_for_each_of_its_runs(planted: Script) -> None:
     found = planted.uses()
     calls = {use.code: use.calls for use in found if use.place is not None}
@@ -190,7 +207,7 @@ def test_each_statement_is_counted_once_for_each_of_its_runs(planted: Script) ->
 
 
 def test_python_itself_is_told_from_waits(planted: Script) -> None:
-    found, whole = by_code(planted.uses(steps=10)), sum(planted.spent.values())
+    found, whole = by_code(planted.uses(steps=30)), sum(planted.spent.values())
     assert found["rest(4.25)"].python_ms < 0.03 * STEP_MS  # type: ignore[operator]
     for code in ("spin(", "spin(4)"):
         used = planted.used[PLANTED[code]] / whole
