@@ -33,6 +33,8 @@ SWITCH_INTERVAL_S = 2e-5
 """For how long a thread may interpret Python while the sampling one waits."""
 LATE_S = 1e-3
 """A sample that comes later than this is late, and so may stand for time of the lines before."""
+MOST_READINGS = 5
+"""How often a stack is read until the step's thread has stood still meanwhile."""
 MAX_DEPTH = 200
 """Most frames of a stack, the innermost ones."""
 Frames = tuple[tuple[str, str, int], ...]
@@ -129,9 +131,7 @@ class Sampler:
     def _sample(self) -> None:
         now = self._now
         read_at = _now_ns()
-        running = sys._current_frames()
-        # At once: with the lock of Python lost in between, the outer frames would be further on than the inner ones.
-        mine = _frames_of(running.get(self._thread), until=run_step.__code__)
+        running, mine = self._stacks()
         used = {thread: processor_ns(thread) for thread in running}
         gained = {thread: max(0, ns - self._used_ns.get(thread, ns)) for thread, ns in used.items()}
         self._used_ns = used
@@ -150,6 +150,21 @@ class Sampler:
             if thread not in (me, self._thread) and gained[thread]:
                 self.samples.others_ns[_name_of(thread), _frames_of(other)] += min(gained[thread], wall)
         sample.processor_ns += min(gained[self._thread], wall)
+
+    def _stacks(self) -> tuple[dict[int, FrameType], Frames]:
+        """Return each thread's frame, and the step's frames, of one moment.
+
+        While this thread reads them it may have to pause, too. Then the step goes on, and its outer frames are further
+        on than the inner ones: they are read again.
+        """
+        for _ in range(MOST_READINGS):
+            running = sys._current_frames()
+            frame = running.get(self._thread)
+            at = None if frame is None else frame.f_lasti
+            mine = _frames_of(frame, until=run_step.__code__)
+            if frame is None or (sys._current_frames().get(self._thread) is frame and frame.f_lasti == at):
+                break
+        return running, mine
 
 
 def _now_ns() -> int:
