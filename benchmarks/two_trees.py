@@ -2,20 +2,29 @@
 
     git worktree add .base OLD-COMMIT
     python -m benchmarks.two_trees .base . [--rounds N] [--device cpu]
+    python -m benchmarks.two_trees .base . --job "ddp strategy=fsdp model.size=large"
 
-Each turn is a new interpreter with that checkout on PYTHONPATH; it needs torch and Triton only. Times are medians of
-the device's times in ms, both passes in bfloat16, with the checkout's own kernels and its own warm-up until steady;
-"ratio" is of the medians of the turns, "spread" the largest relative difference between turns of one checkout.
+Each turn is a new interpreter with that checkout on PYTHONPATH; it needs torch and Triton only. With `--job` a turn is
+`flopwatch run` of that job instead, and the rows are its metrics. The order of the turns is drawn in each round. Times
+are medians of the device's times in ms, both passes in bfloat16, with the checkout's own kernels and its own warm-up
+until steady; "ratio" is of the medians of the turns, "spread" the largest relative difference between turns of one
+checkout. "hot" is the ratio of a second measurement right after, with three seconds of warm-up on both sides: where it
+is 1 and the ratio is not, one of the checkouts stops its warm-up before the chip has reached its power limit; where
+both differ, the kernels do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
+import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +51,11 @@ ROWS: dict[str, list[tuple[int, int, int, int, bool]]] = {
 """(batch, heads, length, head dimension, causal): README's table; on a CPU a row that only tries this program."""
 CALLS = 20
 STEPS = 20
+HOT_MS = 3000.0
 
 
-def attention_ms(device: torch.device, shape: tuple[int, int, int, int, bool]) -> Any:
-    """Time both passes of one row with the checkout's stopwatch; returns its `Timing`."""
+def attention_ms(device: torch.device, shape: tuple[int, int, int, int, bool]) -> tuple[Any, Any]:
+    """Time both passes of one row with the checkout's stopwatch, until steady and then hot; returns two `Timing`s."""
     from workers.measure.operations import Operation, time_passes
     from workers.measure.stopwatch import stopwatch
 
@@ -58,8 +68,10 @@ def attention_ms(device: torch.device, shape: tuple[int, int, int, int, bool]) -
 
         attention = flash_attention
     operation = Operation(lambda q, k, v: attention(q, k, v, is_causal=is_causal), inputs, gradient)
-    both = time_passes(operation, stopwatch(device), ["forward_backward"], warmup=None, calls=CALLS)
-    return both["forward_backward"]
+    passes = ["forward_backward"]
+    steady = time_passes(operation, stopwatch(device), passes, warmup=None, calls=CALLS)["forward_backward"]
+    calls = max(1, int(HOT_MS / statistics.median(steady.samples)))
+    return steady, time_passes(operation, stopwatch(device), passes, warmup=calls, calls=CALLS)["forward_backward"]
 
 
 def training(device: torch.device) -> Any:
@@ -89,30 +101,45 @@ def training(device: torch.device) -> Any:
 
 
 def turn(device: torch.device) -> None:
-    """Time everything in this process, and print JSON: by row the time in ms, warm-up calls, `steady`, and seconds."""
+    """Time everything in this process, and print JSON: by row the time in ms, warm-up calls, `steady`, seconds, and the
+    hot time in ms (None for steps)."""
     torch.manual_seed(0)
     found: dict[str, Any] = {}
     for shape in ROWS[device.type]:
         began = time.perf_counter()
-        timing = attention_ms(device, shape)
+        timing, hot = attention_ms(device, shape)
         name = f"{', '.join(map(str, shape[:4]))}, {'causal' if shape[4] else 'no mask'}"
         took_s = time.perf_counter() - began
-        found[name] = (statistics.median(timing.samples), timing.warmup, timing.steady, took_s)
+        hot_ms = statistics.median(hot.samples)
+        found[name] = (statistics.median(timing.samples), timing.warmup, timing.steady, took_s, hot_ms)
     began = time.perf_counter()
     steps = training(device)
-    found["training step"] = (statistics.median(steps.step), steps.warmup, steps.steady, time.perf_counter() - began)
+    took_s = time.perf_counter() - began
+    found["training step"] = (statistics.median(steps.step), steps.warmup, steps.steady, took_s, None)
     for phase, samples in steps.phases.items():
-        found[phase] = (statistics.median(samples), steps.warmup, steps.steady, 0.0)
+        found[phase] = (statistics.median(samples), steps.warmup, steps.steady, 0.0, None)
     print(json.dumps(found))
 
 
-def in_tree(tree: Path, device: str) -> dict[str, Any]:
+def in_tree(tree: Path, device: str, job: str | None) -> dict[str, Any]:
     """Run a turn in a new interpreter that imports this checkout."""
-    command = [sys.executable, "-P", str(Path(__file__).resolve()), "--turn", "--device", device]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(command, env=environment, cwd=tree, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    arguments = [str(Path(__file__).resolve()), "--turn", "--device", device]
+    if job is not None:
+        arguments = ["-c", "from app.cli import main; main()", "run", *shlex.split(job), "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *_packages()])}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-P", *arguments]
+        done = subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1] if job is None else done.stdout)
+    if job is None:
+        return found
+    known = [one for one in found["measurements"] if one["median"] is not None]
+    return {one["metric"]: (one["median"], one["n"], one["validity"], 0.0, None) for one in known}
+
+
+def _packages() -> list[str]:
+    """Return the folders of packages that PYTHONPATH names already."""
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def main() -> None:
@@ -121,6 +148,8 @@ def main() -> None:
     parser.add_argument("trees", nargs="*", type=Path, help="two checkouts: the old one, the new one")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--job", help="the arguments of `flopwatch run`")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
     parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.turn:
@@ -128,18 +157,24 @@ def main() -> None:
         return
     old, new = (tree.resolve() for tree in options.trees)
     turns: dict[Path, list[dict[str, Any]]] = {old: [], new: []}
-    for number in range(options.rounds):
-        for tree in (old, new) if number % 2 == 0 else (new, old):
-            turns[tree].append(in_tree(tree, options.device))
-    print("| row | old, ms | new, ms | ratio | spread | warm-up calls | steady | seconds |")
-    print("|---|---:|---:|---:|---:|---:|---|---:|")
+    drawn = random.Random(options.seed)
+    for _ in range(options.rounds):
+        for tree in drawn.sample((old, new), 2):
+            turns[tree].append(in_tree(tree, options.device, options.job))
+    print(f"seed {options.seed}, {options.rounds} rounds")
+    print("| row | old, ms | new, ms | ratio | spread | hot | warm-up calls | steady | seconds |")
+    print("|---|---:|---:|---:|---:|---:|---:|---|---:|")
     for name in turns[old][0]:
         times = {tree: [one[name][0] for one in turns[tree]] for tree in (old, new)}
         medians = [statistics.median(times[tree]) for tree in (old, new)]
-        spread = max(max(values) / min(values) - 1 for values in times.values())
+        spread = max(max(values) / min(values) - 1 if min(values) > 0 else math.inf for values in times.values())
         calls, steady = (" → ".join(str(turns[tree][0][name][i]) for tree in (old, new)) for i in (1, 2))
         seconds = " → ".join(f"{turns[tree][0][name][3]:.1f}" for tree in (old, new))
-        ratio = f"{medians[1] / medians[0]:.4f} | {spread:.1%}"
+        hot = "–"
+        if turns[old][0][name][4] is not None:
+            hots = [statistics.median(one[name][4] for one in turns[tree]) for tree in (old, new)]
+            hot = f"{hots[1] / hots[0]:.4f}"
+        ratio = f"{medians[1] / medians[0] if medians[0] else math.nan:.4f} | {spread:.1%} | {hot}"
         print(f"| {name} | {medians[0]:.4g} | {medians[1]:.4g} | {ratio} | {calls} | {steady} | {seconds} |")
 
 
