@@ -49,7 +49,7 @@ from .collectives import (
     strides_of,
     view_like,
 )
-from .step_check import check_steps_of
+from .step_check import check_steps_of, refuse_wrapped
 
 
 class DataParallel(nn.Module):
@@ -68,7 +68,7 @@ class DataParallel(nn.Module):
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
-        TypeError: `reduce_dtype` is no floating-point dtype.
+        TypeError: `reduce_dtype` is no floating-point dtype, or the module is wrapped already, in whole or in part.
         ValueError: this rank is not in the process group.
     """
 
@@ -84,6 +84,7 @@ class DataParallel(nn.Module):
         self.reduce_dtype = reduce_dtype
         self.group = group_of(process_group)
         self.module = module
+        refuse_wrapped(module)
         broadcast_module(module, self.group)
         # named_parameters() names a tied parameter once.
         self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}

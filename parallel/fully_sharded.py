@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,7 +50,7 @@ from .collectives import (
     start_together,
 )
 from .meta import children_first, materialise, reset_parameters
-from .sharded_gradient import ShardedPart, parts_replaced
+from .sharded_gradient import NO_POST_ACCUMULATE, ShardedPart, parts_replaced
 from .sharded_state import (
     broadcast_objects,
     broadcast_whole,
@@ -67,10 +66,11 @@ from .sharded_unit import (
     UnitParameter,
     Use,
     accumulates,
+    handled_error,
     nodes_of,
     tensors_in,
 )
-from .step_check import check_steps_of
+from .step_check import check_steps_of, refuse_wrapped
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -117,8 +117,9 @@ class FullyShardedDataParallel(nn.Module):
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
         TypeError: a recurrent module of torch, which keeps its parameters in a second place; a compiled module, or one
-            with a FullyShardedDataParallel in it; a module on the meta device that has no `reset_parameters`; or a
-            `compute_dtype` or `reduce_dtype` that is no floating-point dtype.
+            that is wrapped already, in whole or in part; a parameter with a post-accumulate hook; a module on the meta
+            device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no floating-point
+            dtype.
         ValueError: the module is on the meta device, and `device` is missing; or this rank is not in the process group.
     """
 
@@ -178,6 +179,8 @@ class FullyShardedDataParallel(nn.Module):
         self._used: set[str] = set()
         self._attach()
         check_steps_of(self)
+        # torch's DistributedDataParallel, which would overwrite parts with the first rank's, finds nothing to train.
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_parameters()]
 
     def __getstate__(self) -> Any:
         raise TypeError(
@@ -215,7 +218,7 @@ class FullyShardedDataParallel(nn.Module):
         unit.give(parameter, root)
         root.show_whole()
         if all(use.unit is not root for use in self._forward.order):
-            self._forward.order.insert(0, Use(root, 0, 0))
+            self._forward.order.insert(0, Use(root, 0, 0, self._forward.error))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -239,11 +242,13 @@ class FullyShardedDataParallel(nn.Module):
 
         Raises:
             RuntimeError: a parameter has been frozen or unfrozen since the model was wrapped.
+            TypeError: a parameter has a hook that would see a gradient before it is averaged.
         """
         if _in_backward():
             return
         with torch._C.DisableTorchFunction():
             changed = next((one for one in self._trained if one[1].requires_grad != one[2]), None)
+            _refuse_hooks((name, parameter) for name, parameter, _ in self._trained)
         if changed is not None:
             name, _, trained = changed
             raise RuntimeError(
@@ -350,9 +355,12 @@ class FullyShardedDataParallel(nn.Module):
             if wrapper is not None and not wrapper.reads_parts:
                 raise RuntimeError(_PARTS_ONLY)
 
-        # Not by methods of the wrapper: state_dict() of the module in it, or of one around it, gives parts, too.
-        self.module.register_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
-        self.module.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
+        # Not by methods of the wrapper: state_dict() of the module in it, of one around it, or of one of its blocks
+        # gives parts, too.
+        owners = {owner for parameter in self._sharded.values() for owner, _ in parameter.owners}
+        for owner in owners | {self.module}:
+            owner.register_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
+            owner.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]
 
     # Forward and backward passes of units
 
@@ -374,9 +382,10 @@ class FullyShardedDataParallel(nn.Module):
                 the model returns its own parameter, which will be freed.
         """
         # The root may have got its first parameter during this pass.
-        use = unit.running.pop() if unit.running else Use(unit, 0, 0)
+        use = unit.running.pop() if unit.running else Use(unit, 0, 0, self._forward.error)
         tensors = tensors_in(outputs)
-        if not tensors and unit.is_trained() and torch.is_grad_enabled() and sys.exc_info()[0] is None:
+        raised = handled_error() != use.error
+        if not tensors and not raised and unit.is_trained() and torch.is_grad_enabled():
             unit.free()
             raise RuntimeError(_NO_OUTPUTS.format(unit=unit, kind=type(outputs).__name__))
         for parameter in unit.parameters_in(tensors):
@@ -770,19 +779,22 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
 def _refuse_unsuited(module: nn.Module, compute_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
     check_dtype("compute_dtype", compute_dtype)
     check_dtype("reduce_dtype", reduce_dtype)
+    refuse_wrapped(module)
+    _refuse_hooks(module.named_parameters())
     for name, child in module.named_modules():
         if hasattr(child, "_orig_mod"):
             raise TypeError(
                 f"{name or 'the module'} is compiled, and units' hooks swap parameters: wrap the module itself, and "
                 "compile what its blocks call, block.forward = torch.compile(block.forward)"
             )
-        if isinstance(child, FullyShardedDataParallel):
-            raise TypeError(
-                f"{name or 'the module'} is a FullyShardedDataParallel already: wrap the whole model once, whose "
-                "blocks in a ModuleList are units"
-            )
         if isinstance(child, nn.RNNBase):
             raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
+
+
+def _refuse_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    for name, parameter in named:
+        if parameter._post_accumulate_grad_hooks:
+            raise TypeError(NO_POST_ACCUMULATE.format(name=name))
 
 
 def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -56,6 +57,7 @@ class UnitParameter:
         with torch.no_grad():
             memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=device)
             self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
+        self.part.hooks_move_to(self.whole, original)
         # `data` has its own version counter, so that autograd does not take refilling the memory for a modification.
         self.memory = memory.data
         self.storage = memory.untyped_storage()._cdata
@@ -262,6 +264,14 @@ class Use:
     """The next node's number at its beginning."""
     first: int
     """The same of the unit's first call in this forward pass."""
+    error: int
+    """Which error was being handled at its beginning, as `handled_error` says."""
+
+
+def handled_error() -> int:
+    """Return which error is being handled, such as that of the `except` block that calls a model; or 0 for none."""
+    error = sys.exc_info()[1]
+    return 0 if error is None else id(error)
 
 
 class ForwardPass:
@@ -269,14 +279,16 @@ class ForwardPass:
 
     def __init__(self) -> None:
         self.order: list[Use] = []
+        self.error = handled_error()
+        """As in Use."""
         self._first: dict[ShardedUnit, int] = {}
 
     def use(self, unit: ShardedUnit, *, again: bool) -> Use:
         """Note that a unit's module is called, or in the backward pass called again, for what it had not kept."""
         start = torch._C._autograd._get_sequence_nr()
         if again:
-            return Use(unit, start, start)
-        self.order.append(Use(unit, start, self._first.setdefault(unit, start)))
+            return Use(unit, start, start, handled_error())
+        self.order.append(Use(unit, start, self._first.setdefault(unit, start), handled_error()))
         return self.order[-1]
 
     def before(self, use: Use) -> ShardedUnit | None:

@@ -1,4 +1,4 @@
-"""Refuses an optimizer's step with gradients that are not averaged yet: each rank would train by itself, in silence."""
+"""Refuses what would train wrongly in silence: a step with gradients that are not averaged yet, and wrapping twice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from .sharded_gradient import ShardedPart
 
 
 class Wrapper(Protocol):
@@ -30,6 +32,35 @@ def check_steps_of(wrapper: Wrapper) -> None:
     wrapper, while its gradients are unfinished."""
     _register()
     _wrappers.add(wrapper)
+
+
+def refuse_wrapped(module: nn.Module) -> None:
+    """Check a module that is to be wrapped.
+
+    Raises:
+        TypeError: there is a wrapper in it, of ours or torch's; or it has parts of parameters, which ranks would take
+            for the same values.
+    """
+    for name, child in module.named_modules():
+        if child in _wrappers or isinstance(child, nn.parallel.DistributedDataParallel):
+            raise TypeError(
+                f"{name or 'the module'} is a {type(child).__name__} already: wrap the whole model once; the blocks in "
+                "its ModuleLists are full sharding's units"
+            )
+    refuse_parts(module.named_parameters())
+
+
+def refuse_parts(named: Iterable[tuple[str, Any]]) -> None:
+    """Raise TypeError if any of the parameters is a rank's part of one."""
+    for name, parameter in named:
+        if hasattr(parameter, "device_mesh"):
+            raise TypeError(f"{name} is a DTensor: torch has divided it (fully_shard, tensor parallelism) already")
+        if isinstance(parameter, ShardedPart):
+            raise TypeError(
+                f"{name} is this rank's part of a parameter of a FullyShardedDataParallel, not the same on every rank: "
+                "full sharding divides the optimizer's state as well; to wrap the model otherwise, build another one, "
+                "and load what full_state_dict() returns"
+            )
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallel
+from tests.parallel.passes import Repeated, differences, gradients_alone, inputs_of, losses
 from tests.parallel.training import (
     WRAPPERS,
     batch,
@@ -186,6 +187,91 @@ def wrong_arguments() -> list[str]:
     ]
 
 
+def hooked(when: str, compute: str | None) -> list[str]:
+    """Train two steps with hooks that mask every gradient, and a third without; return what differs from one process.
+
+    Args:
+        when: The hooks are registered "before" or "after" the model is wrapped, or it is on the "meta" device then.
+        compute: The dtype of computation, or None.
+    """
+    alone = Repeated("embedding").to(device())
+    generator = torch.Generator().manual_seed(1)
+    masks = {
+        name: (torch.rand(one.shape, generator=generator) > 0.5).to(device()) for name, one in alone.named_parameters()
+    }
+    dtype = getattr(torch, compute) if compute else None
+    twin = copy.deepcopy(alone)
+    if when == "meta":
+        twin = Repeated("embedding").to("meta")
+    handles: list[Any] = []
+
+    def register() -> None:
+        for name, parameter in twin.named_parameters():
+            handles.append(parameter.register_hook(lambda gradient, name=name: gradient * masks[name]))
+
+    if when != "after":
+        register()
+    model = parallel.FullyShardedDataParallel(twin, dtype, device=device(), initialise=lambda module: None)
+    model.load_full_state_dict(alone.state_dict())
+    if when == "after":
+        register()
+    wrong = []
+    for step in range(3):
+        for one in (twin, alone):
+            one.order = [0, 1, 1]
+        if step == 2:
+            for handle in handles:
+                handle.remove()
+        expected, _ = gradients_alone(alone, "embedding", step, "one pass", torch.float32)
+        if step < 2:
+            expected = {name: gradient * masks[name] for name, gradient in expected.items()}
+        for loss, _ in losses(model, "one pass", inputs_of("embedding", step, dist.get_rank()), torch.float32):
+            loss.backward()
+        model.finish_gradient_synchronization()
+        wrong += list(differences(model, expected, 1e-5 if compute is None else 0.03))
+        model.zero_grad()
+    return wrong
+
+
+def refused_hooks() -> list[str]:
+    """The errors of hooks that would see nothing, or gradients that are not averaged yet."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
+    x = torch.ones(2, 4, device=device())
+    hook = module[1].bias.register_post_accumulate_grad_hook(lambda _: None)
+    errors = [error_of(lambda: parallel.FullyShardedDataParallel(module))]
+    hook.remove()
+    model = parallel.FullyShardedDataParallel(module)
+    weight, bias = module[0].weight, module[0].bias
+    hook = bias.register_post_accumulate_grad_hook(lambda _: None)
+    errors.append(error_of(lambda: model(x)))
+    hook.remove()
+    errors.append(error_of(lambda: weight.register_post_accumulate_grad_hook(lambda _: None)))
+    errors.append(error_of(lambda: torch.autograd.graph.register_multi_grad_hook([weight, bias], lambda _: None)))
+    hook = weight.register_hook(lambda gradient: None)
+    errors.append(error_of(lambda: (model(x).sum() + penalty(model)).backward()))
+    hook.remove()
+    return [*errors, error_of(lambda: (model(x).sum() + penalty(model)).backward())]
+
+
+def wrapped_twice() -> dict[str, list[str]]:
+    """The errors of wrapping a model with a wrapper in it, of wrapping parts, and of others that take parts."""
+    wrappers = [*WRAPPERS.values(), parallel.FullyShardedDataParallel]
+    errors: dict[str, list[str]] = {"wrapper within": [], "parts": []}
+    for inner in (*wrappers, nn.parallel.DistributedDataParallel):
+        wrapped = nn.Sequential(inner(nn.Linear(4, 4).to(device())))
+        errors["wrapper within"] += [error_of(lambda one=one, wrapped=wrapped: one(wrapped)) for one in wrappers]
+    module = nn.Linear(4, 4).to(device())
+    model = parallel.FullyShardedDataParallel(module)
+    errors["parts"] += [error_of(lambda one=one: one(module)) for one in wrappers]
+    errors["parts"].append(error_of(lambda: parallel.ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)))
+    errors["torch's wrapper"] = [error_of(lambda: nn.parallel.DistributedDataParallel(model))]
+    same = model.full_state_dict()["weight"]
+    everywhere = [torch.empty_like(same) for _ in range(dist.get_world_size())]
+    dist.all_gather(everywhere, same)
+    assert all(torch.equal(one, same) for one in everywhere)
+    return errors
+
+
 def refrozen(name: str, trains: bool) -> list[str]:
     """Freeze or unfreeze a parameter after wrapping; return the forward pass's errors then, and once that is undone."""
     model = parallel.FullyShardedDataParallel(first_ranks_model())
@@ -197,15 +283,16 @@ def refrozen(name: str, trains: bool) -> list[str]:
 
 
 def states_of_parts() -> list[str]:
-    """The errors of torch's own ways to save and load, of the wrapper, the module in it and one around it."""
+    """The errors of torch's own ways to save and load, of the wrapper, the module in it, one around it, and a block."""
     module = first_ranks_model()
     full = module.state_dict()
     model = parallel.FullyShardedDataParallel(module)
     around = nn.Sequential(model)
     calls: list[Callable[[], Any]] = []
-    for one, prefix in ((model, "module."), (module, ""), (around, "0.module.")):
+    states = [{prefix + name: value for name, value in full.items()} for prefix in ("module.", "", "0.module.")]
+    states.append({name[9:]: value for name, value in full.items() if name.startswith("blocks.0.")})
+    for one, state in zip((model, module, around, module.blocks[0]), states, strict=True):
         calls.append(one.state_dict)
-        state = {prefix + name: value for name, value in full.items()}
         calls.append(lambda one=one, state=state: one.load_state_dict(state))
     errors = [error_of(call) for call in calls]
     model.load_full_state_dict(full)

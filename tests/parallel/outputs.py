@@ -177,18 +177,26 @@ def within_itself() -> list[str]:
 
 
 def unseen() -> dict[str, str]:
-    """The errors of units in whose outputs nothing is found, and of a model that returns a parameter."""
+    """The errors of units in whose outputs nothing is found, also where an error is being handled; of one that raises;
+    and of a model that returns a parameter."""
     x = torch.ones(2, WIDTH, device=device())
     errors = {}
     packs: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
         "function": lambda unit, x, y: lambda: y,
         "nothing": lambda unit, x, y: None,
         "number": lambda unit, x, y: 3,
+        "raises": lambda unit, x, y: 1 / 0,
     }
     for name, pack in packs.items():
         model, _ = both(pack)
         at_rest = dict(model.named_parameters())
         errors[name] = error_of(lambda model=model: model(x))
+        try:
+            int("no number")
+        except ValueError:
+            assert error_of(lambda model=model: model(x)) == errors[name]
+        if name == "raises":
+            continue
         assert all(parameter is at_rest[name] for name, parameter in model.named_parameters())
         with torch.no_grad():
             model.module.unpack = lambda _: x
@@ -241,7 +249,7 @@ def derivatives() -> dict[str, str]:
     for name, call in calls.items():
         model, alone = both()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own, at the first forward mode
+            warnings.simplefilter("ignore")  # torch's own, at the first forward mode
             found[name] = error_of(lambda model=model, call=call: setattr(model, "result", call(model)))
         if found[name] == "nothing was raised":
             expected = call(alone)
@@ -262,6 +270,54 @@ def copies() -> list[str]:
         lambda: copy.deepcopy(model.module.blocks[1])(x),
     ]
     return [error_of(call) for call in calls]
+
+
+class Calls(nn.Module):
+    """Calls a model that is not in it, which borrows a parameter from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.outside: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for other in self.outside:
+            x = x + other(x)
+        # After the other one's forward pass, these are still this wrapper's.
+        return self.last(x) @ self.first.weight.T
+
+
+class Borrows(nn.Module):
+    def __init__(self, lender: nn.Module) -> None:
+        super().__init__()
+        self.own, self.lender = nn.Linear(WIDTH, WIDTH), [lender]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.own(x) @ self.lender[0].last.weight)
+
+
+def one_within_the_other() -> list[str]:
+    """A wrapped model calls another; return the parameters of both whose gradients differ from one process's."""
+    torch.manual_seed(0)
+    alone = Calls().to(device())
+    lent, copied = Borrows(alone).to(device()), Calls().to(device())
+    copied.load_state_dict(alone.state_dict())
+    mine = Borrows(copied).to(device())
+    mine.load_state_dict(lent.state_dict())
+    model, other = parallel.FullyShardedDataParallel(copied), parallel.FullyShardedDataParallel(mine)
+    alone.outside, copied.outside = [lent], [other]
+    wrong = []
+    for step in range(3):
+        for rank in range(dist.get_world_size()):
+            (alone(inputs_of(step, rank)).square().mean() / dist.get_world_size()).backward()
+        model(inputs_of(step, dist.get_rank())).square().mean().backward()
+        for ours, theirs in ((model, alone), (other, lent)):
+            ours.finish_gradient_synchronization()
+            wrong += list(differences(ours, {name: one.grad for name, one in theirs.named_parameters()}, 1e-5))
+            ours.zero_grad()
+            theirs.zero_grad()
+    return wrong
 
 
 class Raises(torch.autograd.Function):

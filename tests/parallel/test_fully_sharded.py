@@ -188,6 +188,30 @@ def test_freezing_and_unfreezing_after_wrapping_is_refused(two_ranks: Pool, name
         assert undone == "nothing was raised"
 
 
+@pytest.mark.parametrize(
+    ("when", "compute"), [("before", None), ("before", "bfloat16"), ("after", None), ("meta", None)]
+)
+def test_hooks_of_parameters_get_full_gradients(two_ranks: Pool, when: str, compute: str | None) -> None:
+    assert two_ranks(guards.hooked, when, compute) == [[], []]
+
+
+def test_hooks_that_would_see_nothing_are_refused(two_ranks: Pool) -> None:
+    for before, bias, weight, several, direct, removed in two_ranks(guards.refused_hooks):
+        assert "register_post_accumulate_grad_hook does not work on 1.bias of" in before
+        assert "on 0.bias of" in bias
+        assert "call register_hook" in weight
+        assert "register_multi_grad_hook does not work" in several
+        assert "a penalty of parameters()" in direct
+        assert removed == "nothing was raised"
+
+
+def test_wrapping_twice_is_refused(two_ranks: Pool) -> None:
+    for errors in two_ranks(guards.wrapped_twice):
+        assert all("already: wrap the whole model once" in error for error in errors["wrapper within"])
+        assert all("is this rank's part of a parameter" in error for error in errors["parts"])
+        assert "DistributedDataParallel is not needed" in errors["torch's wrapper"][0]
+
+
 def test_wrong_arguments_are_refused(two_ranks: Pool) -> None:
     errors = two_ranks(guards.wrong_arguments)[1]
     dtype = "must be a floating-point dtype, such as torch.bfloat16, not"
@@ -204,7 +228,7 @@ def test_wrong_arguments_are_refused(two_ranks: Pool) -> None:
 
 def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None:
     for errors in two_ranks(guards.states_of_parts):
-        assert len(errors) == 6
+        assert len(errors) == 8
         for error in errors:
             assert "full_state_dict()" in error
             assert "load_full_state_dict()" in error

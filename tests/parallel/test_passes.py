@@ -60,6 +60,7 @@ def test_units_in_whose_outputs_nothing_is_found_are_refused(two_ranks: Pool) ->
         assert "the unit 'blocks.0' (Unit) returns function, in which no tensor is found" in errors["function"]
         assert "returns NoneType" in errors["nothing"]
         assert "returns int" in errors["number"]
+        assert errors["raises"] == "division by zero"
         assert "the unit '' (Model) returns its parameter blocks.1.up.weight" in errors["a parameter"]
 
 
@@ -72,6 +73,10 @@ def test_what_a_unit_does_not_return_is_right_or_refused(two_ranks: Pool) -> Non
     for when in ("after", "read"):
         with pytest.raises(AssertionError, match="has been modified by an inplace operation"):
             two_ranks(outputs.sidelong, when)
+
+
+def test_a_wrapped_model_calls_another(two_ranks: Pool) -> None:
+    assert two_ranks(outputs.one_within_the_other) == [[], []]
 
 
 def test_derivatives_by_the_inputs(two_ranks: Pool) -> None:
