@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from kernels.clock import now_s, sleep
+
 from .collectives import (
     MIB,
     Work,
@@ -36,6 +38,8 @@ CHUNKS = 8
 LEAST_CHUNK_BYTES = 32 * MIB
 SMALL_NUMEL = 64
 """State tensors up to this size are sent with the description of the state when it is consolidated."""
+RELEASE_S = 0.2
+"""Longest delay, in seconds, until a backend has released the parameters that it has sent before."""
 NOT_HYPERPARAMETERS = ("params", "param_names")
 
 
@@ -203,8 +207,12 @@ class ShardedOptimizer(Optimizer):
     def _movable_everywhere(self, parameters: Sequence[Tensor]) -> set[Tensor]:
         if not parameters:
             return set()
+        # gloo's threads release the tensors of a broadcast a moment after its caller continues.
+        until = now_s() + RELEASE_S
         here = [
-            parameter.requires_grad and parameter.stride() == strides_of(parameter) and owns_its_memory(parameter)
+            parameter.requires_grad
+            and parameter.stride() == strides_of(parameter)
+            and _owns_its_memory_before(until, parameter)
             for parameter in parameters
         ]
         flags = torch.tensor(here, dtype=torch.uint8, device=parameters[0].device)
@@ -358,6 +366,14 @@ class ShardedOptimizer(Optimizer):
         self._local.load_state_dict(local)
         self._consolidated = None
         self._take_over()
+
+
+def _owns_its_memory_before(until_s: float, parameter: Tensor) -> bool:
+    while not owns_its_memory(parameter):
+        if now_s() > until_s:
+            return False
+        sleep(0.001)
+    return True
 
 
 class _Done:

@@ -45,6 +45,11 @@ def test_parameters_that_share_memory_stay_where_they_are(ranks: Pool) -> None:
     ranks(training.optimizer_alone_in_memory)
 
 
+def test_parameters_that_another_thread_is_about_to_release_are_moved(two_ranks: Pool) -> None:
+    """With the control: without waiting they stay."""
+    assert two_ranks(training.optimizer_waits) == [[0, 1], [0, 1]]
+
+
 def test_wrong_uses_are_refused(two_ranks: Pool) -> None:
     for closure, rank, groups, empty, different in two_ranks(training.optimizer_refuses):
         assert "takes no closure" in closure

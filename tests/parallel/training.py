@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import threading
 import weakref
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 import parallel
 import parallel.data_parallel
 import parallel.fully_sharded
-from parallel import collectives
+from parallel import collectives, sharded_optimizer
 from tests.parallel.models import Branches, Everything, Fork, UsedOutside, batch, loss_of
 from workers.measure.memory import memory_meter
 
@@ -403,6 +405,21 @@ def optimizer_alone_in_memory() -> None:
     for parameter, value in zip((first, second, turned), before, strict=True):
         close(parameter, value - 1, "parameter")
     assert torch.equal(memory, torch.cat([first, second]))
+
+
+def optimizer_waits() -> list[int]:
+    """A thread releases a parameter's memory a moment after the optimizer is made, as gloo's do; return how many
+    parameters are left where they are, with waiting for that and without."""
+    left = []
+    for longest_s in (30.0, 0.0):
+        parameter = nn.Parameter(torch.ones(4, device=device()))
+        held = [parameter.detach()]
+        thread = threading.Timer(0.05, held.clear)
+        if longest_s:
+            thread.start()
+        with mock.patch.object(sharded_optimizer, "RELEASE_S", longest_s):
+            left.append(len(parallel.ShardedOptimizer([parameter], torch.optim.SGD, lr=1.0)._loose))
+    return left
 
 
 def optimizer_refuses() -> list[str]:
