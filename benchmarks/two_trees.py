@@ -100,12 +100,12 @@ def training(device: torch.device) -> Any:
     return time_steps(phases, make_clock(device), warmup_steps=None, window_s=0.5, measure_steps=STEPS)
 
 
-def turn(device: torch.device) -> None:
+def turn(device: torch.device, rows: int | None) -> None:
     """Time everything in this process, and print JSON: by row the time in ms, warm-up calls, `steady`, seconds, and the
     hot time in ms (None for steps)."""
     torch.manual_seed(0)
     found: dict[str, Any] = {}
-    for shape in ROWS[device.type]:
+    for shape in ROWS[device.type][:rows]:
         began = time.perf_counter()
         timing, hot = attention_ms(device, shape)
         name = f"{', '.join(map(str, shape[:4]))}, {'causal' if shape[4] else 'no mask'}"
@@ -121,9 +121,12 @@ def turn(device: torch.device) -> None:
     print(json.dumps(found))
 
 
-def in_tree(tree: Path, device: str, job: str | None) -> dict[str, Any]:
+def in_tree(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run a turn in a new interpreter that imports this checkout."""
-    arguments = [str(Path(__file__).resolve()), "--turn", "--device", device]
+    job = options.job
+    arguments = [str(Path(__file__).resolve()), "--turn", "--device", options.device]
+    if options.rows is not None:
+        arguments += ["--rows", str(options.rows)]
     if job is not None:
         arguments = ["-c", "from app.cli import main; main()", "run", *shlex.split(job), "--json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *_packages()])}
@@ -148,19 +151,20 @@ def main() -> None:
     parser.add_argument("trees", nargs="*", type=Path, help="two checkouts: the old one, the new one")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--rows", type=int, metavar="N", help="the first N rows of attention; default: all")
     parser.add_argument("--job", help="the arguments of `flopwatch run`")
     parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
     parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.turn:
-        turn(torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu"))
+        turn(torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu"), options.rows)
         return
     old, new = (tree.resolve() for tree in options.trees)
     turns: dict[Path, list[dict[str, Any]]] = {old: [], new: []}
     drawn = random.Random(options.seed)
     for _ in range(options.rounds):
         for tree in drawn.sample((old, new), 2):
-            turns[tree].append(in_tree(tree, options.device, options.job))
+            turns[tree].append(in_tree(tree, options))
     print(f"seed {options.seed}, {options.rounds} rounds")
     print("| row | old, ms | new, ms | ratio | spread | hot | warm-up calls | steady | seconds |")
     print("|---|---:|---:|---:|---:|---:|---:|---|---:|")

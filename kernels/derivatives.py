@@ -60,7 +60,9 @@ def register(
         return usual(keys, *inputs)
 
     with catch_warnings(action="ignore"):  # custom_op has registered a function of its own
-        _library.impl(overload.name().partition("::")[2], differentiate, "Autograd", with_keyset=True)
+        _library.impl(
+            overload.name().partition("::")[2], differentiate, "Autograd", with_keyset=True, allow_override=True
+        )
 
 
 def is_transformed() -> bool:

