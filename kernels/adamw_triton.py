@@ -110,7 +110,7 @@ def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor, betas: tuple[floa
         refuse(*NAMES, [lr, *(tensor for tensors in everything for tensor in tensors)], vmap=False)
     if torch.is_grad_enabled() and (lr.requires_grad or any(map(_would_be_recorded, everything))):
         raise NoDerivative(NAMES[0], "derivative (call it under torch.no_grad if you need none)", NAMES[1])
-    check_device(lr)
+    check_device(lr.device, "torch.optim.AdamW")
     if lr.numel() != 1:
         raise ValueError(f"expected lr as a tensor without axes, not {tuple(lr.shape)}")
     if not all(0 <= beta < 1 for beta in betas):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .derivatives import NoDerivative, is_transformed, linked, refuse
+from .derivatives import NoDerivative, is_batched, is_transformed, linked, refuse
 
 CHUNK_BYTES = 2**30
 """Most memory of one chunk's logits."""
@@ -139,7 +139,7 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, options: Options = PL
     """Check the arguments of `linear_cross_entropy`. Raises as it says."""
     if not torch.compiler.is_compiling() and is_transformed():
         refuse(*NAMES, (hidden, weight, targets), vmap=False)
-    if weight.dim() != 2 or not len(weight) or hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
+    if weight.dim() != 2 or not weight.numel() or hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"expected hidden (…, d_model) and weight (vocabulary, d_model), not {tuple(hidden.shape)} and "
             f"{tuple(weight.shape)}"
@@ -218,7 +218,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             scale = linked(scale, source)
         if of_hidden is not None:
             of_hidden = (of_hidden * scale).view(shape).to(hidden_dtype)
-        if of_weight is not None and torch.is_grad_enabled():  # which `out` does not allow
+        if of_weight is not None and (torch.is_grad_enabled() or is_batched(gradient)):  # which `out` does not allow
             of_weight = (of_weight * scale).to(weight_dtype)
         elif of_weight is not None:
             of_weight = torch.mul(of_weight, scale, out=torch.empty_like(of_weight, dtype=weight_dtype))
@@ -244,6 +244,8 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets = ctx.saved_tensors
+        if is_batched(gradient):
+            raise NoDerivative(f"{NAMES[0]} with reduction 'none'", "batched gradients (is_grads_batched)", NAMES[1])
         # The gradients are those of the losses' sum, times these factors.
         if torch.compiler.is_compiling():
             gradient = linked(gradient, weight if ctx.needs_input_grad[1] else hidden)

@@ -70,6 +70,11 @@ def is_transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def is_batched(gradient: Tensor) -> bool:
+    """Return True for the gradient of a backward pass with `is_grads_batched`, which has no memory of its own."""
+    return not torch.compiler.is_compiling() and bool(torch._C._functorch.is_legacy_batchedtensor(gradient))
+
+
 def refuse(name: str, instead: str, inputs: Iterable[Any], *, vmap: bool = True) -> None:
     """Refuse inputs with a tangent, those that torch.func differentiates and, without `vmap`, those that it batches.
 

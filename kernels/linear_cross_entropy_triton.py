@@ -31,30 +31,16 @@ def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = chunked.IGNORE_INDEX,
     reduction: str = "mean", label_smoothing: float = 0.0, softcap: float | None = None, z_loss: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Cross-entropy of `hidden @ weight.T`, with the options of torch.nn.functional.cross_entropy.
+    """Cross-entropy of `hidden @ weight.T`, whose gradient is one kernel.
 
-    All else is as of `kernels.chunked_cross_entropy.linear_cross_entropy`, which is the same in plain PyTorch.
+    Arguments, result and errors are those of `kernels.chunked_cross_entropy.linear_cross_entropy`, which is the same in
+    plain PyTorch, but for these:
 
     Args:
         hidden: (…, d_model), floating point, on a CUDA device.
-        weight: (vocabulary, d_model), of the same dtype, unless autocast is on.
-        targets: (…), integers of 0 … vocabulary - 1, or `ignore_index`.
-        ignore_index: Rows with this target count for nothing: their loss and gradients are 0.
-        reduction: "mean" over the rows that count, "sum", or "none".
-        label_smoothing: The part of the target's probability that all words share, 0 … 1 (Szegedy et al., 2016).
-        softcap: Logits z become softcap * tanh(z / softcap); None: they stay.
-        z_loss: Factor of log²(sum of exp(logits)), which is added to each row's loss (Chowdhery et al., 2022,
-            section 5).
-
-    Returns:
-        The loss in nats, float32 (float64 for float64 logits): a scalar, or of targets' shape with reduction "none". A
-        mean is NaN if no row counts.
-
-    Raises:
-        ValueError: sizes, dtypes or devices do not fit together, or an option is out of its range.
-        IndexError: a target is out of range, in Triton's interpreter. On a GPU, which is not waited for, such a row's
-            loss and gradients are NaN.
-        NoDerivative: from the backward pass, if it is differentiated in turn; in forward mode; under torch.func.
+        targets: As there. On a GPU, which is not waited for, the loss and gradients of a row whose target is out of
+            range are NaN.
+        weight, ignore_index, reduction, label_smoothing, softcap, z_loss: As there.
     """
     return chunked.linear_cross_entropy(
         hidden, weight, targets, softmax_gradient_, ignore_index=ignore_index, reduction=reduction,
@@ -89,7 +75,7 @@ def _softmax_gradient_(
     softcap: float | None = None, z_loss: float = 0.0,
 ) -> Tensor:  # fmt: skip
     losses: Tensor = _losses(logits, targets)
-    check_device(logits)
+    check_device(logits.device, "kernels.chunked_cross_entropy.linear_cross_entropy")
     if logits.numel():
         rows, vocabulary = logits.shape
         warps = WARPS if vocabulary < LONG else LONG_WARPS

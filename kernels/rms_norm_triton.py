@@ -65,7 +65,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, out_dtype: torch.d
 @torch.library.custom_op("flopwatch::rms_norm", mutates_args=())
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     out, scale = _results(x, weight, eps, out_dtype)
-    check_device(x)
+    check_device(x.device, _NAMES[1])
     if x.numel():
         rows = as_rows(x)
         tile_rows, columns, warps = _tile(rows, "forward")

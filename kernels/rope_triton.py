@@ -22,6 +22,7 @@ TILE = 2048
 """Elements of a program."""
 WARPS = 4
 MAX_HEAD_DIM = 4096
+_NO_GRADIENT = "cos and sin get no gradient: detach them"
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         NoDerivative: in forward mode and in torch.func.grad. Second derivatives are right.
     """
     if cos.requires_grad or sin.requires_grad:
-        raise ValueError("cos and sin get no gradient: detach them")
+        raise ValueError(_NO_GRADIENT)
     out: Tensor = _rope(x, cos, sin, False)
     return out
 
@@ -50,7 +51,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @torch.library.custom_op("flopwatch::rope", mutates_args=())
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     out: Tensor = _result(x, cos, sin, inverse)
-    check_device(x)
+    check_device(x.device, _NAMES[1])
     if x.numel():
         turned, result = _four_axes(x), _four_axes(out)
         batch, heads, sequence, head_dim = turned.shape
@@ -85,10 +86,13 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor)
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:  # which vmap hides from the forward pass
+        raise ValueError(_NO_GRADIENT)
     return _rope(gradient, *ctx.saved_tensors, not ctx.inverse), None, None, None
 
 
-register(_rope, "rope", "kernels.operations.rotate", _differentiate, _save)
+_NAMES = "rope", "kernels.operations.rotate"
+register(_rope, *_NAMES, _differentiate, _save)
 
 
 @triton.jit

@@ -37,11 +37,18 @@ def check_floating(*tensors: Tensor) -> None:
         raise ValueError(f"expected floating-point tensors on one device, not {given}")
 
 
-def check_device(x: Tensor) -> None:
-    """Check that Triton has kernels for a tensor's device.
+def check_device(device: torch.device, instead: str) -> None:
+    """Check that Triton has kernels for a device.
+
+    Args:
+        device: Where the tensors are.
+        instead: What computes the same on every device, for the message.
 
     Raises:
         ValueError: it has none, and this is not its interpreter.
     """
-    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"expected tensors on a CUDA device, not on {x.device}")
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(
+            f"expected tensors on a CUDA device, not on {device}: without a GPU call {instead}, or set "
+            "TRITON_INTERPRET=1 before Python starts"
+        )

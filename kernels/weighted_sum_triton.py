@@ -48,7 +48,7 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("flopwatch::weighted_sum", mutates_args=())
 def _weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     out: Tensor = _result(x, weight)
-    check_device(x)
+    check_device(x.device, _NAMES[1])
     if not x.numel():
         return out.zero_()
     rows = as_rows(x)

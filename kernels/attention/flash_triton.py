@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ..derivatives import is_transformed, register
+from ..derivatives import is_batched, is_transformed, register
 from ..registry import FEATURES, Implementation
 from .hopper import launch as hopper
 from .hopper import native
@@ -197,7 +197,8 @@ def differentiate(
     """Compute the gradients of q, k and v that are needed, from all that the forward pass saves."""
     inputs = out_gradient, None, q, k, v, out, logsumexp, is_causal, tf32
     # If these gradients may be differentiated in turn, the operation refuses that.
-    if not torch.is_grad_enabled() and _is_plain(out_gradient, q, k, v, out, logsumexp):
+    plain = _is_plain(out_gradient, q, k, v, out, logsumexp) and not is_batched(out_gradient)
+    if plain and not torch.is_grad_enabled():
         return _gradients(*inputs, needed)
     return cast("Gradients", _backward_operation(*inputs))
 

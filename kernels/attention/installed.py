@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..registry import FEATURES, Implementation
 from .library import HALF, NO_KERNEL, optional
 from .masks import check_documents, version_of
-from .problem import check_shapes
+from .problem import check_inputs, check_options
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class FlashAttention:
                 q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal, scale=scale, window=window,
                 softcap=softcap, document_ends=document_ends, bottom_right=bottom_right,
             ).squeeze(1)  # fmt: skip
-        check_shapes(q, k, v)
+        check_inputs(q, k, v)
+        check_options(scale, window, softcap)
         queries, keys = q.shape[2], k.shape[2]
         if queries != keys and not bottom_right and (is_causal or window is not None):
             raise RuntimeError(f"{NO_KERNEL}: {self.module} aligns masks with the last query and the last key")

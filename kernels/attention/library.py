@@ -20,7 +20,7 @@ from .. import compiling
 from ..compiling import each_size_compiled
 from ..registry import FEATURES, AttentionFunction, Implementation
 from .masks import check_documents, documents_of, version_of, visible_keys
-from .problem import Band, band_of, check_shapes
+from .problem import Band, band_of, check_inputs, check_options
 from .reference import attention
 
 HALF = frozenset({"bfloat16", "float16"})
@@ -54,7 +54,8 @@ def _fused(backend: SDPBackend) -> AttentionFunction:
         if q.dim() == 3:  # the fused backends want a heads axis
             with_heads = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal
             return fused_attention(*with_heads, scale=scale, **masks).squeeze(1)
-        check_shapes(q, k, v)
+        check_inputs(q, k, v, any_width=True)
+        check_options(scale, masks.get("window"), None)
         is_causal, mask = _mask(q, k, is_causal, **masks) if masks else (is_causal, None)
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(
@@ -106,7 +107,8 @@ def _flex(
         options = {"scale": scale, "softcap": softcap, "document_ends": document_ends, **masks}
         out, logsumexp = _flex(*with_heads, return_lse=True, **options)
         return (out.squeeze(1), logsumexp.squeeze(1)) if return_lse else out.squeeze(1)
-    check_shapes(q, k, v)
+    check_inputs(q, k, v, any_width=True)
+    check_options(scale, masks.get("window"), softcap)
     if q.shape[-1] < 16:
         raise RuntimeError(f"{NO_KERNEL}: FlexAttention takes head dimensions from 16 on")
     if document_ends is not None:

@@ -65,7 +65,9 @@ def check_documents(queries: int, keys: int, device: torch.device, document_ends
 
     Raises:
         ValueError: they do not fit the queries and keys.
+        TypeError: they are no tensor.
     """
+    _refuse_lists(document_ends)
     if document_ends.dim() != 1 or document_ends.dtype != torch.int32 or document_ends.device != device:
         raise ValueError(
             f"document_ends must be int32 with one axis on {device}, not {document_ends.dtype} with "
@@ -84,10 +86,16 @@ def version_of(document_ends: Tensor | None) -> object:
     `torch.inference_mode` have no version: they always count as changed."""
     if document_ends is None:
         return None
+    _refuse_lists(document_ends)
     try:
         return document_ends._version
     except RuntimeError:
         return object()
+
+
+def _refuse_lists(document_ends: object) -> None:
+    if not isinstance(document_ends, Tensor):
+        raise TypeError(f"document_ends must be a tensor of int32, not {type(document_ends).__name__}")
 
 
 def documents_of(document_ends: Tensor, tokens: int) -> Tensor:

@@ -50,22 +50,50 @@ def may_see_nothing(queries: int, keys: int, band: Band) -> bool:
     return (band.upper is not None and band.upper < 0) or (band.lower is not None and queries - 1 + band.lower >= keys)
 
 
-def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width: bool = False) -> None:
     """Check that queries (…, heads, queries, head_dim), keys and values fit together, which torch would broadcast.
+
+    Args:
+        any_width: The head dimension of the values may be another one.
 
     Raises:
         ValueError: they do not.
     """
-    if q.dim() < 2 or k.dim() != q.dim() or v.shape != k.shape:
+    if q.dim() < 2 or k.dim() != q.dim() or v.dim() != k.dim() or v.shape[:-1] != k.shape[:-1]:
         raise ValueError(
-            "expected q, k and v with as many axes, k and v of one shape, not "
+            "expected q, k and v with as many axes, k and v of one shape but for the head dimension, not "
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
+    if not any_width and v.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"expected values with the head dimension of the keys, {k.shape[-1]}, not {v.shape[-1]}: of another one "
+            f"they are taken by {DIFFERENTIABLE}"
+        )
     batch = q.dim() - (3 if q.dim() > 3 else 2)
+    if q.shape[-1] == 0:
+        raise ValueError(f"the head dimension of q {tuple(q.shape)} is 0")
     if k.shape[:batch] != q.shape[:batch] or k.shape[-1] != q.shape[-1]:
         raise ValueError(f"batch and head dimension of q {tuple(q.shape)} and k {tuple(k.shape)} differ")
     if q.dim() > 3 and (k.shape[-3] == 0 or q.shape[-3] % k.shape[-3] != 0):
         raise ValueError(f"q's {q.shape[-3]} heads are no multiple of k's {k.shape[-3]}")
+
+
+def check_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width: bool = False) -> None:
+    """Check shapes as `check_shapes` does; and dtypes, which autocast may make one, and devices.
+
+    Raises:
+        ValueError: they do not fit together.
+    """
+    check_shapes(q, k, v, any_width=any_width)
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
+    import torch
+
+    dtypes = {q.dtype, k.dtype, v.dtype}
+    # Autocast leaves float64 as it is.
+    is_one = len(dtypes) == 1 or (torch.float64 not in dtypes and torch.is_autocast_enabled(q.device.type))
+    if not (is_one and q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
+        raise ValueError(f"expected q, k and v of one floating-point dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
 
 
 def check_options(scale: float | None, window: int | None, softcap: float | None) -> None:
@@ -77,8 +105,8 @@ def check_options(scale: float | None, window: int | None, softcap: float | None
     for name, value in (("scale", scale), ("softcap", softcap)):
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} must be a positive number, not {value}")
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1, the query's own position, not {window}")
+    if window is not None and (isinstance(window, float) or window < 1):
+        raise ValueError(f"window must be at least 1, the query's own position, and whole, not {window}")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..ranges import named
 from .masks import visible_keys
-from .problem import check_options, check_shapes
+from .problem import check_inputs, check_options
 
 
 def attention(
@@ -27,17 +27,17 @@ def attention(
     Args:
         q: Queries (…, heads, queries, head_dim).
         k: Keys (…, key heads, keys, head_dim); `heads` is a multiple of `key heads`. Or both without heads.
-        v: Values, of k's shape.
+        v: Values (…, key heads, keys, value_dim).
         is_causal: Query i sees keys 0 … i only (top-left alignment).
         scale, window, softcap, document_ends, bottom_right, return_lse: See `AttentionProblem`.
 
     Returns:
-        (…, queries, head_dim); with `return_lse` also the log-sum-exps (…, queries).
+        (…, queries, value_dim); with `return_lse` also the log-sum-exps (…, queries).
 
     Raises:
-        ValueError: shapes or options do not fit together.
+        ValueError: shapes, dtypes, devices or options do not fit together.
     """
-    check_shapes(q, k, v)
+    check_inputs(q, k, v, any_width=True)
     check_options(scale, window, softcap)
     queries, keys = q.shape[-2], k.shape[-2]
     seen = visible_keys(

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..derivatives import is_transformed
+from ..derivatives import is_batched, is_transformed
 from ..registry import FEATURES, Implementation
 from .masks import VisibleKeys, visible_keys
-from .problem import Band, band_of, check_options, check_shapes
+from .problem import Band, band_of, check_inputs, check_options, check_shapes
 from .reference import repeated
 
 TILE = 128
@@ -50,13 +50,14 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # they may be differentiated in turn
-            inputs = q, k, v = q.view_as(q), k.view_as(k), v.view_as(v)  # three, also if q is k
+        differentiated = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # these gradients, in turn
+        if differentiated or is_batched(out_gradient):
+            with torch.enable_grad():
+                inputs = q, k, v = q.view_as(q), k.view_as(k), v.view_as(v)  # three, also if q is k
+                out = _output(q, k, v, ctx.scores)
             leaves = [tensor for tensor in inputs if tensor.requires_grad]
             found = iter(
-                torch.autograd.grad(
-                    _output(q, k, v, ctx.scores), leaves, out_gradient, create_graph=True, materialize_grads=True
-                )
+                torch.autograd.grad(out, leaves, out_gradient, create_graph=differentiated, materialize_grads=True)
             )
             return *(next(found) if tensor.requires_grad else None for tensor in inputs), None, None
         sums = _sum_dtype(q)
@@ -97,13 +98,9 @@ class TiledFlashAttention2(_Tiled):
     @staticmethod
     def apply(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, options: dict[str, Any] | None = None) -> Any:
         """Return the output. Raises ValueError: shapes, dtypes, devices or options do not fit together."""
-        check_shapes(q, k, v)
+        check_inputs(q, k, v)
         if q.shape[:-2] != k.shape[:-2]:
             raise ValueError(f"expected as many heads of k {tuple(k.shape)} as of q {tuple(q.shape)}")
-        if not q.device == k.device == v.device:
-            raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
-        if not q.dtype == k.dtype == v.dtype and not torch.is_autocast_enabled(q.device.type):
-            raise ValueError(f"expected q, k and v of one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
         if not torch.compiler.is_compiling() and is_transformed():
             return _output(q, k, v, Scores.of(q, k, is_causal, **(options or {})))
         return _Tiled.apply(q, k, v, is_causal, options)  # type: ignore[no-untyped-call]

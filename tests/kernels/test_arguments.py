@@ -7,13 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 pytest.importorskip("triton")
 
+import kernels
+from kernels import chunked_cross_entropy
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION
 from tests.kernels.beside import DEVICES
-from tests.kernels.test_derivatives import Function, walked
+from tests.kernels.test_derivatives import INPUTS, Function, walked
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
 REFUSALS = (ValueError, TypeError, IndexError)
@@ -78,6 +81,71 @@ def test_attention_broadcasts_nothing(name: str, shapes: tuple[tuple[int, ...], 
         ATTENTION.load(name).function(*(torch.ones(shape) for shape in shapes), False)
 
 
+@pytest.mark.parametrize("value_dim", [8, 24])
+def test_values_of_another_head_dimension(value_dim: int) -> None:
+    """As torch's attention takes them; the other implementations name those that do."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 5, 16), (2, 2, 5, 16), (2, 2, 5, value_dim))
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    right = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    for name in ("eager", "sdpa_math"):
+        assert torch.allclose(ATTENTION.load(name).function(q, k, v, True), right)
+    single = q.float(), k.float(), v.float()
+    for name in ("cpu_flash", "cpu_naive", "tiled", "triton"):
+        with pytest.raises(ValueError, match=rf"keys, 16, not {value_dim}: .* 'eager' or 'sdpa_math'"):
+            ATTENTION.load(name).function(*single, True)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_math", "tiled", "triton"])
+def test_options_and_inputs_that_attention_does_not_take(name: str) -> None:
+    attend = ATTENTION.load(name).function
+    q = torch.ones(1, 2, 5, 16)
+    for window in (0, -1):
+        with pytest.raises(ValueError, match=rf"window must be at least 1, .* not {window}"):
+            attend(q, q, q, False, window=window)
+    for scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"scale must be a positive number, not {scale}"):
+            attend(q, q, q, False, scale=scale)
+    with pytest.raises((ValueError, RuntimeError), match=r"window.* (not 2\.5|'float')"):
+        attend(q, q, q, False, window=2.5)
+    with pytest.raises((TypeError, RuntimeError), match=r"(?s)document_ends.*list"):
+        attend(q, q, q, False, document_ends=[2, 5])
+    with pytest.raises(ValueError, match=r"(torch\.int64.*){3}"):
+        attend(q.long(), q.long(), q.long(), False)
+    with pytest.raises(ValueError, match=r"head dimension .* 0"):
+        attend(q[..., :0], q[..., :0], q[..., :0], False)
+    with torch.autocast("cpu", torch.bfloat16):
+        attend(q, q.half(), q.half(), False)
+        with pytest.raises(ValueError, match=r"torch\.float64"):
+            attend(q, q.double(), q.double(), False)
+
+
+def test_a_model_without_width_has_no_loss() -> None:
+    hidden, head = torch.ones(3, 0), torch.ones(4, 0)
+    for loss in (kernels.linear_cross_entropy, chunked_cross_entropy.linear_cross_entropy):
+        with pytest.raises(ValueError, match=r"not \(3, 0\) and \(4, 0\)"):
+            loss(hidden, head, torch.ones(3, dtype=torch.long))
+
+
+def test_without_a_gpu_errors_name_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
+    instead = {
+        "flash_attention": "attention 'eager' or 'sdpa_math'",
+        "TritonFlashAttention2": "attention 'eager' or 'sdpa_math'",
+        "linear_cross_entropy": "kernels.chunked_cross_entropy.linear_cross_entropy",
+        "rms_norm": "torch.nn.functional.rms_norm",
+        "rope": "kernels.operations.rotate",
+        "weighted_sum": "(x * weight).sum(-1)",
+    }
+    for name, cure in instead.items():
+        shapes, called, _ = INPUTS[name]
+        function = called(getattr(kernels, name, None) or getattr(kernels.attention, name))
+        with pytest.raises(ValueError, match="expected tensors on a CUDA device, not on cpu") as error:
+            function(*(torch.ones(shape) for shape in shapes))
+        assert f"without a GPU call {cure}" in str(error.value)
+        assert "TRITON_INTERPRET=1" in str(error.value)
+
+
 def test_documents_that_go_back() -> None:
     q = torch.ones(1, 1, 6, 16)
     for ends in ([4, 2, 6], [-1, 6], [3, 7]):
@@ -89,6 +157,6 @@ def test_the_control() -> None:
     """Without its check, torch's attention broadcasts a batch: an answer."""
     q, k = torch.ones(2, 2, 5, 16), torch.ones(1, 2, 5, 16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kernels.attention.reference.check_shapes", lambda *_: None)
+        patch.setattr("kernels.attention.reference.check_inputs", lambda *_, **__: None)
         assert attention(q, k, k).shape == q.shape
     assert fault(lambda q, k: (q * k).sum(-1), lambda q, k: q @ k.mT, [q, k]) == "another answer than PyTorch's"

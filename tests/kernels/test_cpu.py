@@ -195,9 +195,9 @@ def test_flash_compiles_without_a_graph_break() -> None:
         (lambda q, k, v: (q.double(), k, v), TypeError, "q must be float32 on the cpu, not torch.float64"),
         (lambda q, k, v: (q, k[0], v), ValueError, "k must be \\(batch"),
         (lambda q, k, v: (q, k[..., :0, :], v[..., :0, :]), ValueError, "k must be \\(batch"),
-        (lambda q, k, v: (q, k, v[..., :4, :]), ValueError, "do not fit each other"),
-        (lambda q, k, v: (q, k[:, :2], v[:, :2]), ValueError, "do not fit each other"),
-        (lambda q, k, v: (q[:, :1], k, v), ValueError, "q's heads a multiple of theirs"),
+        (lambda q, k, v: (q, k, v[..., :4, :]), ValueError, "k and v of one shape"),
+        (lambda q, k, v: (q, k[:, :2], v[:, :2]), ValueError, "q's 3 heads are no multiple of k's 2"),
+        (lambda q, k, v: (q[:, :1], k, v), ValueError, "q's 1 heads are no multiple of k's 3"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(

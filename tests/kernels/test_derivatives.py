@@ -159,6 +159,14 @@ def penalty(function: Function, inputs: list[Tensor], moved: list[int], loss: Fu
     return list(torch.autograd.grad(value + sum(one.square().sum() for one in gradients), of))
 
 
+def batched(function: Function, inputs: list[Tensor], moved: list[int]) -> list[Tensor]:
+    """Two backward passes at once, as `torch.autograd.functional.jacobian(…, vectorize=True)` makes them."""
+    leaves = [one.detach().requires_grad_(n in moved) for n, one in enumerate(inputs)]
+    out = function(*leaves)
+    weights = torch.stack([torch.ones_like(out), torch.linspace(-1, 1, out.numel()).to(out).view(out.shape)])
+    return list(torch.autograd.grad(out, [one for one in leaves if one.requires_grad], weights, is_grads_batched=True))
+
+
 def dual(line: Function, t: Tensor) -> Tensor:
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(line(forward_ad.make_dual(t, torch.ones_like(t)))).tangent
@@ -181,6 +189,7 @@ def total(line: Function) -> Function:
 MODES: dict[str, Callable[..., list[Tensor]]] = {
     "penalty": lambda *of: penalty(*of, torch.sum),
     "penalty of squares": lambda *of: penalty(*of, lambda out: out.square().sum()),
+    "batched": batched,
     "forward_ad": of_line(dual),
     "jvp": of_line(lambda line, t: torch.func.jvp(line, (t,), (torch.ones_like(t),))),
     "grad": of_line(lambda line, t: torch.func.grad(total(line))(t)),
@@ -317,6 +326,13 @@ def test_compiled_derivatives_are_right_or_refused(device: str, monkeypatch: pyt
                 wrong[name, mode] = word
     torch._dynamo.reset()
     assert not wrong
+
+
+def test_angles_that_vmap_hides_get_no_gradient() -> None:
+    cos = torch.ones(2, ROWS, COLUMNS // 2, requires_grad=True)
+    turned = torch.func.vmap(kernels.rope)(torch.ones(2, ROWS, COLUMNS, requires_grad=True), cos, cos)
+    with pytest.raises(ValueError, match="cos and sin get no gradient"):
+        turned.sum().backward()
 
 
 @pytest.mark.parametrize("device", DEVICES)

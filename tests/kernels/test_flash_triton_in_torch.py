@@ -243,8 +243,6 @@ def test_devices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="q, k and v are on cpu, meta and meta"):
         flash_attention(torch.ones(1, 5, 16), *(torch.ones(1, 5, 16, device="meta") for _ in range(2)))
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    with pytest.raises(ValueError, match="expected tensors on a CUDA device, not on cpu"):
-        flash_attention(*(torch.ones(1, 5, 16) for _ in range(3)))
     monkeypatch.setattr(triton_inputs, "capability", lambda _device: (7, 5))
     with pytest.raises(ValueError, match=r"compute capability 7\.5, and at least 8\.0"):
         triton_inputs.check_device(torch.device("cuda"))

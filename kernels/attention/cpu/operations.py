@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...derivatives import register
-from ..problem import DIFFERENTIABLE
+from ..problem import DIFFERENTIABLE, check_shapes
 from .build import Problem, library
 
 BLOCK = 32
@@ -113,11 +113,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, **sizes: int) -> None:
             raise TypeError(f"{name} must be float32 on the cpu, not {tensor.dtype} on {tensor.device.type}")
         if tensor.dim() != 4 or 0 in tensor.shape:
             raise ValueError(f"{name} must be (batch, heads, sequence, head_dim), none 0, not {tuple(tensor.shape)}")
-    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1] or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; batch and "
-            "head_dim must be the same, k and v of one shape, and q's heads a multiple of theirs"
-        )
+    check_shapes(q, k, v)
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")

@@ -11,7 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..problem import check_shapes
+from ...rows import check_device as on_triton
+from ..problem import DIFFERENTIABLE, check_shapes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM = 256
@@ -45,11 +46,8 @@ def check_device(device: torch.device) -> None:
     Raises:
         ValueError: it is no CUDA device, or its compute capability is below `MIN_CAPABILITY`.
     """
-    if triton.knobs.runtime.interpret:
-        return
-    if device.type != "cuda":
-        raise ValueError(f"expected tensors on a CUDA device, not on {device}")
-    if capability(device) < MIN_CAPABILITY:
+    on_triton(device, DIFFERENTIABLE)
+    if not triton.knobs.runtime.interpret and capability(device) < MIN_CAPABILITY:
         version = ".".join(map(str, capability(device)))
         raise ValueError(f"{device} has compute capability {version}, and at least 8.0 (Ampere) is needed")
 
