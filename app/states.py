@@ -9,8 +9,9 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 FINISHED_STATES: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "cancelled"})
 
-LivingState = Literal["active", "draining"]
-"""States of a worker that sends heartbeats: "active" takes jobs, "draining" only finishes those it has."""
+LivingState = Literal["active", "unfit", "draining"]
+"""States of a worker that sends heartbeats: "active" takes jobs, "unfit" takes none until what it needs works again,
+"draining" only finishes those it has."""
 WorkerState = Literal[LivingState, "stopped", "lost"]
 WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
 

@@ -23,6 +23,8 @@ NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
 """Names of torch.compile's errors on a host that lacks what it needs."""
 TOO_SMALL = {"NoTilingRuns", "OutOfResources"}
 """Names of Triton's error, and our search's, on a device with too little shared memory."""
+MARK = "FLOPWATCHED_BY"
+"""Variable of the processes of an agent's jobs."""
 UNSUPPORTED_DTYPE = re.compile(r"not implemented for '\w+'")
 """Part of torch's error for an operation that a device does not have for a data type: 'Half', 'BFloat16', …"""
 NOT_BUILT = {"BuildError", "CompilerMissing"}
@@ -51,12 +53,16 @@ def choose_device(device_type: str, precision: str = "fp32") -> torch.device:
 
     Raises:
         Unsupported: there is no device of that type, or it lacks the precision.
+        InvalidEnvironment: the job has a GPU that CUDA does not see.
     """
     import torch
 
     import kernels.device_events  # noqa: F401 - before the user's code, which may replace what it holds
 
     on_gpu = device_type != "cpu" and torch.cuda.is_available()
+    if device_type != "cpu" and not on_gpu and MARK in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        # The agent gave it one: it must not measure on the CPU instead.
+        raise InvalidEnvironment("the job's process sees no GPU, although it has one")
     if device_type == "cuda" and not on_gpu:
         raise Unsupported("device cuda: this worker's process sees no GPU")
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

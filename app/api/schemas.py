@@ -336,11 +336,19 @@ class Place(TypedDict):
     place: int
 
 
+class Unfit(TypedDict):
+    code: str
+    reason: str
+    since: Time
+    next_try_at: Time | None
+
+
 class Worker(TypedDict):
     id: str
     hostname: str
     pid: int
     state: str
+    unfit: Unfit | None
     kinds: list[str]
     capabilities: list[str]
     devices: list[Any]

@@ -29,7 +29,7 @@ from app.store.keeping.bulk import Bulk
 from app.store.keeping.pruning import Pruning, Retention
 from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.pausing import Pausing
-from app.store.queue.registration import Registration
+from app.store.queue.registration import Registration, announce_server
 from app.store.queue.transitions import Queue
 from app.store.queue.webhooks import Webhooks
 from app.store.reading.queries import Reading
@@ -83,6 +83,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     database = await run_sync(open_database, settings)
     try:
         settings = await run_sync(with_agreed_lease, database, settings)
+        await run_sync(announce_server, database)
         access_tokens = Tokens(database)
         guard = Guard(settings, access_tokens)
         await guard.reload()

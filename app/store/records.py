@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.specs._base import SpecBase
+from app.specs._schema import SCHEMA
 
 MAX_LABELS = 64
 """Most labels of a job."""
@@ -74,6 +75,8 @@ class Offer:
     """True if no job that uses a device runs on its host."""
     deviceless: bool = True
     """True if the worker takes a job of device type `none` now, beside its other jobs."""
+    schema_number: int = SCHEMA
+    """Number of the specs' schema that the worker reads."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Claim:
     device_type: str
     devices: int
     exclusive_host: bool
+    sweep_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,8 @@ class Renewal:
     cancel_requested: frozenset[int]
     knows_worker: bool = True
     """False if the worker's row was pruned, since it was silent for so long: it must register again."""
+    server: dict[str, Any] | None = None
+    """What the newest server is (see registration.py)."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 LEASE_S = "lease_s"
 """Name of the lease in seconds (see queue/lease.py)."""
+SERVER = "server"
+"""Name of the newest server's {"version", "schema_number", "fingerprint"}, which workers compare with their own (see
+app/specs/_schema.py)."""
 
 _setting = tables.setting.c
 _GET = select(_setting.value).where(_setting.name == bindparam("of_name"))

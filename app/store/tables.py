@@ -130,6 +130,9 @@ class Job(SQLModel, table=True):
     progress: dict[str, Any] = Field(sa_column=_json(nullable=False))
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     worker_id: str | None = None
+    waiting_reason: str | None = None
+    """What a queued job waits for that a worker has claimed and not begun: a cluster's queue. No other worker claims it;
+    its attempt runs."""
     sweep_id: int | None = Field(
         default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="SET NULL"), nullable=True, index=True)
     )
@@ -379,7 +382,11 @@ class Worker(SQLModel, table=True):
     hostname: str
     pid: int
     state: str
-    """active | draining | stopped | lost"""
+    """active | unfit | draining | stopped | lost"""
+    schema_number: int | None = None
+    """Number of the specs' schema that it reads (app.specs.SCHEMA); null of a release before 0.2.0."""
+    unfit: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    """Of an unfit worker: {"code", "reason", "since", "next_try_at"}, see workers/agent/fitness.py."""
     kinds: list[str] = Field(sa_column=_json(list, nullable=False))
     capabilities: list[str] = Field(sa_column=_json(list, nullable=False))
     """Names that the worker has, as "family:name"."""

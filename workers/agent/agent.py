@@ -22,6 +22,8 @@ from app.store.queue.lease import with_agreed_lease
 from app.store.records import Claim, Offer
 from kernels.registry import ATTENTION, KERNELS
 from workers import modules, tools
+from workers.agent.fitness import MIN_BACKOFF_S, Examination, Unfit
+from workers.agent.host_check import HostCheck
 from workers.agent.job_run import JobRun
 from workers.agent.readings import Readings
 from workers.agent.scratch import Scratch
@@ -79,6 +81,8 @@ class Agent(Serving[JobRun]):
 
     _settle_s = 0.0
     """Seconds for which a failed job waits for a signal to this agent, of which it may be an effect."""
+    _unfit_counts = False
+    """True if the attempt counts of a job that goes back since this host is unfit: another would get it at once."""
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class Agent(Serving[JobRun]):
         self._locks = DeviceLocks(self._host) if locks is None else locks
         self._loads = Readings(self._host, settings.lease_s / 3)
         self._launcher = Launcher() if launcher is None else launcher
+        self._check = HostCheck(settings, self._launcher, self._artifacts, self._loads, self._scratch.path)
         self._capabilities = capabilities(allow_code=settings.allow_code)
         self._modules = modules.importable() if settings.allow_code else None
         self._refused_with: Offer | None = None
@@ -135,6 +140,7 @@ class Agent(Serving[JobRun]):
             versions=versions(),
             modules=self._modules,
             state=self._state,
+            unfit=self.fitness.as_json(),
         )
         gpus = ", ".join(gpu.name for gpu in self._host.gpus) or "no GPU"
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
@@ -149,6 +155,21 @@ class Agent(Serving[JobRun]):
 
     def _note_change(self) -> None:
         self._refused_with = None
+
+    def _glance(self) -> Unfit | None:
+        return self._check.glance()
+
+    def _begin_examination(self) -> Examination:
+        free = HeldDevices()
+        if self._host.gpus:
+            free = self._locks.take_free()
+            free = self._locks.keep_only(free, gpus=len(free.gpus), alone=False) if free.gpus else free
+
+        def done() -> None:
+            free.release()
+            self._wake_up()
+
+        return Examination(lambda: self._check.whole(free), done)
 
     def _after(self, run: JobRun) -> None:
         if self._locks.has_company:
@@ -165,7 +186,7 @@ class Agent(Serving[JobRun]):
             try:
                 self._note_others(free.taken)
                 offer = self._offer(free)
-                # Looked at after the devices are taken: a run that this host cannot serve sets `host_unfit` before it
+                # Looked at after the devices are taken: a run that this host cannot serve sets `unfit` before it
                 # frees them, and one that has freed them may not have been joined.
                 if self._is_new(offer, free) and not any(map(self._is_to_join_first, self.runs.values())):
                     claim = self._queue.claim(self.id, offer)
@@ -183,7 +204,7 @@ class Agent(Serving[JobRun]):
     def _is_to_join_first(self, run: JobRun) -> bool:
         """Return True if a pause of the claims follows when the run is joined."""
         freed = (run.devices.alone or run.devices.gpus) and not run.devices.descriptors
-        return run.host_unfit or (self._locks.has_company and bool(freed))
+        return run.unfit is not None or (self._locks.has_company and bool(freed))
 
     def _note_others(self, taken: frozenset[str] | None) -> None:
         """Note which devices are held by others than this agent's runs; a lasting change is reported by a heartbeat."""
@@ -213,7 +234,7 @@ class Agent(Serving[JobRun]):
         )
 
     def _start(self, claim: Claim, free: HeldDevices) -> None:
-        """Start the job. An error of ours ends this attempt and not the agent, and the next claim waits a while."""
+        """Start the job. An error of ours ends this attempt and not the agent, which is unfit for a while."""
         kept = None
         try:
             kept = self._devices_for(claim, free)
@@ -230,15 +251,19 @@ class Agent(Serving[JobRun]):
                 clock=self._clock,
                 environment=self._units_environment(),
                 settle_s=self._settle_s,
+                check_host=self._check.of_job,
+                blame=self.fitness.blame,
+                unfit_counts=self._unfit_counts,
             )
             run.start()
         except Exception as error:
-            logger.exception("the job cannot be started; the next claim waits %g s", self._backoff_s)
-            self._pause_claims()
+            logger.exception("the job cannot be started")
             (free if kept is None else kept).release()
             if isinstance(error, BlockingIOError):  # another process took the host first; that is not an error
+                self._claim_after = self._clock() + MIN_BACKOFF_S
                 self._queue.give_back(claim)
             else:
+                self._become_unfit(Unfit("exhausted", f"no job can be started: {describe_error(error)}"))
                 self._queue.give_up(claim, describe_error(error))
         else:
             logger.info("starting a job of kind %s", claim.kind)

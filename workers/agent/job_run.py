@@ -17,12 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+from pydantic import ValidationError
+
 from app.errors import STORE_UNAVAILABLE, Damaged, DiskFull, LeaseLost, NotFound, StoreUnreachable, job_problem
 from app.logs import note_job
 from app.settings import Settings
 from app.specs import SpecBase
 from app.specs._base import MAX_CELLS
 from app.specs._code import ALLOW_IT, codes_of
+from app.specs._schema import fingerprint
 from app.store.database.locking import patience
 from app.store.files.store import FileStore
 from app.store.queue.transitions import Queue
@@ -30,6 +33,8 @@ from app.store.records import Claim, Finish, NewEvent
 from flopwatch.text.times import duration
 from workers import uploaded
 from workers.agent.ahead import Ahead, units_at_a_time
+from workers.agent.fitness import Blame, Unfit, may_be_the_hosts, of_another_version
+from workers.agent.host_check import of_store
 from workers.agent.spool import Spool
 from workers.agent.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
 from workers.devices.locks import HeldDevices
@@ -154,6 +159,9 @@ class JobRun:
         sleep: Callable[[float], object] = time.sleep,
         environment: Mapping[str, str] = MappingProxyType({}),
         settle_s: float = 0.0,
+        check_host: Callable[[HeldDevices, int], Unfit | None] = lambda _devices, _room: None,
+        blame: Callable[[Claim, Failed], Blame | None] = lambda _claim, _failure: None,
+        unfit_counts: bool = False,
     ) -> None:
         self.claim = claim
         self._environment = environment
@@ -161,15 +169,19 @@ class JobRun:
         self._clock = clock
         self._sleep = sleep
         self.stop = StopSignal(clock)
-        self.host_unfit = False
-        """True if the job went back to the queue because the host could not run it. The host may not be able to run the
-        next one either."""
+        self.unfit: Unfit | None = None
+        """Why the job went back to the queue, or its results wait, if that is the host's fault: it may not be able to
+        run the next one either."""
+        self.succeeded = False
+        """True if the job has succeeded."""
+        self._check_host = check_host
+        self._blame = blame
+        self._unfit_counts = unfit_counts
         self.devices = devices
         self._queue = queue
         self._artifacts = artifacts
         self._launcher = launcher
         self._grace_s = settings.grace_s
-        self._lease_s = settings.lease_s
         self._ceilings = settings.ceilings_dir
         self._allow_code = settings.allow_code
         self._code: list[bytes] = []
@@ -229,7 +241,7 @@ class JobRun:
             at_end.callback(self._ahead.close)
             at_end.callback(lambda: self._artifacts.release(self._held))
             try:
-                outcome = self._settled(self._run_units())
+                outcome = self._judged(self._settled(self._run_units()))
                 self._spool.log.end()
                 self._record(outcome)
             except LeaseLost:
@@ -250,6 +262,37 @@ class JobRun:
                 return self.stop.reason
         return outcome
 
+    def _judged(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the units; of units that failed since this host is unfit, the job's return."""
+        if not isinstance(outcome, Failed):
+            return outcome
+        if may_be_the_hosts(outcome):
+            remove(self._scratch)  # a disk that was full of it is not
+            found = self._check_host(self.devices, self._artifact_bytes)
+            if found is not None:
+                return self._unfit_for(found, outcome)
+        blame = self._blame(self.claim, outcome)
+        if blame is None:
+            return outcome
+        given_back = self._unfit_for(blame.unfit, outcome)
+        return given_back if blame.is_excused else outcome
+
+    def _unfit_for(self, unfit: Unfit, failure: Failed | None = None) -> GivenBack:
+        """Return how the job ends since this host is unfit."""
+        logger.warning("the job goes back: %s%s", unfit.reason, f"; it had failed: {failure.detail}" if failure else "")
+        self.unfit = unfit
+        return GivenBack(unfit.reason if self._unfit_counts else None)
+
+    def _unreadable(self, error: ValidationError) -> Outcome:
+        """Return the outcome of a job whose spec cannot be read: it is damaged, or this worker is of another version
+        than the server that has read it."""
+        server = self._queue.server()
+        if server is not None and server["fingerprint"] != fingerprint():
+            return self._unfit_for(of_another_version(server))
+        wrong = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, wrong["loc"][1:]))
+        return Failed("unreadable", f"its spec cannot be read: {place}: {wrong['msg']}")
+
     def _run_units(self) -> Outcome:
         try:
             runner, spec = runner_for(self.claim.kind), parse_spec(self.claim.spec)
@@ -259,6 +302,8 @@ class JobRun:
             return Failed(error.code, str(error))
         except _Interrupted as error:
             return error.outcome
+        except ValidationError as error:
+            return self._unreadable(error)
         except BaseException as error:  # a SystemExit of somebody's code, too
             if is_exhausted(error):
                 raise
@@ -291,7 +336,7 @@ class JobRun:
         Raises:
             Unsupported: this worker runs no uploaded code.
             InvalidEnvironment: a file is missing, or cannot be read.
-            _Interrupted: the job must end.
+            _Interrupted: the job must end, or goes back since the store cannot be used.
         """
         wanted = {sha256 for _, sha256 in codes_of(self.claim.spec)}
         if not wanted:
@@ -299,10 +344,9 @@ class JobRun:
         if not self._allow_code:
             raise Unsupported(f"this worker runs no uploaded code: {ALLOW_IT}")
         try:
-            self._code = [
-                self._patiently(partial(self._artifacts.read, sha256), partial(self._check_storing, "code"))
-                for sha256 in wanted
-            ]
+            self._code = [self._artifacts.read(sha256) for sha256 in wanted]
+        except StoreUnreachable as error:
+            raise _Interrupted(self._unfit_for(Unfit("store_unreachable", error.detail))) from error
         except (NotFound, Damaged, OSError, *STORE_UNAVAILABLE) as error:
             raise InvalidEnvironment(f"the uploaded code cannot be read: {error}") from error
 
@@ -325,8 +369,8 @@ class JobRun:
                     " devices, and cannot be ended: %s (pids)",
                     ", ".join(map(str, pids)),
                 )
-                self.host_unfit = True
-                return GivenBack()
+                named = ", ".join(map(str, pids))
+                return self._unfit_for(Unfit("leftovers", f"processes of a killed worker's job do not end: {named}"))
             self._sleep(LEFTOVERS_LOOK_S)
         return None
 
@@ -550,25 +594,29 @@ class JobRun:
         return outcome
 
     def _patiently(self, action: Callable[[], Stored], check: Callable[[int], None]) -> Stored:
-        """Return what `action` does with the store, and repeat it while the database is unavailable. An object store
-        that cannot be reached has as long as a lease.
+        """Return what `action` does with the store, and repeat it while the store or the database is unavailable. The
+        job has its results, so it keeps them; until it has stored them, this worker is unfit, and no timeout runs.
 
-        Raises what `check` and `action` raise; of STORE_UNAVAILABLE only DiskFull, and StoreUnreachable at last.
+        Raises what `check` and `action` raise; of STORE_UNAVAILABLE only DiskFull, of a disk that the job has filled.
         """
-        give_up_at: float | None = None
         while True:
+            begun = self._clock()
             try:
-                return action()
-            except DiskFull:
-                raise
+                stored = action()
             except STORE_UNAVAILABLE as error:
-                if isinstance(error, StoreUnreachable):
-                    give_up_at = self._clock() + self._lease_s if give_up_at is None else give_up_at
-                    if self._clock() >= give_up_at:
-                        raise
-                logger.warning("its files wait: %s", error)
+                found = of_store(error)
+                own = self._artifact_bytes + bytes_below(self._scratch)
+                if isinstance(error, DiskFull) and self._check_host(HeldDevices(), own) is None:
+                    raise
+                if found != self.unfit:
+                    logger.warning("its files wait: %s", error)
+                self.unfit = found
+            else:
+                self.unfit = None
+                return stored
             check(0)
             self._sleep(RETRY_S)
+            self._timeout = self._timeout.later(self._clock() - begun)
 
     def _check_storing(self, public_name: str, size: int) -> None:
         """Check whether storing may continue; called for each chunk of an artifact, with the bytes so far.
@@ -653,6 +701,7 @@ class JobRun:
                 logger.warning("its result waits: %s", error)
                 self._sleep(RETRY_S)
             else:
+                self.succeeded = isinstance(outcome, Succeeded)
                 return
 
     def _commit(self, outcome: Outcome) -> None:
@@ -686,11 +735,11 @@ class JobRun:
         """
         self._events.clear()
         self._spool.forget_results()
-        self.host_unfit = is_exhausted(error)
         reason = describe_error(error)
+        self.unfit = Unfit("exhausted", f"a resource is used up: {reason}") if is_exhausted(error) else None
         outcome = (
             GivenBack(reason)
-            if self.host_unfit
+            if self.unfit is not None
             else Failed("failed", f"the worker could not go on with the job: {reason}")
         )
         try:

@@ -16,9 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
+from app.errors import STORE_UNAVAILABLE, Conflict, DatabaseBusy, FlopwatchError, NotFound
 from app.logs import about
 from app.settings import Settings
+from app.specs._schema import SCHEMA
 from app.states import LivingState, WorkerState
 from app.store.database.engine import Database
 from app.store.database.locking import patience
@@ -26,6 +27,7 @@ from app.store.queue.lease import Watcher
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
 from app.store.records import Claim
+from workers.agent.fitness import Examination, Fitness, Unfit, of_another_version
 from workers.agent.job_run import RETRY_S
 from workers.outcome import Abandoned, Cancelled, GivenBack
 
@@ -33,10 +35,6 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """Seconds between two checks of an idle worker for new jobs; a check costs microseconds."""
-MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-"""Seconds for which a worker claims nothing after it could not start a job, doubled each time until a job has run. So
-a worker without threads or descriptors does not use up the attempts of the whole queue.
-"""
 
 
 class Stop(Protocol):
@@ -58,8 +56,12 @@ class Run(Protocol):
         """True if nothing is left to do: the outcome is recorded, or must not be."""
 
     @property
-    def host_unfit(self) -> bool:
-        """True if the job went back to the queue because it could not run here now."""
+    def unfit(self) -> Unfit | None:
+        """Why the job went back to the queue, or cannot go on now, if that is this worker's fault and not the job's."""
+
+    @property
+    def succeeded(self) -> bool:
+        """True if the job has succeeded."""
 
     def join(self) -> None:
         """Wait for the end and free the remaining resources."""
@@ -91,7 +93,8 @@ class Serving(ABC, Generic[RunT]):
         claimed again before the run of its earlier attempt has ended.
         """
         self._next_beat = self._next_poll = self._claim_after = 0.0
-        self._backoff_s = MIN_BACKOFF_S
+        self.fitness = Fitness(clock)
+        self._examination: Examination | None = None
         self._grace_s = settings.grace_s
         self._drains = 0
         self._drain_until: float | None = None
@@ -181,17 +184,55 @@ class Serving(ABC, Generic[RunT]):
         if self._watch.changed():
             self._note_change()
             self._pass_on_cancels()
-        if self._drain_until is None and now >= self._claim_after:
+        if self._drain_until is None and now >= self._claim_after and self._is_fit():
             self._claim_jobs()
 
     @property
     def _state(self) -> LivingState:
-        return "active" if self._drain_until is None else "draining"
+        if self._drain_until is not None:
+            return "draining"
+        return "active" if self.fitness.unfit is None else "unfit"
+
+    def _is_fit(self) -> bool:
+        """Return True if the worker may claim. Each try is due later than the one before, and no try holds this thread
+        up: it has one of its own."""
+        fitness = self.fitness
+        found = next((run.unfit for run in self.runs.values() if run.unfit is not None and not run.ended), None)
+        if fitness.unfit is None:
+            if (found := found or self._glance()) is None:
+                return True
+        elif not fitness.is_due:
+            return False
+        elif found is None:
+            if self._examination is None:
+                self._examination = self._begin_examination()
+            if not self._examination.is_done:
+                return False
+            found, self._examination = self._examination.take(), None
+        self._next_beat = self._clock()  # tell it
+        if found is not None:
+            self._become_unfit(found)
+            return False
+        fitness.regain()
+        self._note_change()
+        return True
+
+    def _become_unfit(self, unfit: Unfit) -> None:
+        self.fitness.lose(unfit)
+        self._next_beat = self._clock()
+
+    def _glance(self) -> Unfit | None:
+        """Return why the worker is unfit, as far as that can be seen in no time."""
+        return None
+
+    @abstractmethod
+    def _begin_examination(self) -> Examination:
+        """Begin to find out whether an unfit worker is fit again."""
 
     def _beat(self) -> None:
         claims = [run.claim for run in self.runs.values()]
         try:
-            renewal = self._queue.renew(claims, (self.id, self._state), self._readings())
+            renewal = self._queue.renew(claims, (self.id, self._state), self._readings(), self.fitness.as_json())
         except STORE_UNAVAILABLE:
             self._watcher.skip()  # others could not renew their claims either
             raise
@@ -200,6 +241,8 @@ class Serving(ABC, Generic[RunT]):
         for attempt_id in renewal.lost:
             self.runs[attempt_id].stop.set(Abandoned())
         self._cancel(renewal.cancel_requested)
+        if renewal.server is not None and renewal.server["schema_number"] > SCHEMA and not self.fitness.is_for_good:
+            self._become_unfit(of_another_version(renewal.server))
 
     def _pass_on_cancels(self) -> None:
         if self.runs:
@@ -211,22 +254,21 @@ class Serving(ABC, Generic[RunT]):
                 run.stop.set(Cancelled())
 
     def join_ended(self) -> None:
-        """Free what ended jobs have left, and pause claims if one could not run here."""
+        """Free what ended jobs have left, and claim nothing if one could not run here."""
         for attempt_id, run in list(self.runs.items()):
             if run.ended:
                 run.join()
                 del self.runs[attempt_id]
                 self._after(run)
-                if run.host_unfit:
+                if run.unfit is not None:
                     with about(run.claim.job_id, run.claim.attempt):
-                        logger.warning("the job cannot run here now; the next claim waits %g s", self._backoff_s)
-                    self._pause_claims()
-                else:
-                    self._backoff_s = MIN_BACKOFF_S
-
-    def _pause_claims(self) -> None:
-        self._claim_after = self._clock() + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+                        self._become_unfit(run.unfit)
+                elif run.succeeded:
+                    self.fitness.ran_well()
+        for claim in self.fitness.take_excused(self.runs):
+            with about(claim.job_id, claim.attempt), contextlib.suppress(Conflict, NotFound):
+                self._queue.retry(claim.job_id)
+                logger.warning("queued again, since its failure was this host's")
 
     def _wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: the worker wakes up anyhow

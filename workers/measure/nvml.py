@@ -173,6 +173,18 @@ def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | 
     return None if handle is None else Gpu(nvml, handle)
 
 
+def is_lost(uuid: str, library: Callable[[], Any | None] = _library) -> bool:
+    """Return True if the driver says that this GPU fell off the bus, or can compute nothing before it is reset."""
+    nvml = library()
+    if nvml is None:
+        return False
+    try:
+        nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError as error:
+        return error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+    return False
+
+
 def ask(nvml: Any, function: str, *arguments: Any) -> Any:
     """Return the result of `nvml<function>`, or None if the library has no such function or it fails."""
     call = getattr(nvml, f"nvml{function}", None)

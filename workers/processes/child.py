@@ -21,6 +21,7 @@ from workers.jobs._ranks import serve_node
 from workers.measure.errors import print_traceback
 from workers.messages import Ended, Message, Started, to_line
 from workers.outcome import EXIT_CODES, RunnerError, describe_error, ending_forks, failure_code
+from workers.processes import probe
 from workers.processes.keeper import READY, Request
 from workers.reporter import Reporter
 from workers.working_directory import enter_empty
@@ -57,6 +58,10 @@ def run_request(request: Request, messages: int, *, new_interpreter: bool = Fals
             sys.argv = sys.argv[:1]  # the user's code may parse it
             if request.task == "node":
                 serve_node(int(request.unit["params"]["node"]), reporter.scratch)
+            if request.task == "probe":
+                probe.run()
+                send(Ended(None, ""))
+                return 0
             runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
             if request.task == "run":
                 runner.run(spec, unit, reporter)

@@ -57,8 +57,9 @@ class Request:
     """Environment variables set before the unit's process runs."""
     ceilings: str = ""
     """Folder of the host's measured ceilings."""
-    task: Literal["run", "collect", "node"] = "run"
-    """The task: run the unit, read the files that its wrapper has written, or run ranks for a unit of another node."""
+    task: Literal["run", "collect", "node", "probe"] = "run"
+    """The task: run the unit, read the files that its wrapper has written, run ranks for a unit of another node, or
+    probe the GPUs."""
     wrap: list[str] = field(default_factory=list)
     """The command that the unit runs under; empty if there is none."""
     limits: dict[str, int] = field(default_factory=dict)

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shlex
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.errors import STORE_UNAVAILABLE, LeaseLost, job_problem
+from pydantic import ValidationError
+
+from app.errors import STORE_UNAVAILABLE, LeaseLost, is_no_space, job_problem
 from app.logs import about
 from app.specs import SpecBase
+from app.specs._schema import fingerprint
 from app.store.database.locking import patience
 from app.store.queue.transitions import Queue
-from app.store.records import Claim, Finish, NewEvent
+from app.store.records import Claim, Finish
+from workers.agent.fitness import BLAMED_S, Blame, Unfit, of_another_version
 from workers.jobs._base import parse_spec
-from workers.outcome import Abandoned, Cancelled, GivenBack, RunnerError, describe_error
+from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, RunnerError, describe_error
 from workers.slurm.client import PREFIX, CommandFailed, Listed, NoAnswer, SlurmClient
 from workers.slurm.handover import HandOverFolder, mark_of
 from workers.slurm.settings import SlurmSettings
@@ -31,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_BYTES = 2000
 """Bytes of an allocation's output that go into the error of a job that never began."""
+OF_LIMITS = re.compile(r"QOS|policy|submit limit|temporarily|too many", re.IGNORECASE)
+"""Words of refusals that may be about how many jobs there are, and not about this one."""
 WRITE_S = 5.0
 """Seconds for which a write about a job waits for the store, before the next turn tries again."""
 
@@ -43,8 +51,10 @@ class Allocation:
     wake: Callable[[], None]
     reason: Cancelled | GivenBack | Abandoned | None = None
     """Why it must end before its agent takes it over."""
-    host_unfit: bool = False
-    """True if sbatch refused it."""
+    unfit: Unfit | None = None
+    """Why it went back, if sbatch would refuse other jobs, too."""
+    succeeded: bool = False
+    """It cannot: a job that has begun is its agent's."""
     done: threading.Event = field(default_factory=threading.Event)
     submitted: bool = False
     """True once sbatch was tried."""
@@ -54,7 +64,7 @@ class Allocation:
     unanswered: bool = False
     """True if it failed for want of an answer: then Slurm may have the allocation."""
     told: str = ""
-    """What the job's progress says of it."""
+    """What the job says that it waits for."""
 
     @property
     def mark(self) -> str:
@@ -94,6 +104,7 @@ class Allocations(threading.Thread):
         *,
         client: SlurmClient,
         on_end: Callable[[], None],
+        blame: Callable[[Claim, Failed], Blame | None],
     ) -> None:
         super().__init__(name="slurm")
         self._settings = settings
@@ -101,6 +112,9 @@ class Allocations(threading.Thread):
         self._queue = queue
         self._client = client
         self._on_end = on_end
+        self._blame = blame
+        self._refused_first: dict[int, float] = {}
+        """When a job was refused first that the cluster's limits keep out, on the clock."""
         self._guard = threading.Lock()
         self._own: dict[str, Allocation] = {}
         """By mark: those whose claims are ours."""
@@ -112,6 +126,8 @@ class Allocations(threading.Thread):
         self._closing = False
         self.answers = False
         """True if Slurm answered the last question."""
+        self.silence: str | None = None
+        """Why it did not."""
 
     def room(self) -> int:
         """Return how many more allocations there may be."""
@@ -163,9 +179,10 @@ class Allocations(threading.Thread):
             answer = self._client.allocations()
         except CommandFailed as error:
             logger.warning("Slurm does not answer now, trying again: %s", error)
+            self.silence = str(error)
             self._without_slurm(own)
             return
-        self.answers = True
+        self.answers, self.silence = True, None
         # Of two with one mark, since the answer to the first sbatch came too late, the one counts that goes on.
         listed = {one.comment: one for one in sorted(answer, key=lambda one: not one.is_final)}
         by_id = {one.id: one for one in answer}
@@ -220,16 +237,17 @@ class Allocations(threading.Thread):
             return False
         except RunnerError as error:
             self._finish(allocation, error.code, str(error))
+        except ValidationError:
+            self._unreadable(allocation)
         except OSError as error:  # a full disk, or a folder that is gone
-            allocation.host_unfit = True
-            reason = describe_error(error)
-            self._end(allocation, lambda: self._queue.give_up(allocation.claim, reason))
+            reason = f"the folder for hand-over files cannot be used: {describe_error(error)}"
+            self._give_back(allocation, Unfit("disk_full" if is_no_space(error) else "storage_failed", reason))
         return True
 
     def _arguments(self, allocation: Allocation, spec: SpecBase) -> list[str]:
         """Return sbatch's arguments."""
         settings, claim, resources = self._settings, allocation.claim, spec.resources()
-        chosen = {"partition": settings.partition, "account": settings.account, "constraint": settings.constraint}
+        chosen = of_cluster(settings)
         if claim.timeout_s is not None:
             chosen["time"] = str(math.ceil((claim.timeout_s + settings.start_s) / 60))
         with_gpus = settings.gpus_per_node > 0 and resources.device_type in ("cuda", "auto")
@@ -277,9 +295,41 @@ class Allocations(threading.Thread):
                 self._tell(allocation, listed)
 
     def _refused(self, allocation: Allocation, words: str) -> None:
-        """Give a job up that Slurm has not taken, although it answers. The attempt counts, and claims pause."""
-        allocation.host_unfit = True
-        self._end(allocation, lambda: self._queue.give_up(allocation.claim, words))
+        """End a claim that Slurm has not taken, although it answers: it goes back if Slurm would take no job now."""
+        claim = allocation.claim
+        found = self.examine()
+        if found is None and OF_LIMITS.search(words):
+            first = self._refused_first.setdefault(claim.job_id, time.monotonic())
+            found = Unfit("slurm_refused", words) if time.monotonic() - first <= BLAMED_S else None
+        if found is None:
+            blame = self._blame(claim, Failed("invalid_environment", words))
+            found = blame.unfit if blame is not None and blame.is_excused else None
+        if found is not None:
+            self._give_back(allocation, found)
+        else:
+            self._finish(allocation, "unsupported", f"Slurm refuses this job, and takes others: {words}")
+
+    def examine(self) -> Unfit | None:
+        """Ask Slurm whether it would take the smallest job; return why not."""
+        try:
+            chosen = of_cluster(self._settings).items()
+            self._client.test([f"--{name}={value}" for name, value in chosen if value] + self._settings.extra_arguments)
+        except NoAnswer as error:
+            return Unfit("slurm_silent", f"Slurm does not answer: {error}")
+        except CommandFailed as error:
+            return Unfit("slurm_refused", str(error))
+        return None
+
+    def _unreadable(self, allocation: Allocation) -> None:
+        server = self._queue.server()
+        if server is not None and server["fingerprint"] != fingerprint():
+            self._give_back(allocation, of_another_version(server))
+        else:
+            self._finish(allocation, "unreadable", "its spec cannot be read")
+
+    def _give_back(self, allocation: Allocation, unfit: Unfit) -> None:
+        allocation.unfit = unfit
+        self._end(allocation, lambda: self._queue.give_back(allocation.claim), unfit.reason)
 
     def _never_began(self, allocation: Allocation, listed: Listed | None) -> None:
         """End a claim whose allocation has ended before its agent took it over."""
@@ -294,13 +344,13 @@ class Allocations(threading.Thread):
             self._end(allocation, lambda: self._queue.give_up(allocation.claim, detail), detail)
 
     def _tell(self, allocation: Allocation, listed: Listed) -> None:
-        """Let the job's progress say what its allocation waits for."""
+        """Let the job say what its allocation waits for."""
         state = f"is pending: {listed.reason}" if listed.is_pending else "starts"
         told = f"Slurm job {listed.id} {state}"
         if told == allocation.told:
             return
         try:
-            self._queue.report(allocation.claim, [NewEvent("progress", {"done": 0, "total": 0, "message": told})])
+            self._queue.waits(allocation.claim, told)
             allocation.told = told
         except LeaseLost:
             self._drop(allocation)
@@ -328,6 +378,11 @@ class Allocations(threading.Thread):
                 self._active.add(allocation.mark)  # until a look says otherwise
         allocation.done.set()
         self._on_end()
+
+
+def of_cluster(settings: SlurmSettings) -> dict[str, str | None]:
+    """Return the arguments of sbatch that are the same for all jobs."""
+    return {"partition": settings.partition, "account": settings.account, "constraint": settings.constraint}
 
 
 def script(settings: SlurmSettings, file: Path, nodes: int) -> str:

@@ -81,6 +81,10 @@ class SlurmClient:
         answer = self._run(["sbatch", "--parsable", *arguments], script)
         return answer.strip().partition(";")[0]
 
+    def test(self, arguments: Sequence[str]) -> None:
+        """Ask whether Slurm would take an allocation, and submit none. Raises CommandFailed."""
+        self._run(["sbatch", "--test-only", *arguments], "#!/bin/bash\n")
+
     def allocations(self) -> list[Listed]:
         """Return all our allocations of this user, also those that ended lately. Raises CommandFailed."""
         answer = self._run(

@@ -32,6 +32,7 @@ class OneJobAgent(Agent):
     """The agent of the job in a hand-over file. It takes no other, so for the queue it is draining from the start."""
 
     _settle_s = 2.0
+    _unfit_counts = True
 
     def __init__(
         self, settings: Settings, database: Database, file: Path, handed: HandedOver, variables: dict[str, str]

@@ -15,6 +15,7 @@ from app.store.queue.lease import with_agreed_lease
 from app.store.records import Offer
 from workers import tools
 from workers.agent.agent import MAX_CONNECTIONS, capabilities, versions
+from workers.agent.fitness import Examination, Unfit
 from workers.agent.serving import Serving
 from workers.jobs import RUNNERS
 from workers.slurm.allocations import Allocation, Allocations
@@ -23,6 +24,8 @@ from workers.slurm.handover import HandOverFolder
 from workers.slurm.settings import SlurmSettings
 
 logger = logging.getLogger(__name__)
+
+NOT_SUBMITTED = "it is being submitted to Slurm"
 
 
 class SlurmWorker(Serving[Allocation]):
@@ -39,6 +42,7 @@ class SlurmWorker(Serving[Allocation]):
             self._queue,
             client=SlurmClient(cluster.command_timeout_s),
             on_end=self._wake_up,
+            blame=self.fitness.blame,
         )
         named = {f"{tools.FAMILY}:{tool}" for tool in cluster.tools}
         nodes = {name_of_nodes(number) for number in range(2, cluster.max_nodes + 1)}
@@ -84,11 +88,20 @@ class SlurmWorker(Serving[Allocation]):
             devices=[device],
             versions=versions(),
             state=self._state,
+            unfit=self.fitness.as_json(),
         )
         logger.info("worker %s ready: Slurm, %s", self.id, where)
 
     def _note_change(self) -> None:
         self._refused = False
+
+    def _glance(self) -> Unfit | None:
+        if self._allocations.silence is None:
+            return None
+        return Unfit("slurm_silent", f"Slurm does not answer: {self._allocations.silence}")
+
+    def _begin_examination(self) -> Examination:
+        return Examination(lambda: self._glance() or self._allocations.examine(), self._wake_up)
 
     def _after(self, run: Allocation) -> None:
         self._refused = False
@@ -96,7 +109,7 @@ class SlurmWorker(Serving[Allocation]):
     def _claim_jobs(self) -> None:
         """Claim as many jobs as there may be allocations, while Slurm answers."""
         while not self._refused and self._allocations.answers and self._allocations.room() > 0:
-            claim = self._queue.claim(self.id, self._offer)
+            claim = self._queue.claim(self.id, self._offer, NOT_SUBMITTED)
             if claim is None:
                 self._refused = True
                 return

@@ -5,7 +5,8 @@ does not fit now, the worker claims nothing, so that narrow jobs cannot keep a w
 passes over jobs of another kind, jobs for devices that the host does not have, and jobs that need a name (a model, an
 attention implementation) which another worker has and this one lacks. That worker may have stopped: the job then waits
 for one like it, and says so (waiting.py). The runner refuses a name that no worker ever had, as `unsupported`. A job
-with uploaded code waits for a worker that may run it, whether there ever was one or not.
+with uploaded code waits for a worker that may run it, whether there ever was one or not; and a job of a newer server
+waits for a worker that can read its spec.
 
 A worker claims jobs that need no device first, and runs them beside its other jobs. No worker claims a job of a paused
 kind, and such a job delays no other.
@@ -31,6 +32,7 @@ from sqlalchemy import (
 
 from app.specs._base import NODES
 from app.specs._code import RUNS_CODE
+from app.specs._schema import names_up_to
 from app.store import tables
 from app.store.queue.hosts import Host, Needs, known_hosts
 from app.store.queue.pausing import paused_kinds, unpaused
@@ -42,6 +44,8 @@ FIRST, NEXT = 4, 200
 _job = tables.job.c
 # This is a literal: with a bound value SQLite could not tell that the partial index ix_job_claimable holds the answer.
 QUEUED: ColumnElement[bool] = _job.state == literal_column("'queued'")
+UNCLAIMED = and_(QUEUED, _job.waiting_reason.is_(None))
+"""The condition for jobs that a worker may claim: the other queued ones wait in a cluster's queue."""
 _ORDER = (_job.priority.desc(), _job.id)
 _KINDS: BindParameter[Any] = bindparam("kinds", expanding=True)
 
@@ -60,7 +64,7 @@ def _candidates(index: str, *conditions: ColumnElement[bool]) -> Select[Any]:
         # Without the hint SQLite takes ix_job_state_id and sorts the whole queue for every claim: 30 ms with 100 000
         # queued.
         .with_hint(tables.job, f"INDEXED BY {index}", "sqlite")
-        .where(QUEUED, _job.kind.in_(_KINDS), *conditions)
+        .where(UNCLAIMED, _job.kind.in_(_KINDS), *conditions)
         .order_by(*_ORDER)
         .limit(bindparam("limit"))
     )
@@ -96,7 +100,8 @@ ON_GPU_HOST = _lane("ix_job_claimable", _ON_GPU_HOST)
 
 def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None:
     """Return the id of the job that the worker must run next; None if it can start none now."""
-    offer = replace(offer, kinds=unpaused(offer.kinds, paused_kinds(connection)))
+    names = offer.capabilities | names_up_to(offer.schema_number)
+    offer = replace(offer, kinds=unpaused(offer.kinds, paused_kinds(connection)), capabilities=names)
     if not offer.kinds:
         return None
     if offer.deviceless:
@@ -131,7 +136,7 @@ def _first_runnable(connection: Connection, lane: Lane, worker_id: str, offer: O
 
 def waits_for(name: str) -> bool:
     """Return True if jobs wait for a worker with this name, whether there ever was one or not: leave to run uploaded
-    code, or several nodes."""
+    code, several nodes, or the schema of its spec."""
     return name == RUNS_CODE or name.startswith(f"{NODES}:")
 
 

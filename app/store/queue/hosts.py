@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, select, type_coerce
 
+from app.specs._schema import SCHEMA, names_up_to
 from app.states import WorkerState
 from app.store import tables
 from app.store.column_types import StoredJson
@@ -51,6 +52,8 @@ class Host:
     """The processes that hold them, in words."""
     is_cluster: bool = False
     """True if its jobs get nodes of a cluster: then `gpus` are those of one node."""
+    unfit: str = ""
+    """Why its worker claims nothing now."""
 
     def has_devices_for(self, job: Needs) -> bool:
         """Return True if the host has the devices. Every host has a CPU; `auto` needs the requested number of GPUs if
@@ -75,7 +78,14 @@ def hosts(connection: Connection, states: Collection[WorkerState]) -> list[Host]
     """Return the hosts of the workers in one of these states, one for each worker."""
     worker = tables.worker.c
     query = select(
-        worker.state, worker.kinds, worker.capabilities, worker.devices, worker.hostname, worker.readings
+        worker.state,
+        worker.kinds,
+        worker.capabilities,
+        worker.devices,
+        worker.hostname,
+        worker.readings,
+        worker.schema_number,
+        worker.unfit,
     ).where(worker.state.in_(states))
     return [_host(row) for row in connection.execute(query).mappings()]
 
@@ -88,7 +98,8 @@ def _host(row: RowMapping) -> Host:
     return Host(
         state=row["state"],
         kinds=frozenset(row["kinds"]),
-        capabilities=frozenset(row["capabilities"]),
+        capabilities=frozenset(row["capabilities"]) | names_up_to(row["schema_number"]),
+        unfit=str((row["unfit"] or {}).get("reason", "")),
         gpus=gpus,
         hostname=row["hostname"],
         held_by_others=held,
@@ -113,8 +124,9 @@ def known_hosts(connection: Connection, *, other_than: str | None = None) -> lis
     own = select(worker.kinds, worker.capabilities, worker.devices).where(worker.id == other_than)
     if other_than is not None and (row := connection.execute(own).one_or_none()) is not None:
         query = query.where(tables.known_host.c.key != known_host(*row)["key"])
+    names = names_up_to(SCHEMA)
     return [
-        Host(state=None, kinds=frozenset(row.kinds), capabilities=frozenset(row.capabilities), gpus=row.gpus)
+        Host(state=None, kinds=frozenset(row.kinds), capabilities=names.union(row.capabilities), gpus=row.gpus)
         for row in connection.execute(query)
     ]
 

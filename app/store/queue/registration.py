@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from typing import Any, get_args
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
+from app.specs._schema import SCHEMA, fingerprint
 from app.states import LivingState, WorkerState
-from app.store import tables
+from app.store import service_settings, tables
 from app.store.database.engine import Database
 from app.store.queue.hosts import known_host
 from app.store.tables import utc_now
@@ -43,6 +45,7 @@ class Registration:
         versions: dict[str, Any],
         modules: Sequence[str] | None = None,
         state: LivingState = "active",
+        unfit: dict[str, Any] | None = None,
     ) -> None:
         """Add a worker, or update what it can run.
 
@@ -55,6 +58,8 @@ class Registration:
             "hostname": hostname,
             "pid": pid,
             "state": state,
+            "schema_number": SCHEMA,
+            "unfit": unfit,
             "kinds": host["kinds"],
             "capabilities": host["capabilities"],
             "modules": None if modules is None else list(modules),
@@ -70,14 +75,14 @@ class Registration:
                 connection.execute(insert(tables.known_host), {**host, "last_seen_at": now})
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
-        """Set a worker's state. active: it takes jobs; draining: no new ones; stopped: it ended in order; lost: it is
-        silent.
+        """Set a worker's state. active: it takes jobs; unfit: none for now; draining: no new ones; stopped: it ended in
+        order; lost: it is silent.
         """
         with self._database.write() as connection:
             connection.execute(_CHANGE, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
 
     def worker_beats(self) -> dict[str, int]:
-        """Return the heartbeat counter of every worker that is active or draining."""
+        """Return the heartbeat counter of every living worker."""
         with self._database.read() as connection:
             return {row.id: row.beat for row in connection.execute(_ALIVE)}
 
@@ -88,21 +93,43 @@ class Registration:
             return connection.execute(_LOSE, seen).rowcount == 1
 
 
-def beat(connection: Connection, worker_id: str, state: LivingState, readings: dict[str, Any] | None = None) -> bool:
-    """Record a worker's heartbeat, its state and, unless None, the readings of its devices.
+def announce_server(database: Database) -> None:
+    """Store what the server is, for workers to compare themselves with, unless a newer one has run."""
+    own = {"version": version("flopwatch"), "schema_number": SCHEMA, "fingerprint": fingerprint()}
+    with database.read() as connection:
+        known = server(connection)
+    if known is None or (known != own and known["schema_number"] <= SCHEMA):
+        with database.write() as connection:
+            service_settings.put(connection, service_settings.SERVER, own)
 
-    A worker that was marked lost becomes active or draining again. It happens in the caller's transaction, with the
+
+def server(connection: Connection) -> dict[str, Any] | None:
+    """Return what the newest server is: {"version", "schema_number", "fingerprint"}; None before release 0.2.0."""
+    known: dict[str, Any] | None = service_settings.get(connection, service_settings.SERVER)
+    return known
+
+
+def beat(
+    connection: Connection,
+    worker_id: str,
+    state: LivingState,
+    readings: dict[str, Any] | None = None,
+    unfit: dict[str, Any] | None = None,
+) -> bool:
+    """Record a worker's heartbeat, its state, why it is unfit and, unless None, the readings of its devices.
+
+    A worker that was marked lost lives again. It happens in the caller's transaction, with the
     renewal of the worker's claims. Returns False if the worker's row was pruned, since it was silent for so long: it
     must register again.
     """
-    seen: dict[str, Any] = {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()}
+    seen: dict[str, Any] = {"worker_id": worker_id, "state": state, "unfit": unfit, "last_seen_at": utc_now()}
     if readings is not None:
         seen["readings"] = readings
     return connection.execute(_BEAT, seen).rowcount == 1
 
 
 def living_workers(connection: Connection) -> list[str]:
-    """Return the ids of workers that are active or draining, without those of this host that were killed."""
+    """Return the ids of living workers, without those of this host that were killed."""
     return [row.id for row in connection.execute(_LIVING) if row.hostname != socket.gethostname() or _runs(row.pid)]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Dialect, bindparam, insert, select, update
 
 from app.errors import Gone, IdempotencyMismatch, KeyTaken
+from app.specs._schema import SCHEMA, name_of
 from app.store import tables
 from app.store.files.uploads import record_code_use
 from app.store.public import NO_PROGRESS
@@ -51,7 +52,7 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
         "device_type": resources.device_type,
         "devices": resources.devices,
         "exclusive_host": resources.exclusive_host,
-        "requirements": sorted(new.spec.requirements()),
+        "requirements": sorted(new.spec.requirements() | {name_of(SCHEMA)}),
         "sweep_id": sweep_id,
         **queued(now),
     }
@@ -94,6 +95,7 @@ INITIAL_COLUMNS: dict[str, Any] = {
     "progress": NO_PROGRESS,
     "error": None,
     "worker_id": None,
+    "waiting_reason": None,
     "environment": None,
     "validity": None,
     "started_at": None,

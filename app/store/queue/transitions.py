@@ -7,6 +7,9 @@
                │                                  attempts left)            │
                └──────────────────────────── retry ────────────────┴────────┘
 
+A job that waits in a cluster's queue is claimed and still `queued`, with a `waiting_reason`, until the agent in its
+allocation takes it over. Nobody else claims it, and as long as it has not begun its attempt costs nothing.
+
 A claim carries (job, attempt, token). Every transaction in which a worker writes about a claim first passes the fence
 (fence.py): a worker that has lost the attempt gets LeaseLost, and the transaction leaves nothing behind.
 """
@@ -32,8 +35,8 @@ from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
 from app.store.queue import fence, fitting, staging, submission, sweeps, tallies, webhooks
-from app.store.queue.claims import QUEUED, next_job
-from app.store.queue.registration import beat
+from app.store.queue.claims import UNCLAIMED, next_job
+from app.store.queue.registration import beat, server
 from app.store.queue.waiting import waiting_reasons
 from app.store.records import (
     Claim,
@@ -52,14 +55,15 @@ from app.summaries import planned_processes, values_of_job
 
 _job, _attempt, _sweep = tables.job.c, tables.attempt.c, tables.sweep.c
 
-_MARK_RUNNING = (
+_MARK_CLAIMED = (
     update(tables.job)
-    .where(_job.id == bindparam("job_id"), QUEUED)
+    .where(_job.id == bindparam("job_id"), UNCLAIMED)
     .values(
-        state="running",
+        state=bindparam("new_state"),
         attempt=_job.attempt + 1,
         worker_id=bindparam("by"),
-        started_at=bindparam("now"),
+        started_at=bindparam("starts_at"),
+        waiting_reason=bindparam("waits_for"),
         version=_job.version + 1,
     )
     .returning(
@@ -71,6 +75,7 @@ _MARK_RUNNING = (
         _job.device_type,
         _job.devices,
         _job.exclusive_host,
+        _job.sweep_id,
         _job.requirements,
     )
 )
@@ -94,12 +99,13 @@ _RUNNING = (
 
 logger = logging.getLogger(__name__)
 
-_OF_JOB = ("kind", "name", "spec", "timeout_s", "device_type", "devices", "exclusive_host")
+_OF_JOB = ("kind", "name", "spec", "timeout_s", "device_type", "devices", "exclusive_host", "sweep_id")
 """Columns of the table `job` that a claim carries."""
 RETRIED_STATES = ("failed", "cancelled")
 """States from which `retry` queues a job again."""
 CANCELLED_BEFORE = "The job was cancelled before it ran."
 CANCELLED_WHILE = "The job was cancelled while it ran."
+CANCELLED_PENDING = "The job was cancelled while it waited in the cluster's queue; it had not begun."
 CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
 
 
@@ -242,14 +248,17 @@ class Queue:
             _cancel_jobs(connection, _job.sweep_id == sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
-    def claim(self, worker_id: str, offer: Offer) -> Claim | None:
-        """Take the job that the worker must run next and count the attempt; None when the worker can start none now."""
+    def claim(self, worker_id: str, offer: Offer, waits_for: str | None = None) -> Claim | None:
+        """Take the job that the worker must run next and count the attempt; None when the worker can start none now.
+
+        waits_for: what the job waits for elsewhere before it runs; it stays queued until `take_over`.
+        """
         with self._database.read() as connection:  # an idle worker takes no write lock
             if next_job(connection, worker_id, offer) is None:
                 return None
         with self._database.write() as connection:
             while (job_id := next_job(connection, worker_id, offer)) is not None:
-                claim = _start_attempt(connection, job_id, worker_id)
+                claim = _start_attempt(connection, job_id, worker_id, waits_for)
                 if claim is not None:
                     return claim
         return None
@@ -265,7 +274,8 @@ class Queue:
             tokens = (handed.token, new_token)
             attempt_id = fence.take_over(connection, handed.job_id, handed.attempt, tokens, worker_id)
             connection.execute(_END_ATTEMPT.values(started_at=now), {"attempt_id": attempt_id})
-            _change_job(connection, handed.job_id, worker_id=worker_id, started_at=now)
+            began = {"state": "running", "waiting_reason": None, "worker_id": worker_id, "started_at": now}
+            _change_job(connection, handed.job_id, **began)
             _record_event(
                 connection, handed.job_id, handed.attempt, "state", {"state": "running", "worker_id": worker_id}
             )
@@ -279,15 +289,24 @@ class Queue:
             **{name: getattr(job, name) for name in _OF_JOB},
         )
 
+    def waits(self, claim: Claim, reason: str) -> None:
+        """Say what a claimed job that has not begun waits for now. Raises LeaseLost."""
+        with self._database.write() as connection:
+            fence.check(connection, claim)
+            _change_job(connection, claim.job_id, waiting_reason=reason)
+            said = {"state": "queued", "reason": "pending", "waiting": reason}
+            _record_event(connection, claim.job_id, claim.attempt, "state", said)
+
     def renew(
         self,
         claims: Sequence[Claim],
         worker: tuple[str, LivingState] | None = None,
         readings: dict[str, Any] | None = None,
+        unfit: dict[str, Any] | None = None,
     ) -> Renewal:
         """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
 
-        `readings` are what the worker's devices do now; None keeps the last ones.
+        `readings` are what the worker's devices do now; None keeps the last ones. `unfit`: why the worker is unfit.
 
         They are one transaction: a worker that is seen alive has renewed its claims. Returns the attempts that were
         lost, and the jobs of the others that must be cancelled.
@@ -295,18 +314,19 @@ class Queue:
         if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
-            knows_worker = worker is None or beat(connection, *worker, readings)
+            knows_worker = worker is None or beat(connection, *worker, readings, unfit)
             held = {claim.attempt_id: claim.job_id for claim in claims if fence.renew(connection, claim)}
             to_cancel = select(_job.id).where(_job.id.in_(held.values()), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(to_cancel).scalars())
+            newest = server(connection)
         lost = frozenset(claim.attempt_id for claim in claims if claim.attempt_id not in held)
-        return Renewal(lost, cancel_requested, knows_worker)
+        return Renewal(lost, cancel_requested, knows_worker, newest)
 
     def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
-        """Return those of these running jobs whose cancellation was requested. `renew` returns them too, but less
-        often."""
+        """Return those of these claimed jobs whose cancellation was requested. `renew` returns them too, but less
+        often; not those that had not begun, which are cancelled at once."""
         to_cancel = select(_job.id).where(
-            _job.id.in_(job_ids), _job.state == "running", _job.cancel_requested_at.is_not(None)
+            _job.id.in_(job_ids), _job.state.in_(("running", "cancelled")), _job.cancel_requested_at.is_not(None)
         )
         with self._database.read() as connection:
             return frozenset(connection.execute(to_cancel).scalars())
@@ -438,8 +458,8 @@ class Queue:
     def give_back(self, claim: Claim) -> None:
         """Put a running job back into the queue without counting the attempt. A requested cancel wins.
 
-        Only a worker that shuts down, or whose host is not ready for any job, may do so: see `give_up`. The next
-        attempt has the same number, so what this one has staged is deleted first.
+        Only a worker that shuts down, or is unfit for any job, may do so: see `give_up`. The next attempt has the same
+        number, so what this one has staged is deleted first.
         """
         self._clear(claim)
         with self._database.write() as connection:
@@ -522,6 +542,11 @@ class Queue:
         """Commit something that changes no data. Raises the errors of a write if that is impossible."""
         self._database.probe()
 
+    def server(self) -> dict[str, Any] | None:
+        """Return what the newest server is (see registration.py)."""
+        with self._database.read() as connection:
+            return server(connection)
+
     def lease_s(self) -> float | None:
         """Return the lease that processes of this database have agreed on, in seconds; None before the first one."""
         with self._database.read() as connection:
@@ -543,14 +568,20 @@ class Queue:
             lost = {"error": error, "finished_at": utc_now()}
             if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
                 return None
-            tallies.add(connection, "lease_losses", _job_row(connection, running.job_id).kind)
+            job = _job_row(connection, running.job_id)
+            tallies.add(connection, "lease_losses", job.kind)
+            if job.state == "queued":  # it had not begun
+                _requeue(connection, running.job_id, running.attempt, "worker_lost", counted=False)
+                return "queued"
             return _requeue_or_fail(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
 
 
-def _start_attempt(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
+def _start_attempt(connection: Connection, job_id: int, worker_id: str, waits_for: str | None) -> Claim | None:
     """Take a queued job. If its row cannot be read, the job fails with a code, and the result is None."""
     now, token = utc_now(), secrets.token_hex(16)
-    job = connection.execute(_MARK_RUNNING, {"job_id": job_id, "by": worker_id, "now": now}).one()
+    state = "running" if waits_for is None else "queued"
+    starts = {"new_state": state, "starts_at": now if waits_for is None else None, "waits_for": waits_for}
+    job = connection.execute(_MARK_CLAIMED, {"job_id": job_id, "by": worker_id, **starts}).one()
     attempt = {
         "job_id": job_id,
         "number": job.attempt,
@@ -561,7 +592,8 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str) -> Claim
         "started_at": now,
     }
     attempt_id = connection.execute(_BEGIN_ATTEMPT, attempt).scalar_one()
-    _record_event(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
+    said = {"state": state, "worker_id": worker_id} | ({"waiting": waits_for} if waits_for else {})
+    _record_event(connection, job_id, job.attempt, "state", said)
     tallies.add(connection, "claims", job.kind)
     problem = broken(job._mapping)
     if problem is not None:
@@ -598,12 +630,20 @@ def _cancel_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
     """Cancel the jobs that match `which`: queued jobs at once; running jobs get one request to end."""
     now = utc_now()
     changed = {"cancel_requested_at": now, "version": _job.version + 1}
-    queued = which & (_job.state == "queued")
-    ended = {"state": "cancelled", "error": job_problem("cancelled", CANCELLED_BEFORE)}
-    sweeps.record_events(connection, queued, "state", {"state": "cancelled"}, now)
-    sweeps.record_events(connection, queued, "done", ended, now)
-    tallies.add_outcomes(connection, queued, "cancelled")
-    connection.execute(update(tables.job).where(queued).values(**ended, finished_at=now, **changed))
+    claimed = which & (_job.state == "queued") & _job.waiting_reason.is_not(None)
+    end_attempts = update(tables.attempt).where(
+        _attempt.state == literal_column("'running'"), _attempt.job_id.in_(select(_job.id).where(claimed))
+    )
+    pending = job_problem("cancelled", CANCELLED_PENDING)
+    connection.execute(end_attempts.values(state="cancelled", error=pending, finished_at=now))
+    unclaimed = which & UNCLAIMED
+    for queued, error in ((claimed, pending), (unclaimed, job_problem("cancelled", CANCELLED_BEFORE))):
+        ended = {"state": "cancelled", "error": error}
+        sweeps.record_events(connection, queued, "state", {"state": "cancelled"}, now)
+        sweeps.record_events(connection, queued, "done", ended, now)
+        tallies.add_outcomes(connection, queued, "cancelled")
+        values = {**ended, "finished_at": now, "waiting_reason": None, **changed}
+        connection.execute(update(tables.job).where(queued).values(**values))
     running = which & (_job.state == "running") & _job.cancel_requested_at.is_(None)
     sweeps.record_events(connection, running, "state", {"state": "running", "cancel_requested": True}, now)
     connection.execute(update(tables.job).where(running).values(**changed))
@@ -634,7 +674,7 @@ def _end_attempt(
 def _finish_job(
     connection: Connection, job_id: int, attempt: int, state: str, error: dict[str, Any] | None, **values: Any
 ) -> None:
-    _change_job(connection, job_id, state=state, error=error, finished_at=utc_now(), **values)
+    _change_job(connection, job_id, state=state, error=error, finished_at=utc_now(), waiting_reason=None, **values)
     _record_event(connection, job_id, attempt, "state", {"state": state})
     _record_event(connection, job_id, attempt, "done", {"state": state, "error": error})
     tallies.add_outcomes(connection, _job.id == job_id, tallies.outcome_of(state, error))
@@ -657,8 +697,9 @@ def _requeue_or_fail(
 
 
 def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:
-    values = {} if counted else {"attempt": attempt - 1}
-    _change_job(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
+    values: dict[str, Any] = {} if counted else {"attempt": attempt - 1}
+    values |= {"worker_id": None, "started_at": None, "waiting_reason": None, "progress": NO_PROGRESS}
+    _change_job(connection, job_id, state="queued", **values)
     _record_event(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
 
 

@@ -17,13 +17,18 @@ from sqlalchemy import Connection, func, or_, select
 
 from app.specs._base import NODES
 from app.specs._code import ALLOW_IT, RUNS_CODE
+from app.specs._schema import is_name
 from app.store import tables
 from app.store.queue.claims import QUEUED
 from app.store.queue.hosts import Host, Needs, comparable, hosts
 from app.store.queue.pausing import pause_reason, paused_kinds
+from app.store.queue.registration import ALIVE
 
+CLAIMING = ("active", "unfit")
+"""States of workers that claim jobs, or will when they are fit again."""
 MAX_NAMED = 3
 """Most running jobs that a reason names."""
+IN_CLUSTERS_QUEUE = "a node of the cluster: they wait in its queue, and each job says why"
 START_ONE = "start one with `flopwatch worker`"
 START_ON_GPUS = (
     "start a worker on a GPU host, or leave out what asks for one: "
@@ -37,18 +42,20 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
     It reads the workers and the paused kinds once for all rows, and only if one of the jobs is queued.
     """
     queued = [job for job in jobs if job["state"] == "queued"]
-    if not queued:
-        return {}
+    reasons = {int(job["id"]): str(job["waiting_reason"]) for job in queued if job["waiting_reason"]}
+    if len(reasons) == len(queued):
+        return reasons
     reason_for = _reasons(connection)
-    reasons = {}
     for job in queued:
+        if job["waiting_reason"]:
+            continue
         if reason := reason_for(Needs.of(job)):
             reasons[int(job["id"])] = reason
     return reasons
 
 
 def _reasons(connection: Connection) -> Callable[[Needs], str | None]:
-    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
+    connected, paused = hosts(connection, ALIVE), paused_kinds(connection)
     running, ids = _running(connection) if connected else ({}, {})
 
     @cache  # most jobs of a page need the same
@@ -77,24 +84,26 @@ def _running(connection: Connection) -> tuple[dict[str, list[Needs]], dict[str, 
 
 def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
     """Return the queued jobs grouped by their needs, the largest group first: kind, devices, names, number of jobs, the
-    id of the job submitted first, and the reason as above.
+    id of the job submitted first, and the reason as above. Those that wait in a cluster's queue have groups of their
+    own.
     """
     job = tables.job.c
     needs = (job.kind, job.device_type, job.devices, comparable(job.requirements), job.exclusive_host)
-    query = select(*needs, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs)
+    claimed = job.waiting_reason.is_not(None)
+    query = select(*needs, claimed, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs, claimed)
     reason_for = _reasons(connection)
     groups = []
-    for kind, device_type, devices, requirements, exclusive_host, number, first in connection.execute(query):
-        needed = Needs(kind, device_type, devices, frozenset(requirements), exclusive_host)
+    for kind, device_type, devices, requirements, alone, is_claimed, number, first in connection.execute(query):
+        needed = Needs(kind, device_type, devices, frozenset(requirements), alone)
         groups.append(
             {
                 "kind": kind,
                 "device_type": device_type,
                 "devices": devices,
-                "requirements": sorted(needed.requirements),
+                "requirements": sorted(name for name in needed.requirements if not is_name(name)),
                 "jobs": number,
                 "first_job": first,
-                "waiting": reason_for(needed),
+                "waiting": IN_CLUSTERS_QUEUE if is_claimed else reason_for(needed),
             }
         )
     return sorted(groups, key=lambda group: (-group["jobs"], group["first_job"]))
@@ -105,7 +114,7 @@ def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
     start_one = ALLOW_IT if RUNS_CODE in job.requirements else START_ONE
     if not connected:
         return f"no worker is connected: if none is starting, {start_one}"
-    candidates = [host for host in connected if host.state == "active"]
+    candidates = [host for host in connected if host.state in CLAIMING]
     if not candidates:
         return f"every connected worker is stopping and takes no new jobs: {start_one}"
     candidates = [host for host in candidates if job.kind in host.kinds]
@@ -118,7 +127,13 @@ def missing_for(job: Needs, connected: Sequence[Host]) -> str | None:
         return f"it needs {needed}, and no connected worker has " + (
             f"more than {most}" if most else f"any: {START_ON_GPUS}"
         )
-    return _missing_names(job.requirements, candidates)
+    if missing := _missing_names(job.requirements, candidates):
+        return missing
+    able = [host for host in candidates if job.requirements <= host.capabilities]
+    if all(host.state == "unfit" for host in able):
+        reasons = "; ".join(sorted({f"{host.hostname}: {host.unfit}" for host in able})[:MAX_NAMED])
+        return f"every worker that could run it is unfit now ({reasons})"
+    return None
 
 
 def occupied_for(
@@ -166,6 +181,8 @@ def _missing_names(requirements: frozenset[str], candidates: Sequence[Host]) -> 
     if any(requirements <= host.capabilities for host in candidates):
         return None
     somewhere = frozenset[str]().union(*(host.capabilities for host in candidates))
+    if any(map(is_name, requirements - somewhere)):
+        return "no connected worker with such devices is as new as the server: update them, and start them again"
     if RUNS_CODE in requirements - somewhere:
         return f"no connected worker with such devices runs uploaded code: {ALLOW_IT}"
     missing = sorted(requirements - somewhere)

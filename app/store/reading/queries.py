@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, se
 
 from app.columns import free_names, type_of
 from app.errors import FieldError, InvalidRequest, NotFound
+from app.specs._schema import SCHEMA
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import tables
 from app.store.column_types import broken
@@ -32,7 +33,7 @@ from app.store.queue import fitting, sweeps
 from app.store.queue.claims import QUEUED
 from app.store.queue.hosts import known_hosts
 from app.store.queue.registration import ALIVE
-from app.store.queue.waiting import waiting_groups, waiting_reasons
+from app.store.queue.waiting import CLAIMING, waiting_groups, waiting_reasons
 from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
 from app.store.reading.packed import unpack
@@ -585,10 +586,11 @@ def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str,
     query = select(job.id, job.worker_id).where(job.state == "running").order_by(job.id)
     for job_id, worker_id in connection.execute(query):
         running.setdefault(worker_id, []).append(job_id)
-    fields = ("id", "hostname", "pid", "state", "kinds", "capabilities", "devices", "versions")
+    fields = ("id", "hostname", "pid", "state", "unfit", "kinds", "capabilities", "devices", "versions")
     return [
         {
             **{name: row._mapping[name] for name in fields},
+            **_fitness(row),
             "readings": row.readings,
             "broken": broken(row._mapping),
             "job_ids": running.get(row.id, []),
@@ -597,6 +599,15 @@ def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str,
         }
         for row in rows
     ]
+
+
+def _fitness(row: Row[Any]) -> dict[str, Any]:
+    """Return state and `unfit` of a worker that is too old to know so itself; nothing of others."""
+    if row.state not in CLAIMING or row.unfit is not None or (row.schema_number or 1) >= SCHEMA:
+        return {}
+    reason = "the server is newer: update this worker, and start it again"
+    since = rfc3339(row.registered_at)
+    return {"state": "unfit", "unfit": {"code": "too_old", "reason": reason, "since": since, "next_try_at": None}}
 
 
 def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:

@@ -1,0 +1,212 @@
+"""A worker's fitness: whether it may claim. All causes come here for which jobs would fail without fault.
+
+A run or a check finds that the worker is unfit, and why. Then it claims nothing, and the job goes back without counting.
+After a while, which doubles up to a minute as long as no job succeeds, the worker is examined: it is fit if what it
+needs works again. Of some causes only a job can tell whether they are gone; then the next one does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import threading
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+from app.specs._code import codes_of
+from app.specs._schema import SCHEMA
+from app.store.public import rfc3339
+from app.store.records import Claim
+from app.store.tables import utc_now
+from workers.outcome import Failed, describe_error
+
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
+SAME = 3
+"""Number of different jobs that fail the same way, with no other end between them, which mean the host."""
+BLAMED_S = 600.0
+"""Seconds for which such failures are blamed on the host: after that the jobs fail, one at each try, since they may all
+be wrong."""
+_OF_HOSTS = frozenset({"crashed", "invalid_environment", "storage_full"})
+"""Codes of failures that a host can cause. An error that the job's code raised is not among them."""
+_OF_DEVICES = re.compile(
+    r"CUDA (error|driver)|CUDA-capable device|cu(DNN|BLAS|SPARSE|FFT)\w* error|CU(DNN|BLAS)_STATUS|NVML|NVIDIA driver"
+    r"|NCCL error|GPU is lost|sees no GPU|^ImportError|^OSError: .*\.so",
+    re.IGNORECASE,
+)
+"""Texts of errors of the host that reach the job as errors of its code."""
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+|/\S+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """Why a worker claims nothing."""
+
+    code: str
+    """See docs/failures.md."""
+    reason: str
+    for_good: bool = False
+    """True if only another start of the worker can help."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A failure that is the host's."""
+
+    unfit: Unfit
+    is_excused: bool = True
+    """False if the job fails all the same."""
+
+
+def may_be_the_hosts(failure: Failed) -> bool:
+    """Return True if the host can have caused the failure."""
+    return failure.code in _OF_HOSTS or _OF_DEVICES.search(failure.detail) is not None
+
+
+def _origin(claim: Claim) -> object:
+    if claim.sweep_id is not None:
+        return claim.sweep_id
+    codes = frozenset(sha256 for _, sha256 in codes_of(claim.spec))
+    return codes or json.dumps(claim.spec, sort_keys=True)
+
+
+class Fitness:
+    """Knows whether one worker is fit. Threads of runs may ask `blame`; the rest is for the worker's own thread.
+
+    `clock` returns the time in seconds, from any beginning.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._guard = threading.Lock()
+        self.unfit: Unfit | None = None
+        self._since = utc_now()
+        self._next_try = 0.0
+        self._backoff_s = MIN_BACKOFF_S
+        self._alike: dict[object, Claim] = {}
+        """Claims of different origins that failed alike, one after the other."""
+        self._way = ""
+        """How they failed."""
+        self._excused: list[Claim] = []
+        """Claims of the others, which have failed without fault."""
+        self._began: float | None = None
+        """When the host was blamed first, since a job has succeeded."""
+
+    @property
+    def is_due(self) -> bool:
+        """Return True if the next try is due."""
+        return self._clock() >= self._next_try
+
+    @property
+    def is_for_good(self) -> bool:
+        """Return True if nothing but another start can make the worker fit."""
+        return self.unfit is not None and self.unfit.for_good
+
+    def lose(self, unfit: Unfit) -> None:
+        """Take note that the worker is unfit, or still is."""
+        if self.is_for_good:
+            return
+        self._since = utc_now() if self.unfit is None else self._since
+        if self.unfit != unfit:
+            logger.warning("unfit, claiming nothing: %s (%s)", unfit.reason, unfit.code)
+        self.unfit = unfit
+        self._next_try = math.inf if unfit.for_good else self._clock() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+
+    def regain(self) -> None:
+        """Take note that the worker is fit, as far as an examination can tell."""
+        if self.unfit is not None:
+            logger.info("fit again, after: %s", self.unfit.reason)
+        self.unfit = None
+
+    def ran_well(self) -> None:
+        """Take note that a job has succeeded."""
+        self._backoff_s = MIN_BACKOFF_S
+        with self._guard:
+            self._alike, self._way, self._began = {}, "", None
+
+    def blame(self, claim: Claim, failure: Failed) -> Blame | None:
+        """Blame the host for a failure if different jobs fail alike; None if it is the job's, as far as one can tell.
+
+        A sweep, one uploaded code and equal specs count as one job: what is wrong with it is wrong with all of it.
+        """
+        words = failure.detail.partition("\n")[0]
+        way = f"{failure.code}: {_VARIES.sub('#', words)}"
+        with self._guard:
+            if way != self._way:
+                self._alike, self._way, self._began = {}, way, None
+            if not may_be_the_hosts(failure):
+                return None
+            self._alike.setdefault(_origin(claim), claim)
+            if len(self._alike) < SAME and self._began is None:
+                return None
+            self._began = self._clock() if self._began is None else self._began
+            self._excused += [one for one in self._alike.values() if one.job_id != claim.job_id]
+            self._alike = {}
+            unfit = Unfit("same_failures", f"{SAME} different jobs failed the same way: {failure.code}: {words}")
+            return Blame(unfit, is_excused=self._clock() - self._began <= BLAMED_S)
+
+    def take_excused(self, running: Container[int]) -> list[Claim]:
+        """Return the claims that failed without fault, once each, except those whose attempts are in `running`."""
+        with self._guard:
+            ended = [one for one in self._excused if one.attempt_id not in running]
+            self._excused = [one for one in self._excused if one.attempt_id in running]
+        return ended
+
+    def as_json(self) -> dict[str, Any] | None:
+        """Return what the worker's row has of it."""
+        if self.unfit is None:
+            return None
+        left_s = max(0.0, self._next_try - self._clock())
+        next_try = None if math.isinf(left_s) else utc_now() + timedelta(seconds=left_s)
+        said = {"code": self.unfit.code, "reason": self.unfit.reason, "since": rfc3339(self._since)}
+        return {**said, "next_try_at": rfc3339(next_try)}
+
+
+class Examination:
+    """Finds out in a thread of its own whether a worker is fit: what `examine` looks at may hang.
+
+    `done` is called at the end; `examine` returns why the worker is still unfit.
+    """
+
+    def __init__(self, examine: Callable[[], Unfit | None], done: Callable[[], None]) -> None:
+        self._examine = examine
+        self._done = done
+        self._found: Unfit | None = None
+        # A daemon: the process can end while a driver hangs.
+        self._thread = threading.Thread(target=self._run, name="examination", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._examine()
+        except Exception as error:
+            logger.exception("the worker's fitness cannot be examined")
+            self._found = Unfit("exhausted", f"its fitness cannot be examined: {describe_error(error)}")
+        finally:
+            self._done()
+
+    @property
+    def is_done(self) -> bool:
+        """Return True if it has ended."""
+        return not self._thread.is_alive()
+
+    def take(self) -> Unfit | None:
+        """Return what was found."""
+        return self._found
+
+
+def of_another_version(server: Mapping[str, Any]) -> Unfit:
+    """Return why a worker is unfit whose specs are not those of the newest server."""
+    own = version("flopwatch")
+    if server["schema_number"] < SCHEMA:
+        reason = f"the server ({server['version']}) is older than this worker ({own}): update the server"
+        return Unfit("too_new", reason, for_good=True)
+    reason = f"the server ({server['version']}) is newer than this worker ({own}): update it, and start it again"
+    return Unfit("too_old", reason, for_good=True)
