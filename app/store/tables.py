@@ -131,8 +131,8 @@ class Job(SQLModel, table=True):
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     worker_id: str | None = None
     waiting_reason: str | None = None
-    """What a queued job waits for that a worker has claimed and not begun: a cluster's queue. No other worker claims it;
-    its attempt runs."""
+    """What a queued job waits for that a worker has claimed and not begun: a cluster's queue. No other worker claims
+    it."""
     sweep_id: int | None = Field(
         default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="SET NULL"), nullable=True, index=True)
     )

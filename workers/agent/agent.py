@@ -198,7 +198,7 @@ class Agent(Serving[JobRun]):
                 return
             with about(claim.job_id, claim.attempt):
                 self._start(claim, free)
-            if self._clock() < self._claim_after:
+            if self.fitness.unfit is not None or self._clock() < self._claim_after:
                 return
 
     def _is_to_join_first(self, run: JobRun) -> bool:

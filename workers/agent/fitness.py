@@ -1,7 +1,7 @@
 """A worker's fitness: whether it may claim. All causes come here for which jobs would fail without fault.
 
-A run or a check finds that the worker is unfit, and why. Then it claims nothing, and the job goes back without counting.
-After a while, which doubles up to a minute as long as no job succeeds, the worker is examined: it is fit if what it
+A run or a check finds that the worker is unfit, and why. Then it claims nothing, and the job goes back uncounted. After
+a while, which doubles up to a minute as long as no job succeeds, the worker is examined: it is fit if what it
 needs works again. Of some causes only a job can tell whether they are gone; then the next one does.
 """
 
@@ -28,6 +28,8 @@ from workers.outcome import Failed, describe_error
 logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
+TOLD_BY_JOBS = frozenset({"exhausted", "leftovers", "same_failures"})
+"""Codes of causes that no examination sees."""
 SAME = 3
 """Number of different jobs that fail the same way, with no other end between them, which mean the host."""
 BLAMED_S = 600.0
@@ -104,6 +106,11 @@ class Fitness:
         return self._clock() >= self._next_try
 
     @property
+    def is_told_by_jobs(self) -> bool:
+        """Return True if only the next job tells whether the worker is fit again."""
+        return self.unfit is not None and self.unfit.code in TOLD_BY_JOBS
+
+    @property
     def is_for_good(self) -> bool:
         """Return True if nothing but another start can make the worker fit."""
         return self.unfit is not None and self.unfit.for_good
@@ -113,7 +120,7 @@ class Fitness:
         if self.is_for_good:
             return
         self._since = utc_now() if self.unfit is None else self._since
-        if self.unfit != unfit:
+        if self.unfit is None or self.unfit.code != unfit.code:
             logger.warning("unfit, claiming nothing: %s (%s)", unfit.reason, unfit.code)
         self.unfit = unfit
         self._next_try = math.inf if unfit.for_good else self._clock() + self._backoff_s

@@ -602,13 +602,15 @@ class JobRun:
         while True:
             begun = self._clock()
             try:
+                if self.unfit is not None:
+                    self._artifacts.probe()  # each try of an upload leaves a row
                 stored = action()
             except STORE_UNAVAILABLE as error:
                 found = of_store(error)
                 own = self._artifact_bytes + bytes_below(self._scratch)
                 if isinstance(error, DiskFull) and self._check_host(HeldDevices(), own) is None:
                     raise
-                if found != self.unfit:
+                if self.unfit is None or found is None:
                     logger.warning("its files wait: %s", error)
                 self.unfit = found
             else:

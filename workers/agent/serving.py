@@ -203,6 +203,8 @@ class Serving(ABC, Generic[RunT]):
                 return True
         elif not fitness.is_due:
             return False
+        elif found is None and fitness.is_told_by_jobs:
+            found = self._glance()
         elif found is None:
             if self._examination is None:
                 self._examination = self._begin_examination()

@@ -32,7 +32,7 @@ from sqlalchemy import (
 
 from app.specs._base import NODES
 from app.specs._code import RUNS_CODE
-from app.specs._schema import names_up_to
+from app.specs._schema import is_name, names_up_to
 from app.store import tables
 from app.store.queue.hosts import Host, Needs, known_hosts
 from app.store.queue.pausing import paused_kinds, unpaused
@@ -126,6 +126,7 @@ def _first_runnable(connection: Connection, lane: Lane, worker_id: str, offer: O
             if others is None:
                 others = known_hosts(connection, other_than=worker_id)
             needs = Needs.of(job._mapping)
+            needs = replace(needs, requirements=frozenset(name for name in needs.requirements if not is_name(name)))
             if not any(other.could_run(needs) for other in others):
                 return job
         if len(page) < values["limit"]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, select, type_coerce
 
-from app.specs._schema import SCHEMA, names_up_to
+from app.specs._schema import names_up_to
 from app.states import WorkerState
 from app.store import tables
 from app.store.column_types import StoredJson
@@ -124,9 +124,8 @@ def known_hosts(connection: Connection, *, other_than: str | None = None) -> lis
     own = select(worker.kinds, worker.capabilities, worker.devices).where(worker.id == other_than)
     if other_than is not None and (row := connection.execute(own).one_or_none()) is not None:
         query = query.where(tables.known_host.c.key != known_host(*row)["key"])
-    names = names_up_to(SCHEMA)
     return [
-        Host(state=None, kinds=frozenset(row.kinds), capabilities=names.union(row.capabilities), gpus=row.gpus)
+        Host(state=None, kinds=frozenset(row.kinds), capabilities=frozenset(row.capabilities), gpus=row.gpus)
         for row in connection.execute(query)
     ]
 

@@ -26,8 +26,8 @@ from tests.clock import Clock
 from tests.databases import put_database
 from workers.agent import job_run, serving, unit_run
 from workers.agent.agent import TURN_S, Agent
+from workers.agent.fitness import MAX_BACKOFF_S, MIN_BACKOFF_S
 from workers.agent.job_run import LEFTOVERS_S, JobRun
-from workers.agent.serving import MAX_BACKOFF_S, MIN_BACKOFF_S
 from workers.agent.spool import Spool
 from workers.devices.discovery import Host
 from workers.devices.locks import DeviceLocks

@@ -30,7 +30,6 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.specs._code import RUNS_CODE
 from app.store.database.engine import Database, open_database
-from app.store.files import objects
 from app.store.files.artifacts import CHUNK_BYTES, ArtifactFiles
 from app.store.files.objects import ObjectFiles
 from app.store.files.store import FileStore
@@ -45,7 +44,7 @@ from tests.object_stores import Bucket
 from tools.waiting import wait_until
 from workers import uploaded
 from workers.agent.job_run import RETRY_S, JobRun
-from workers.agent.unit_run import FLUSH_S, RECORD_S, WRAPPER_START_S
+from workers.agent.unit_run import FLUSH_S, RECORD_S, WRAPPER_START_S, Timeout
 from workers.devices.locks import HeldDevices
 from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
@@ -1328,7 +1327,7 @@ class TestObjectStore:
         site.clock = Clock()
         return site
 
-    def run(self, site: Site, bucket: Bucket, mended_after: float) -> dict[str, Any]:
+    def run(self, site: Site, bucket: Bucket, mended_after: float, **options: Any) -> dict[str, Any]:
         """Run a job with a file, whose first upload is cut; the network is mended after so many pauses."""
         assert site.clock is not None
         paused, sleep = 0, site.clock.sleep
@@ -1349,7 +1348,7 @@ class TestObjectStore:
             unit.say(SUCCESS)
             unit.end()
 
-        return site.run(play)
+        return site.run(play, **options)
 
     def test_it_waits_for_the_store(self, remote: Site, bucket: Bucket) -> None:
         job = self.run(remote, bucket, mended_after=3)
@@ -1378,20 +1377,22 @@ class TestObjectStore:
         monkeypatch.setattr(ObjectFiles, "_put", put_late)
         assert self.run(remote, bucket, mended_after=7)["state"] == "succeeded"
 
-    def test_control_after_a_lease_the_job_fails(
+    def test_it_keeps_its_results_however_long_that_takes(self, remote: Site, bucket: Bucket) -> None:
+        job = self.run(remote, bucket, mended_after=1000, timeout_s=30)
+        assert remote.clock is not None
+        assert remote.clock() > 10 * remote.settings.lease_s
+        assert (job["state"], job["error"]) == ("succeeded", None)
+        assert remote.running is not None
+        assert remote.running.unfit is None
+        with remote.database.read() as connection:
+            number = connection.exec_driver_sql("SELECT count(*) FROM stored_object").scalar_one()
+        assert number < 5, "no try leaves a row"
+
+    def test_control_of_the_timeout_that_stands_still(
         self, remote: Site, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(objects, "RETRIES", 0)
-        assert remote.files is not None
-        remote.files = ObjectFiles(bucket.url, remote.database)
-        remote.settings = remote.settings.model_copy(update={"lease_s": 2.0})
-        job = self.run(remote, bucket, mended_after=float("inf"))
-        assert (job["state"], job["error"]["code"]) == ("failed", "failed")
-        assert "an artifact could not be stored: The object store cannot be used now" in job["error"]["detail"]
-        assert len(Reading(remote.database).measurements(job["id"])["rows"]) == 1
-        bucket.network.mend()
-        remote.files.remove_unreferenced(remote.database, 0)
-        assert bucket.names() == set()
+        monkeypatch.setattr(Timeout, "later", lambda self, _seconds: self)
+        assert self.run(remote, bucket, mended_after=1000, timeout_s=30)["error"]["code"] == "timeout"
 
     def test_a_cancel_does_not_wait_for_the_store(self, remote: Site, bucket: Bucket) -> None:
         assert remote.clock is not None

@@ -374,7 +374,7 @@ class TestWorkersAndSweeps:
         assert found == [f"worker-{number}" for number in (4, 3, 2, 1, 0)]
         assert cursor is None
         assert [worker["id"] for worker in reading.worker_page("stopped")[0]] == ["worker-3"]
-        assert reading.worker_counts() == {"active": 4, "draining": 0, "stopped": 1, "lost": 0}
+        assert reading.worker_counts() == {"active": 4, "unfit": 0, "draining": 0, "stopped": 1, "lost": 0}
         assert [worker["id"] for worker in reading.workers(gone=0)] == [f"worker-{number}" for number in (0, 1, 2, 4)]
 
     def test_sweeps_page_by_page_with_their_counts(self, queue: Queue, shop: Any, reading: Reading) -> None:
