@@ -79,9 +79,9 @@ class Site:
         return worker
 
     def submit_pending(self, behaviour: str) -> int:
-        """Submit a job whose allocation stays pending; returns its id once its progress says so."""
+        """Submit a job whose allocation stays pending; returns its id once it says so."""
         job_id = submit(self.client, plain_job(behaviour))
-        wait_until(lambda: "BeginTime" in get(self.client, f"/jobs/{job_id}")["progress"]["message"], what="its reason")
+        wait_until(lambda: "BeginTime" in str(get(self.client, f"/jobs/{job_id}")["waiting"]), what="its reason")
         return job_id
 
     def is_clean(self) -> bool:
@@ -148,8 +148,11 @@ def test_many_jobs(site: Site) -> None:
 def cancels_a_pending_job(site: Site, *, patience_s: float = ENDS_S) -> None:
     site.start_worker(extra_arguments=LATER)
     job_id = site.submit_pending("counted")
-    site.client.post(f"/jobs/{job_id}/cancel")
-    assert ends(site, job_id)["state"] == "cancelled"
+    pending = get(site.client, f"/jobs/{job_id}")
+    assert (pending["state"], pending["started_at"]) == ("queued", None)
+    assert site.client.post(f"/jobs/{job_id}/cancel").json()["state"] == "cancelled", "at once"
+    assert "it had not begun" in ends(site, job_id)["error"]["detail"]
+    assert attempt_states(site.client, job_id) == ["cancelled"]
     wait_until(lambda: not site.cluster.allocations(), timeout_s=patience_s, what="no allocation")
 
 
@@ -226,12 +229,42 @@ def test_control_of_jobs_that_never_began(site: Site) -> None:
         error_of_a_script_that_fails(site, patience_s=CONTROL_S)
 
 
-def test_what_slurm_refuses_says_why(site: Site) -> None:
-    site.start_worker(partition="nowhere")
-    job = ends(site, submit(site.client, plain_job("counted")))
-    assert job["error"]["code"] == "worker_lost"
-    assert "invalid partition" in job["error"]["detail"].lower()
-    assert attempt_states(site.client, job["id"]) == ["lost", "lost"]
+def unfit_worker(site: Site) -> dict[str, Any]:
+    """Wait until the worker is unfit; why it is."""
+
+    def found() -> Any:
+        workers = [one for one in get(site.client, "/workers") if one["state"] == "unfit"]
+        return workers[0]["unfit"] if workers else None
+
+    wait_until(found, what="the worker to be unfit")
+    unfit: dict[str, Any] = found()
+    return unfit
+
+
+def test_a_cluster_that_takes_no_job_makes_the_worker_unfit(site: Site) -> None:
+    worker = site.start_worker(partition="nowhere")
+    jobs = [submit(site.client, plain_job("counted")) for _ in range(2)]
+    unfit = unfit_worker(site)
+    assert unfit["code"] == "slurm_refused"
+    assert "invalid partition" in unfit["reason"].lower()
+    assert unfit["next_try_at"] is not None
+    first = get(site.client, f"/jobs/{jobs[0]}")
+    assert (first["state"], first["attempt"]) == ("queued", 0)
+    assert "invalid partition" in first["waiting"]
+    worker.terminate()
+    assert worker.wait(30) == 0
+    site.start_worker()
+    assert [ends(site, job_id)["attempt"] for job_id in jobs] == [1, 1]
+
+
+def test_control_a_job_that_slurm_refuses_fails_alone(site: Site) -> None:
+    site.start_worker(gpus_per_node=64)
+    wide = submit(site.client, {"spec": {"kind": "collective", "backend": "nccl", "world_size": 60}})
+    job = ends(site, wide)
+    assert job["error"]["code"] == "unsupported"
+    assert "node configuration is not available" in job["error"]["detail"]
+    assert {one["state"] for one in get(site.client, "/workers") if one["state"] != "stopped"} == {"active"}
+    assert ends(site, submit(site.client, plain_job("counted")))["state"] == "succeeded"
 
 
 def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
@@ -277,7 +310,7 @@ def test_a_killed_workers_allocations_do_not_run(site: Site) -> None:
     worker.wait()
     wait_for_state(site.client, job_id, "queued", timeout_s=30)
     site.start_worker()
-    assert ends(site, job_id)["attempt"] == 2
+    assert ends(site, job_id)["attempt"] == 1, "it had not begun"
     assert (site.misbehave / "runs").read_text().split() == ["0"]
 
 

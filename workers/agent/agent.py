@@ -22,7 +22,7 @@ from app.store.queue.lease import with_agreed_lease
 from app.store.records import Claim, Offer
 from kernels.registry import ATTENTION, KERNELS
 from workers import modules, tools
-from workers.agent.fitness import MIN_BACKOFF_S, Examination, Unfit
+from workers.agent.fitness import MIN_BACKOFF_S, Examination, Judge, Unfit
 from workers.agent.host_check import HostCheck
 from workers.agent.job_run import JobRun
 from workers.agent.readings import Readings
@@ -82,7 +82,7 @@ class Agent(Serving[JobRun]):
     _settle_s = 0.0
     """Seconds for which a failed job waits for a signal to this agent, of which it may be an effect."""
     _unfit_counts = False
-    """True if the attempt counts of a job that goes back since this host is unfit: another would get it at once."""
+    """See `Judge`."""
 
     def __init__(
         self,
@@ -251,9 +251,7 @@ class Agent(Serving[JobRun]):
                 clock=self._clock,
                 environment=self._units_environment(),
                 settle_s=self._settle_s,
-                check_host=self._check.of_job,
-                blame=self.fitness.blame,
-                unfit_counts=self._unfit_counts,
+                judge=Judge(self._check.of_job, self.fitness.blame, self._unfit_counts),
             )
             run.start()
         except Exception as error:

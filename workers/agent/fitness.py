@@ -23,6 +23,7 @@ from app.specs._schema import SCHEMA
 from app.store.public import rfc3339
 from app.store.records import Claim
 from app.store.tables import utc_now
+from workers.devices.locks import HeldDevices
 from workers.outcome import Failed, describe_error
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,18 @@ class Blame:
     unfit: Unfit
     is_excused: bool = True
     """False if the job fails all the same."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a run asks about a failed job before it is recorded."""
+
+    check_host: Callable[[HeldDevices, int], Unfit | None] = lambda _devices, _room: None
+    """Looks at the host, with the job's devices, as if so many bytes more were free; returns why it is unfit."""
+    blame: Callable[[Claim, Failed], Blame | None] = lambda _claim, _failure: None
+    """`Fitness.blame`."""
+    unfit_counts: bool = False
+    """True if the attempt counts of a job that goes back since the host is unfit: another would get it at once."""
 
 
 def may_be_the_hosts(failure: Failed) -> bool:

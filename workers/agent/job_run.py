@@ -33,7 +33,7 @@ from app.store.records import Claim, Finish, NewEvent
 from flopwatch.text.times import duration
 from workers import uploaded
 from workers.agent.ahead import Ahead, units_at_a_time
-from workers.agent.fitness import Blame, Unfit, may_be_the_hosts, of_another_version
+from workers.agent.fitness import Judge, Unfit, may_be_the_hosts, of_another_version
 from workers.agent.host_check import of_store
 from workers.agent.spool import Spool
 from workers.agent.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
@@ -159,9 +159,7 @@ class JobRun:
         sleep: Callable[[float], object] = time.sleep,
         environment: Mapping[str, str] = MappingProxyType({}),
         settle_s: float = 0.0,
-        check_host: Callable[[HeldDevices, int], Unfit | None] = lambda _devices, _room: None,
-        blame: Callable[[Claim, Failed], Blame | None] = lambda _claim, _failure: None,
-        unfit_counts: bool = False,
+        judge: Judge = Judge(),  # noqa: B008 - it is frozen
     ) -> None:
         self.claim = claim
         self._environment = environment
@@ -174,9 +172,7 @@ class JobRun:
         run the next one either."""
         self.succeeded = False
         """True if the job has succeeded."""
-        self._check_host = check_host
-        self._blame = blame
-        self._unfit_counts = unfit_counts
+        self._judge = judge
         self.devices = devices
         self._queue = queue
         self._artifacts = artifacts
@@ -268,10 +264,10 @@ class JobRun:
             return outcome
         if may_be_the_hosts(outcome):
             remove(self._scratch)  # a disk that was full of it is not
-            found = self._check_host(self.devices, self._artifact_bytes)
+            found = self._judge.check_host(self.devices, self._artifact_bytes)
             if found is not None:
                 return self._unfit_for(found, outcome)
-        blame = self._blame(self.claim, outcome)
+        blame = self._judge.blame(self.claim, outcome)
         if blame is None:
             return outcome
         given_back = self._unfit_for(blame.unfit, outcome)
@@ -281,7 +277,7 @@ class JobRun:
         """Return how the job ends since this host is unfit."""
         logger.warning("the job goes back: %s%s", unfit.reason, f"; it had failed: {failure.detail}" if failure else "")
         self.unfit = unfit
-        return GivenBack(unfit.reason if self._unfit_counts else None)
+        return GivenBack(unfit.reason if self._judge.unfit_counts else None)
 
     def _unreadable(self, error: ValidationError) -> Outcome:
         """Return the outcome of a job whose spec cannot be read: it is damaged, or this worker is of another version
@@ -608,7 +604,7 @@ class JobRun:
             except STORE_UNAVAILABLE as error:
                 found = of_store(error)
                 own = self._artifact_bytes + bytes_below(self._scratch)
-                if isinstance(error, DiskFull) and self._check_host(HeldDevices(), own) is None:
+                if isinstance(error, DiskFull) and self._judge.check_host(HeldDevices(), own) is None:
                     raise
                 if self.unfit is None or found is None:
                     logger.warning("its files wait: %s", error)
