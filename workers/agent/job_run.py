@@ -168,10 +168,8 @@ class JobRun:
         self._sleep = sleep
         self.stop = StopSignal(clock)
         self.unfit: Unfit | None = None
-        """Why the job went back to the queue, or its results wait, if that is the host's fault: it may not be able to
-        run the next one either."""
+        """Why the job went back, or its results wait, if that is the host's fault."""
         self.succeeded = False
-        """True if the job has succeeded."""
         self._judge = judge
         self.devices = devices
         self._queue = queue
