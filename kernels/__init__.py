@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attention, registry
+    from . import attention, chunked_cross_entropy, operations, registry  # noqa: F401 - of _PLAIN
     from .adamw_triton import adamw
     from .attention.flash_triton import flash_attention
     from .linear_cross_entropy_triton import linear_cross_entropy
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _TRITON = ("adamw", "linear_cross_entropy", "rms_norm", "rope", "weighted_sum")
 _HOMES = {"flash_attention": ".attention.flash_triton", **{name: f".{name}_triton" for name in _TRITON}}
+_PLAIN = ("chunked_cross_entropy", "operations")
+"""Modules that errors and pages name: what computes the same as a kernel, on every device."""
 
 __all__ = [
     "adamw",
@@ -36,7 +38,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name], __name__), name)
-    if name in __all__:
+    if name in __all__ or name in _PLAIN:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -174,7 +174,7 @@ def _go_on(
 ) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
     unless it succeeded, or with WRONG."""
-    from app.cli.output import print_answer, print_job, print_json, progress_display
+    from app.cli.output import print_answer, print_answers, print_job, print_json, progress_display
 
     wait = wait or at_most is not None
     if not as_json:
@@ -194,6 +194,7 @@ def _go_on(
     if as_json:
         print_json(job)
     elif wait:
+        print_answers(server, job)
         print_job(job)
         print_answer(server, job)
     if wait and job["state"] != "succeeded":
@@ -408,13 +409,14 @@ def jobs(
 @with_server
 def show(server: Flopwatch, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False) -> None:
     """Show a job and its measurements."""
-    from app.cli.output import print_job, print_json, print_results
+    from app.cli.output import print_answers, print_job, print_json, print_results
 
     job = server.job(job_id)
     if as_json:
         print_json(job)
         return
     with raw(as_it_is):
+        print_answers(server, job)
         print_job(job, server.places([job]).get(job_id))
         print_results(server, job)
 

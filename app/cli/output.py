@@ -141,7 +141,6 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     """
     _print_lines(server, job)
     tables = server.list_tables(job)
-    _print_answers(server, job["id"], tables)
     if server.has_measurements(job):
         echo()
         echo_table(server.table_text(job=job))
@@ -153,18 +152,20 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     _print_files(server, job)
 
 
-def _print_answers(server: Flopwatch, job_id: int, tables: Sequence[Mapping[str, Any]]) -> None:
+def print_answers(server: Flopwatch, job: Mapping[str, Any]) -> None:
     """Print the tables that answer the kind's question; a table with one column is printed as sentences."""
-    for table in tables:
+    for table in server.list_tables(job):
         if table.get("answers"):  # a server before this version does not tell
-            rows = server.job_table_rows(job_id, table["name"])
-            echo()
-            if len(table["columns"]) == 1:
+            rows = server.job_table_rows(job["id"], table["name"])
+            # Of one unit, its number says nothing.
+            left_out = {"unit_index"} if len(table["units"]) == 1 else set()
+            names = [column["name"] for column in table["columns"] if column["name"] not in left_out]
+            if len(names) == 1:
                 for row in rows:
-                    echo_line(cell(row[table["columns"][0]["name"]]))
+                    echo_line(cell(row[names[0]]))
             else:
-                names = [column["name"] for column in table["columns"]]
                 print_columns(names, [[row[name] for name in names] for row in rows])
+            echo()
 
 
 def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:

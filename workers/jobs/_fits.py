@@ -7,10 +7,11 @@ every tensor but the libraries' workspaces (Korthikanti et al., 2022, equation 4
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec
 
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 GIB = 2**30
 MOST_DEVICES = 2**20
 """As many devices as `mesh.fsdp` allows."""
+MOST_TENSOR = 2**16
+"""As many as `mesh.tensor` allows."""
 SHARDED = ("fully_sharded", "sharded_activations", "mesh")
 """Strategies that shard parameters, gradients and optimizer state."""
+SPLIT_BY_TENSOR = ("tensor", "mesh")
+"""Strategies that split the model's heads and d_ff."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Question:
         from workers.model.step_memory import PARTS
 
         moment = max(self.moments(strategy), key=lambda moment: moment.total)
-        split = self.tensor if strategy in ("tensor", "mesh") else 1
+        split = self.tensor if strategy in SPLIT_BY_TENSOR else 1
         return moment, {part: -(-moment.part(part) // (1 if part == "workspaces" else split)) for part in PARTS}
 
     def moments(self, strategy: str) -> Sequence[Moment]:
@@ -76,11 +81,15 @@ class Question:
         """Tell whether a step fits."""
         return self.peak(strategy) <= self.limit
 
-    def fewest(self, strategy: str) -> int | None:
+    def fewest_shards(self, strategy: str) -> int | None:
         """Return the fewest devices along the fsdp axis with which it fits; None if no number of them suffices."""
-        if strategy in ("none", "data", "tensor"):
-            return self.devices(strategy) if self.fits(strategy) else None
         return smallest(lambda number: replace(self, fsdp=number).fits(strategy))
+
+    def fewest(self, strategy: str, splits: Sequence[int]) -> Mesh | None:
+        """Return the mesh of the fewest devices with which it fits, as `fewest_devices` does."""
+        return fewest_devices(
+            strategy, splits, lambda fsdp, tensor: replace(self, fsdp=fsdp, tensor=tensor).fits(strategy)
+        )
 
     def helps(self, strategy: str) -> str | None:
         """Say what would make it fit; None if it fits."""
@@ -89,7 +98,7 @@ class Question:
         found = [f"{name} ({gib(other.peak(strategy))})" for name, other in self.savers() if other.fits(strategy)]
         if (batch := self.smaller_batch(strategy)) is not None:
             found.append(f"batch_size={batch}")
-        if strategy not in ("none", "data", "tensor") and (fewest := self.fewest(strategy)) is not None:
+        if strategy not in ("none", "data", "tensor") and (fewest := self.fewest_shards(strategy)) is not None:
             found.append(f"mesh.fsdp={fewest}")
         if found:
             return " or ".join(found)
@@ -104,7 +113,7 @@ class Question:
             return f"{names} with batch_size={batch}"
         if strategy not in SHARDED:
             return "another strategy, or a smaller model"
-        fewest = together.fewest(strategy)
+        fewest = together.fewest_shards(strategy)
         return "a smaller model" if fewest is None else f"{names or 'nothing else'} with mesh.fsdp={fewest}"
 
     def savers(self) -> Iterator[tuple[str, Question]]:
@@ -146,6 +155,52 @@ def smallest(suffices: Callable[[int], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
+
+
+class Mesh(NamedTuple):
+    """Devices along both axes."""
+
+    fsdp: int
+    tensor: int
+
+    @property
+    def devices(self) -> int:
+        return self.fsdp * self.tensor
+
+
+def fewest_devices(strategy: str, splits: Sequence[int], suffices: Callable[[int, int], bool]) -> Mesh | None:
+    """Return the mesh of the fewest devices that suffices for a strategy; None if none does.
+
+    Args:
+        strategy: Its name.
+        splits: The lengths that the tensor axis may have, ascending, from 1 on.
+        suffices: Tells whether so many devices along the fsdp and the tensor axis do; then more along the fsdp axis do.
+    """
+    best: Mesh | None = None
+    for tensor in splits if strategy in SPLIT_BY_TENSOR else (1,):
+        if best is not None and tensor >= best.devices:
+            break
+        if strategy in ("none", "data", "tensor"):
+            fsdp = 1 if suffices(1, tensor) else None
+        else:
+            fsdp = smallest(lambda number, tensor=tensor: suffices(number, tensor))  # type: ignore[misc]
+        if fsdp is not None and (best is None or fsdp * tensor < best.devices):
+            best = Mesh(fsdp, tensor)
+    return best
+
+
+def split_sizes(spec: EstimateSpec) -> dict[str, int]:
+    """Return the sizes that the devices along the tensor axis divide, by their fields."""
+    if spec.architecture != "transformer":
+        return {"stack.d_ff": spec.stack.d_ff}
+    split = {f"model.{name}": spec.model.shape()[name] for name in ("num_heads", "d_ff")}
+    return {**split, "model.num_kv_heads": spec.model.num_kv_heads or split["model.num_heads"]}
+
+
+def splits_of(spec: EstimateSpec) -> list[int]:
+    """Return the lengths of the tensor axis that divide the model evenly."""
+    common = math.gcd(*split_sizes(spec).values())
+    return [number for number in range(1, min(common, MOST_TENSOR) + 1) if common % number == 0]
 
 
 CLOSE = 0.1
@@ -191,14 +246,15 @@ class Fit:
     """Bytes on each device; None: it cannot be divided so."""
     fits: bool | None
     helps: str | None
-    fewest: int | None
-    """The fewest devices with which it fits."""
+    fewest: Mesh | None
+    """The mesh of the fewest devices with which it fits."""
     note: str | None = None
 
     def row(self) -> list[Scalar]:
         """Return the row of the table `fits`."""
         size = None if self.peak is None else self.peak / GIB
-        return [self.strategy, self.devices, size, self.fits, self.helps, self.fewest, self.note]
+        fewest = None if self.fewest is None else self.fewest.devices
+        return [self.strategy, self.devices, size, self.fits, self.helps, fewest, self.note]
 
 
 def columns() -> list[Any]:
@@ -223,17 +279,18 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     size = f"{spec.device_gb:g} GB ({spec.device_gb * 1e9 / GIB:.4g} GiB)"
     where = f"a device of {size}"
     if spec.architecture == "transformer":
-        where = f"a GPU of {size}" if on_gpu else f"{where}, with the memory that a CPU needs"
+        where = f"a GPU of {size}" if on_gpu else f"{where}, as on a CPU (for a GPU, say device=cuda)"
     each = "; ".join(f"{fit.strategy} {'yes' if fit.fits else 'no'}, {gib(fit.peak or 0)}" for fit in known)
     verdict = "fits" if any(fit.fits for fit in known) else "does not fit"
     if 0 < sum(bool(fit.fits) for fit in known) < len(known):
         verdict = "fits with some strategies only"
     lines = [f"{what}, {verdict} on {where}: {each}."]
-    able = [fit for fit in known if fit.fewest is not None]
+    able = [(fit.fewest, fit.strategy) for fit in known if fit.fewest is not None]
     if able:
-        best = min(able, key=lambda fit: fit.fewest or 0)
-        enough = "One device suffices." if best.fewest == 1 else f"Fewest devices: {best.fewest}, with {best.strategy}."
-        lines.append(enough)
+        mesh, strategy = min(able, key=lambda one: one[0].devices)
+        axes = [f"mesh.{axis}={number}" for axis, number in mesh._asdict().items() if number > 1]
+        enough = f"Fewest devices: {mesh.devices}, with {strategy} ({' '.join(axes)})."
+        lines.append("One device suffices." if mesh.devices == 1 else enough)
     else:
         lines.append("As it is, no number of devices suffices.")
     helped = dict.fromkeys(fit.helps for fit in known if fit.helps)

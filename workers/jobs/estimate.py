@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING
 
 from app.specs.estimate import EstimateSpec
 from workers.jobs._base import Unit
-from workers.jobs._fits import MOST_DEVICES, Fit, Question, answer, close, columns, gib, question_of, smallest
+from workers.jobs._fits import (
+    MOST_DEVICES,
+    SPLIT_BY_TENSOR,
+    Fit,
+    Mesh,
+    Question,
+    answer,
+    close,
+    columns,
+    fewest_devices,
+    gib,
+    question_of,
+    split_sizes,
+    splits_of,
+)
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
 from workers.reporter import Reporter
@@ -46,9 +60,6 @@ NOT_COUNTED = (
     "Counted for the step as it is written: torch.compile, CUDA graphs, Triton's fused parts and selective checkpoints "
     "change what is kept, and data parallelism's buckets and communication come on top."
 )
-ON_A_CPU = "For a GPU, say device=cuda: it computes softmax in float32 and has workspaces."
-SPLIT_BY_TENSOR = ("tensor", "mesh")
-"""Strategies that split the model's heads and d_ff."""
 
 
 def metrics() -> list[Metric]:
@@ -250,12 +261,11 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
         number_of = devices.get(strategy, fsdp)
         rows.append([strategy, number_of, *parts, None, total, share, fits, pretty(formula.text), None, reason])
         size = None if device_bytes is None else float(device_bytes)
-        fewest = None if reason is not None else fewest_of(formula, sheet.symbols)
-        helps = (
-            None if fits is not False else f"mesh.fsdp={fewest}" if fewest else "another strategy, or a smaller model"
-        )
-        if fewest is not None and strategy in SPLIT_BY_TENSOR:
-            fewest *= tensor
+        fewest = None if reason is not None else fewest_of(strategy, formula, sheet.symbols, splits_of(spec))
+        helps = None
+        if fits is False:
+            axes = [] if fewest is None else [f"mesh.{axis}={n}" for axis, n in fewest._asdict().items() if n > 1]
+            helps = " with ".join(axes) or "another strategy, or a smaller model"
         found.append(Fit(strategy, number_of, size, fits, helps, fewest, reason))
     report_devices(rows, report)
     return found
@@ -269,9 +279,11 @@ def set_fewest_shards(values: Values, shards: Sequence[float] | None, why_none: 
         values.set_missing("oom", why_none, [metric for metric in values.metrics if metric.name == "fewest_shards"])
 
 
-def fewest_of(formula: Formula, symbols: Mapping[str, float]) -> int | None:
-    """Return the fewest devices along the fsdp axis with which a device holds a formula's bytes; None if none do."""
-    return smallest(lambda number: formula.value({**symbols, "X": number}) <= symbols["R"])
+def fewest_of(strategy: str, formula: Formula, symbols: Mapping[str, float], splits: Sequence[int]) -> Mesh | None:
+    """Return the mesh of the fewest devices each of which holds a formula's bytes; None if none do."""
+    return fewest_devices(
+        strategy, splits, lambda fsdp, tensor: formula.value({**symbols, "X": fsdp, "Y": tensor}) <= symbols["R"]
+    )
 
 
 def report_devices(rows: list[list[Scalar]], report: Reporter) -> None:
@@ -306,7 +318,7 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
     values.set("step_peak_gib", None, samples(peak, GIB))
     values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
     limit = replace(question, limit=sheet_bytes(sheet, "M"))
-    shards = limit.fewest("fully_sharded")
+    shards, splits = limit.fewest_shards("fully_sharded"), splits_of(spec)
     why = f"each device keeps {gib(replace(limit, fsdp=MOST_DEVICES).peak('fully_sharded'))}, however many there are"
     set_fewest_shards(values, None if shards is None else [shards], why)
     rows: list[list[Scalar]] = []
@@ -321,9 +333,7 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
             continue
         moment, parts = question.parts(strategy)
         total = sum(parts.values())
-        fewest = question.fewest(strategy)
-        if strategy == "mesh" and fewest is not None:
-            fewest *= spec.mesh.tensor
+        fewest = question.fewest(strategy, splits)
         suffices, helps, note = question.fits(strategy), question.helps(strategy), close(total, question.limit)
         fits.append(Fit(strategy, devices, total, suffices, helps, fewest, note))
         if strategy == "none":  # as with data parallelism
@@ -372,7 +382,7 @@ def report_answer(spec: EstimateSpec, fits: Sequence[Fit], report: Reporter, *, 
 
     lines = answer(spec, fits, on_gpu=on_gpu)
     if spec.architecture == "transformer":
-        lines.append(NOT_COUNTED if on_gpu else f"{ON_A_CPU} {NOT_COUNTED}")
+        lines.append(NOT_COUNTED)
     report.table("answer", [Column("answer", "string")], [[line] for line in lines])
     report.table("fits", columns(), [fit.row() for fit in fits])
 
@@ -391,12 +401,7 @@ def parts_of(formula: Formula, symbols: Mapping[str, float]) -> list[Scalar]:
 def why_not_split(spec: EstimateSpec) -> str | None:
     """Say why mesh.tensor devices cannot share the model's heads and d_ff evenly; None if they can."""
     tensor = spec.mesh.tensor
-    if spec.architecture == "transformer":
-        split = {f"model.{name}": spec.model.shape()[name] for name in ("num_heads", "d_ff")}
-        split["model.num_kv_heads"] = spec.model.num_kv_heads or split["model.num_heads"]
-    else:
-        split = {"stack.d_ff": spec.stack.d_ff}
-    for name, size in split.items():
+    for name, size in split_sizes(spec).items():
         if size % tensor:
             return f"{name} ({size}) cannot be split evenly over {tensor} devices: take a mesh.tensor that divides it"
     return None

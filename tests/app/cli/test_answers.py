@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.cli.output import MOST_COMPARED, MOST_KERNELS, _code, print_answer
+from app.cli.output import MOST_COMPARED, MOST_KERNELS, _code, print_answer, print_answers
 from flopwatch import Flopwatch
 
 
@@ -49,6 +49,23 @@ def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Answers, **s
     job = {"id": 7, "kind": kind, "state": "succeeded", "spec": spec, "validity": DISTURBED}
     print_answer(cast("Flopwatch", answers), job)
     return capsys.readouterr().out.strip().splitlines()
+
+
+def test_sentences_and_tables_that_answer_are_printed_first(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [{"name": name} for name in ("unit_index", "answer", "fits")]
+    tables = [
+        {"name": "answer", "columns": columns[:2], "units": [0], "answers": True},
+        {"name": "fits", "columns": columns, "units": [0, 1], "answers": True},
+        {"name": "details", "columns": columns, "units": [0], "answers": False},
+    ]
+    answers = Answers({name: [{"unit_index": 0, "answer": "It fits.", "fits": True}] for name in ("answer", "fits")})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "list_tables", lambda job: tables)
+        print_answers(cast("Flopwatch", answers), {"id": 7})
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[0] == "It fits."
+    assert lines[1].split() == ["unit_index", "answer", "fits"]
+    assert len(lines) == 3
 
 
 def kernel(name: str, total_ms: float, unit: int = 0) -> dict[str, Any]:
