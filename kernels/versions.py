@@ -10,7 +10,7 @@ from typing import Final, Literal
 import torch
 
 KNOWN_VERSIONS: Final = ("3.6.", "3.7.")
-"""Prefixes of the versions of Triton that the kernels for Hopper, and direct launches, were verified with."""
+"""Prefixes of the versions of Triton that the kernels for Hopper, direct launches and held tiles were verified with."""
 HOPPER: Final = (9, 0)
 """Compute capability of H100, H200 and GH200."""
 
@@ -28,7 +28,7 @@ def attention_kernels(device: torch.device) -> Kernels | None:
     if device.type != "cuda":
         return None
     is_hopper = torch.version.hip is None and torch.cuda.get_device_capability(device) == HOPPER
-    return "hopper" if is_hopper and version.startswith(KNOWN_VERSIONS) else "triton"
+    return "hopper" if is_hopper and is_verified() else "triton"
 
 
 def why_not_hopper(device: torch.device) -> str | None:
@@ -42,6 +42,12 @@ def why_not_hopper(device: torch.device) -> str | None:
         f"Triton is {_triton_version()}, and the kernels for Hopper are verified with {known}: `triton` runs its older "
         "kernels, which take 1.2 to 1.4 times as long"
     )
+
+
+@functools.cache
+def is_verified() -> bool:
+    """Return True with a Triton that the kernels for Hopper, direct launches and held tiles were verified with."""
+    return (_triton_version() or "").startswith(KNOWN_VERSIONS)
 
 
 def _triton_version() -> str | None:

@@ -15,9 +15,11 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def no_memory() -> Iterator[None]:
-    versions.attention_kernels.cache_clear()
+    for function in (versions.attention_kernels, versions.is_verified):
+        function.cache_clear()
     yield
-    versions.attention_kernels.cache_clear()
+    for function in (versions.attention_kernels, versions.is_verified):
+        function.cache_clear()
 
 
 @pytest.fixture
@@ -71,3 +73,17 @@ def test_a_caller_is_warned_once(host: pytest.MonkeyPatch) -> None:
             assert not launch.runs_on(GPU)
     finally:
         launch.runs_on.cache_clear()
+
+
+@pytest.mark.parametrize(("version", "held"), [("3.7.1", True), ("3.8.0", False)])
+def test_tiles_are_held_with_a_verified_triton_only(host: pytest.MonkeyPatch, version: str, held: bool) -> None:
+    """Triton 3.8 compiles a held tile to wrong products."""
+    pytest.importorskip("triton")
+    from kernels.attention.triton import launch, tilings
+
+    q = torch.empty(1, 1, 64, 64, dtype=torch.bfloat16)
+    kind = launch.kind(q)
+    scoring, tiling = launch.Scoring.of(q, q, is_causal=True), tilings.Tiling(64, 64, 4, 3, hold=True)
+    host.setattr(versions, "_triton_version", lambda: version)
+    planned = launch._forward_launch.__wrapped__(kind, kind, kind, kind, scoring, False, "ieee", False, tiling)
+    assert planned._options["HOLD"] == held

@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from ...launching import Address, Launch, Window
+from ...versions import is_verified
 from ..problem import band_of
 from . import tilings
 from .inputs import has_tensor_descriptors
@@ -135,7 +136,7 @@ def _forward_launch(
         ),
         {
             "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": scoring.is_causal,
-            "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold, **tiling.launch_options(),
+            "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold and is_verified(), **tiling.launch_options(),
         },
     )  # fmt: skip
 
@@ -334,7 +335,7 @@ def _queries_launch(
         ),
         {
             "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": scoring.is_causal,
-            "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold, **tiling.launch_options(),
+            "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold and is_verified(), **tiling.launch_options(),
         },
     )  # fmt: skip
 

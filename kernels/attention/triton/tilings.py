@@ -28,7 +28,8 @@ class Tiling:
     """Tiles that the inner loop has in shared memory: one in use, the others being fetched."""
     hold: bool = False
     """True keeps a program's own tile in registers instead of shared memory. The pass over keys has no registers to
-    spare and ignores it.
+    spare and ignores it. So does everything with a Triton that is not verified: 3.8 compiles a held tile of 64 x 64 for
+    Hopper to wrong products.
     """
 
     def launch_options(self) -> dict[str, int]:
