@@ -285,7 +285,7 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     if 0 < sum(bool(fit.fits) for fit in known) < len(known):
         verdict = "fits with some strategies only"
     lines = [f"{what}, {verdict} on {where}: {each}."]
-    able = [(fit.fewest, fit.strategy) for fit in known if fit.fewest is not None]
+    able = [(fit.fewest, fit.strategy) for fit in fits if fit.fewest is not None]
     if able:
         mesh, strategy = min(able, key=lambda one: one[0].devices)
         axes = [f"mesh.{axis}={number}" for axis, number in mesh._asdict().items() if number > 1]

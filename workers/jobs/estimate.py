@@ -261,7 +261,7 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
         number_of = devices.get(strategy, fsdp)
         rows.append([strategy, number_of, *parts, None, total, share, fits, pretty(formula.text), None, reason])
         size = None if device_bytes is None else float(device_bytes)
-        fewest = None if reason is not None else fewest_of(strategy, formula, sheet.symbols, splits_of(spec))
+        fewest = fewest_of(strategy, formula, sheet.symbols, splits_of(spec))
         helps = None
         if fits is False:
             axes = [] if fewest is None else [f"mesh.{axis}={n}" for axis, n in fewest._asdict().items() if n > 1]
@@ -328,7 +328,7 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
         devices = question.devices(strategy)
         if reason is not None:
             values.set("device_gib", strategy, None, reason)
-            fits.append(Fit(strategy, devices, None, None, None, None, reason))
+            fits.append(Fit(strategy, devices, None, None, None, question.fewest(strategy, splits), reason))
             rows.append([strategy, devices, *[None] * (len(PARTS) + 6), reason])
             continue
         moment, parts = question.parts(strategy)

@@ -266,7 +266,7 @@ def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
     sentences, fits = answer_of(run(**XL, mesh={"fsdp": 9}))
     first = sentences.splitlines()[0]
     assert "does not fit on a GPU of 80 GB" in first
-    assert "no number of devices suffices" in sentences
+    assert "Fewest devices: 5, with tensor (mesh.tensor=5)." in sentences, "4 does not divide 25 heads"
     known = [row for row in fits.values() if row["fits"] is not None]
     assert len(known) == 5
     for row in known:
@@ -317,6 +317,16 @@ def test_the_fewest_devices_suffice_and_one_less_does_not(run, fields: dict[str,
         assert any(row["fits"] for row in rows) is fits
     if strategy == "fully_sharded" and "architecture" not in fields:
         assert medians(report)["fewest_shards"] == fewest
+
+
+def test_what_no_number_of_devices_can_hold(run) -> None:
+    """25 heads cannot be divided by more than 25, and one key head not at all."""
+    one_head = {**XL, "model": {"size": "xl", "num_kv_heads": 1}, "device_gb": 20}
+    for fields in ({**XL, "device_gb": 1}, one_head):
+        sentences, fits = answer_of(run(**fields))
+        assert "As it is, no number of devices suffices." in sentences
+        assert {row["fewest_devices"] for row in fits.values()} == {None}
+    assert answer_of(run(**{**one_head, "model": {"size": "xl"}}))[1]["mesh"]["fewest_devices"] == 25
 
 
 @pytest.mark.parametrize(
