@@ -216,8 +216,9 @@ def verdict(name: str, mode: str, function: Function, plain: Function, inputs: l
         words = {word for part in name.split() for word in (part, part.replace("chunked", "linear_cross_entropy"))}
         named = any(word in str(error) for word in words | {"flash_attention"}) and "; " in str(error)
         return "refused" if named else f"an error that does not name it: {error}"
-    except (RuntimeError, NotImplementedError) as error:
-        is_wrapped = "NoDerivative" in str(error)
+    except (RuntimeError, NotImplementedError, SystemError) as error:
+        # torch 2.14 warns of vmap's performance while the error is on its way.
+        is_wrapped = "NoDerivative" in str(error) or isinstance(error.__cause__, NoDerivative)
         return "refused" if is_wrapped or name.startswith("attention sdpa") else f"an error of torch: {error}"
     right = MODES[mode](plain, [one.double() for one in inputs], moved)
     loose = {"rtol": 5e-2, "atol": 2e-2} if inputs[0].dtype == torch.bfloat16 else {"rtol": 1e-2, "atol": 1e-3}
@@ -304,6 +305,7 @@ def test_exports_that_are_not_tested_are_found(monkeypatch: pytest.MonkeyPatch) 
 OF_THE_COMPILER = (
     "does not currently support double backward",
     "Trying to use forward AD with aten::copy that does not support it",
+    "Attempted to wrap a dual tensor input",  # from torch 2.14 on
 )
 """torch.compile's own refusals."""
 COMPILED = ("chunked none", "flash_attention", "linear_cross_entropy", "rms_norm", "TiledFlashAttention2")
