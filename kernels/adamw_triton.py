@@ -69,7 +69,9 @@ def adamw(
             float32, these are a model's weights in half precision (Micikevicius et al., 2018, section 3.1).
 
     Raises:
-        ValueError: dtypes, devices, shapes or numbers of tensors are others, or a decay rate is not in [0, 1).
+        ValueError: dtypes, devices, shapes or numbers of tensors are others, a tensor is there twice, a decay rate is
+            not in [0, 1), or `eps` or `weight_decay` is negative.
+        TypeError: there are others than tensors.
         NoDerivative: the update would be differentiated: one of its inputs depends on tensors that require a gradient
             (nothing is recorded under torch.no_grad), has a tangent of forward mode, or is one of torch.func.
     """
@@ -77,10 +79,17 @@ def adamw(
         return
     rounded = [] if copies is None else [copies]
     everything = list(zip(parameters, exp_avgs, exp_avg_sqs, gradients, *rounded, steps, strict=True))
-    _check(everything, lr, betas)
+    try:
+        _check(everything, lr, betas, eps, weight_decay)
+    except AttributeError as error:
+        raise TypeError(f"parameters, gradients, moments, steps, copies and lr must be tensors: {error}") from error
+    written = [*parameters, *exp_avgs, *exp_avg_sqs, *(copies or ())]
+    if len(set(map(id, written))) < len(written):
+        raise ValueError("a tensor is twice among parameters, moments and copies, whose updates overlap in time")
+    betas = betas[0], betas[1]
     with torch.no_grad():
         _update(everything, lr, betas, eps, weight_decay)
-    torch.autograd.graph.increment_version([*parameters, *exp_avgs, *exp_avg_sqs, *(copies or ())])
+    torch.autograd.graph.increment_version(written)
 
 
 def _update(
@@ -104,7 +113,9 @@ def _update(
                     tensor.copy_(copy)
 
 
-def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor, betas: tuple[float, float]) -> None:
+def _check(
+    everything: Sequence[Sequence[Tensor]], lr: Tensor, betas: tuple[float, float], eps: float, weight_decay: float
+) -> None:
     """Check that nothing is differentiated; and devices and shapes: a kernel would write outside of other tensors."""
     if is_transformed():
         refuse(*NAMES, [lr, *(tensor for tensors in everything for tensor in tensors)], vmap=False)
@@ -113,8 +124,10 @@ def _check(everything: Sequence[Sequence[Tensor]], lr: Tensor, betas: tuple[floa
     check_device(lr.device, "torch.optim.AdamW")
     if lr.numel() != 1:
         raise ValueError(f"expected lr as a tensor without axes, not {tuple(lr.shape)}")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"expected decay rates (betas) from 0 to below 1, not {betas}")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"expected two decay rates (betas) from 0 to below 1, not {betas}")
+    if not (eps >= 0 and weight_decay >= 0):
+        raise ValueError(f"expected eps and weight_decay from 0 on, not {eps} and {weight_decay}")
     if len(devices := {lr.device, *(tensor.device for tensors in everything for tensor in tensors)}) > 1:
         raise ValueError(f"expected tensors on one device, not on {', '.join(sorted(map(str, devices)))}")
     for *tensors, step in everything:

@@ -174,6 +174,18 @@ def test_inputs_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         kernels.adamw([one], [one], [one], [one], [one], torch.ones(2), **HYPER_PARAMETERS)
     with pytest.raises(ValueError, match=r"from 0 to below 1, not \(0\.9, 1\.0\)"):
         updated_by_ours(one, [one], 0.1, **{**HYPER_PARAMETERS, "betas": (0.9, 1.0)})
+    with pytest.raises(ValueError, match="expected two decay rates"):
+        updated_by_ours(one, [one], 0.1, **{**HYPER_PARAMETERS, "betas": (0.9, 0.9, 0.9)})
+    for changed in ({"eps": -1e-8}, {"eps": float("nan")}, {"weight_decay": -0.1}):
+        with pytest.raises(ValueError, match=r"expected eps and weight_decay from 0 on, not .*(-|nan)"):
+            updated_by_ours(one, [one], 0.1, **{**HYPER_PARAMETERS, **changed})
+    others = [[torch.ones(3) for _ in range(2)] for _ in range(4)]
+    steps = [torch.zeros(()), torch.zeros(())]
+    with pytest.raises(ValueError, match="twice among parameters, moments and copies"):
+        kernels.adamw([others[0][0]] * 2, *others[1:], steps, torch.ones(()), **HYPER_PARAMETERS)
+    for lists, lr in ((others, 0.1), ([*others[:1], [None, None], *others[2:]], torch.ones(()))):
+        with pytest.raises(TypeError, match="must be tensors"):
+            kernels.adamw(*lists, steps, lr, **HYPER_PARAMETERS)
     with pytest.raises(ValueError, match="shorter"):
         updated_by_ours(one, [one], 0.1, copies=[], **HYPER_PARAMETERS)
     monkeypatch.setattr(adamw_triton.triton.knobs.runtime, "interpret", False)
