@@ -64,7 +64,7 @@ from flopwatch.queries import (
 )
 from flopwatch.table_options import Format
 from flopwatch.text.cases import case_text
-from flopwatch.text.times import duration
+from flopwatch.text.times import duration, rough_duration
 from flopwatch.text.values import value_text
 
 if TYPE_CHECKING:
@@ -443,7 +443,7 @@ class Flopwatch(Connection):
 
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
-            show: called with each step of progress, and with each new reason why the job waits, in place of the bar. If
+            show: called with each step of progress, and with what a queued job waits for, in place of the bar. If
                 it has a method `tell`, that gets a line about each finished cell.
             check: raise JobFailed unless the job succeeded.
 
@@ -465,9 +465,9 @@ class Flopwatch(Connection):
                     queued, reason = event.data["state"] == "queued", None
                     display(0, 0, event.data["state"])
                 # What the reason depends on, such as the workers, makes no event of the job.
-                if queued and (latest := self.job(job_id)["waiting"]) != reason:
+                if queued and (latest := self._in_queue(job_id)) != reason:
                     reason = latest
-                    display(0, 0, f"job {job_id} waits: {reason}" if reason else "queued")
+                    display(0, 0, latest)
                 if event is not None and event.type == "progress":
                     done, total, message = (event.data[name] for name in ("done", "total", "message"))
                     if "cell" in event.data:
@@ -481,6 +481,17 @@ class Flopwatch(Connection):
         if check and done["state"] != "succeeded":
             raise JobFailed(done)
         return done
+
+    def _in_queue(self, job_id: int) -> str:
+        """Say what a queued job waits for: the reason why it cannot start, or the jobs ahead and their time."""
+        job = self.job(job_id)
+        place = self._places([job]).get(job_id, {"place": 1})
+        if place["place"] == 1 or (job["waiting"] and place.get("about_s") is None):
+            return f"job {job_id} waits: {job['waiting']}" if job["waiting"] else "queued"
+        ahead = place["place"] - 1
+        about = "" if place.get("about_s") is None else f", about {rough_duration(place['about_s'])}"
+        reason = f"; {job['waiting']}" if job["waiting"] else ""
+        return f"{ahead} job{'s' * (ahead > 1)} ahead{about}{reason}"
 
     def wait_for_sweep(self, sweep: Thing, *, timeout_s: float | None = None, show: Show | None = None) -> Answer:
         """Wait until all jobs of a sweep are done. Its `counts` tell how many succeeded; none raises an error.
@@ -539,7 +550,7 @@ class Flopwatch(Connection):
         Args:
             limit: at most so many jobs.
             since: jobs submitted after this: "7d", "12h" or "90min" ago, a date, or a time.
-            filters: `state`, `kind`, `labels`, `sweep` and `submitted_by`.
+            filters: `state`, `kind`, `labels`, `sweep`, `submitted_by` and `mine`.
         """
         return self.pages("/jobs", limit, since=since, **filter_query(filters))
 
@@ -605,12 +616,28 @@ class Flopwatch(Connection):
             >>> flopwatch.places([waiting])[waiting["id"]] >= 1
             True
         """
+        return {job_id: int(place["place"]) for job_id, place in self._places(jobs).items()}
+
+    def _places(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, Answer]:
+        """Return the place of each of the jobs that is queued, and in how many seconds it starts: `about_s`."""
         queued = [job["id"] for job in jobs if job["state"] == "queued"]
-        places: dict[int, int] = {}
+        places: dict[int, Answer] = {}
         for start in range(0, len(queued), PAGE):
             page = self.get("/queue/places", job=queued[start : start + PAGE])
-            places |= {job["id"]: job["place"] for job in page["data"]}
+            places |= {job["id"]: job for job in page["data"]}
         return places
+
+    def usage(self, since: str | None = None) -> Answer:
+        """Return `data`, the device hours by user, kind and device, and `now`, who has running or queued jobs.
+
+        Args:
+            since: "30d" (the default), "12h", a date, or a time.
+
+        Example:
+            >>> flopwatch.usage("7d")["data"][0]["kind"]
+            'benchmark'
+        """
+        return dict(self.get("/usage", since=since))
 
     def sweep_state(self, sweep: Thing) -> Answer:
         """Return a sweep as it is now, with the `counts` of its jobs by state, and its `searches`."""
@@ -1113,7 +1140,8 @@ class Flopwatch(Connection):
         self.send("DELETE", f"/jobs/{id_of(job)}")
 
     def cancel_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
-        """Cancel all queued and running jobs that match every filter; those of `list_jobs`, at least one.
+        """Cancel all queued and running jobs that match every filter; those of `list_jobs`, at least one. Without the
+        scope `admin` only one's own.
 
         Returns:
             `cancelled`: how many were queued; `requested`: how many run, and end soon.
@@ -1121,7 +1149,8 @@ class Flopwatch(Connection):
         return dict(self.send("POST", "/jobs/cancel", params=filter_query(filters), timeout_s=BULK_TIMEOUT_S).json())
 
     def delete_jobs(self, **filters: Unpack[JobFilter]) -> Answer:
-        """Delete all finished jobs that match every filter; those of `list_jobs`, at least one.
+        """Delete all finished jobs that match every filter; those of `list_jobs`, at least one. Without the scope
+        `admin` only one's own.
 
         Returns:
             How many were `deleted`, and how many stay, since they are `unfinished` or `in_baselines`.

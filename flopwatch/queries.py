@@ -21,6 +21,8 @@ class JobFilter(TypedDict, total=False):
     labels: Mapping[str, str] | None
     sweep: Thing | None
     submitted_by: str | None
+    mine: bool
+    """Only one's own: of the token's name or, without one, of this process's user."""
 
 
 class Description(TypedDict, total=False):
@@ -87,6 +89,7 @@ def filter_query(filters: JobFilter) -> Answer:
         "label": label_filter(filters.get("labels")),
         "sweep": None if sweep is None else id_of(sweep),
         "submitted_by": filters.get("submitted_by"),
+        "mine": filters.get("mine") or None,
     }
 
 

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from app.api.guard import Access
 from app.api.parameters import JobId, SweepId, user_of
 from app.api.services import CurrentServices, Services
-from app.errors import InsufficientScope, QueueFull
+from app.errors import FieldError, InsufficientScope, InvalidRequest, QueueFull
 from app.specs._code import RUNS_CODE, codes_of
 from app.store.records import NewJob
 from app.tokens import Scope
@@ -50,10 +50,38 @@ Sender = Annotated[Access, Depends(_sender)]
 """Who submits something: the token's name or, without one, the user that the client names."""
 
 
+def own_name(sender: Access, other: str | None) -> str:
+    """Return the name that `mine` stands for. Raises InvalidRequest if the sender has none, or if the filter also names
+    somebody else."""
+    if sender.name is None or other not in (None, sender.name):
+        why = "this request names no user" if sender.name is None else f"that is {sender.name!r}, not {other!r}"
+        detail = f"`mine` means jobs of the sender, and {why}."
+        raise InvalidRequest(detail, errors=(FieldError("/mine", detail),))
+    return sender.name
+
+
 def check_code(sender: Access, jobs: Iterable[NewJob]) -> None:
     """Raise InsufficientScope if a job runs uploaded code, and the sender may not."""
     if not sender.allows("code") and any(RUNS_CODE in job.spec.requirements() for job in jobs):
         sender.require("code", "A spec with uploaded code")
+
+
+def check_limits(services: Services, sender: Access, jobs: Iterable[NewJob]) -> None:
+    """Raise InsufficientScope for a priority above that of the sender's scope, and InvalidRequest for a job that needs
+    more devices than its user may hold."""
+    if sender.token_id is None:
+        return
+    highest, most = dict(services.settings.max_priority).get(sender.scope), services.settings.max_running_devices
+    for new in jobs:
+        if highest is not None and new.priority > highest:
+            raise InsufficientScope(
+                f"A token with the scope `{sender.scope}` gives jobs priorities up to {highest} "
+                f"(FLOPWATCH_MAX_PRIORITY), and this has {new.priority}: lower it, or ask an admin.",
+                "admin",
+            )
+        if most is not None and (number := new.spec.resources().total) > most:
+            detail = f"It needs {number} devices; a user's jobs hold at most {most} (FLOPWATCH_MAX_RUNNING_DEVICES)."
+            raise InvalidRequest(detail, errors=(FieldError("/spec", detail),))
 
 
 def check_room(services: Services, sender: Access, jobs: int = 1) -> None:

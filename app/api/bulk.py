@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.access import access_of
+from app.api.access import Sender, own_name
+from app.api.guard import Access
 from app.api.parameters import Id, Json, Label, StrictQuery, Text
 from app.api.schemas import BulkCancelled, BulkDeleted
 from app.api.services import CurrentServices
@@ -29,6 +30,8 @@ class _Chosen(StrictQuery):
     """`key=value` or `key:value`; repeat it for several."""
     sweep: Id | None = None
     submitted_by: Text | None = None
+    mine: bool = False
+    """Only jobs that the sender submitted: those of the token's name or, without one, of the user whom it names."""
 
 
 class CancelQuery(_Chosen):
@@ -46,42 +49,42 @@ class DeleteQuery(_Chosen):
     responses={202: {"model": BulkCancelled}},
     summary="Cancel many jobs",
 )
-async def cancel(request: Request, services: CurrentServices, query: Annotated[CancelQuery, Query()]) -> Response:
-    """Cancels queued and running jobs that match every filter; without any filter 422.
+async def cancel(services: CurrentServices, sender: Sender, query: Annotated[CancelQuery, Query()]) -> Response:
+    """Cancels queued and running jobs that match every filter, without the scope `admin` only the sender's own; without
+    any filter 422.
 
     `cancelled` is the number of jobs that were queued, `requested` the number of running jobs, which end soon.
     Repeating the request does no harm.
     """
-    chosen = _filter(request, query, query.state, "cancel")
+    chosen = _filter(sender, query, query.state, "cancel")
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.cancel(chosen))), status_code=202)
 
 
 @router.delete(
     "", operation_id="delete_jobs", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs"
 )
-async def delete(request: Request, services: CurrentServices, query: Annotated[DeleteQuery, Query()]) -> Response:
-    """Deletes finished jobs that match every filter, with their results and files; without any filter 422.
+async def delete(services: CurrentServices, sender: Sender, query: Annotated[DeleteQuery, Query()]) -> Response:
+    """Deletes finished jobs that match every filter, with their results and files, without the scope `admin` only the
+    sender's own; without any filter 422.
 
     `unfinished` counts the matching jobs that stay because they are queued or running, `in_baselines` those that stay
     because baselines need them.
     """
-    chosen = _filter(request, query, query.state, "delete")
+    chosen = _filter(sender, query, query.state, "delete")
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.delete(chosen))))
 
 
-def _filter(request: Request, query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
+def _filter(sender: Access, query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
     labels: Any = query.label  # pairs, once validated
-    chosen = JobFilter(state, query.kind, labels, query.sweep, submitted_by=query.submitted_by)
+    submitted_by = own_name(sender, query.submitted_by) if query.mine else query.submitted_by
+    chosen = JobFilter(state, query.kind, labels, query.sweep, submitted_by=submitted_by)
     if not chosen.conditions:
-        detail = (
-            f"Give at least one of state, kind, label, sweep, submitted_by: without any, this would {verb} every job."
-        )
+        every = "every job" if sender.allows("admin") else "every job of yours, which `mine` says"
+        names = "state, kind, label, sweep, submitted_by, mine"
+        detail = f"Give at least one of {names}: without any, this would {verb} {every}."
         raise InvalidRequest(detail, errors=(FieldError("", detail),))
-    access = access_of(request)
-    if not access.allows("admin") and query.submitted_by != access.name:
-        raise InsufficientScope(
-            f"To {verb} jobs of others asks for a token with the scope `admin`; for your own add "
-            f"`submitted_by={access.name}` to the filters.",
-            "admin",
-        )
-    return chosen
+    if sender.allows("admin"):
+        return chosen
+    if submitted_by not in (None, sender.name):
+        raise InsufficientScope(f"To {verb} jobs of others asks for a token with the scope `admin`.", "admin")
+    return replace(chosen, submitted_by=sender.name)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_room
+from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_limits, check_room, own_name
 from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body
 from app.api.guard import Access
 from app.api.links import linked_job, linked_jobs
@@ -60,6 +60,8 @@ class JobsQuery(StrictQuery):
     sweep: Id | None = None
     submitted_by: Text | None = None
     """The user who submitted it."""
+    mine: bool = False
+    """Only jobs that the sender submitted."""
     since: Moment | None = None
     """Jobs that were submitted since then: `90min`, `12h`, `7d` or `2w` ago, a date (`2026-03-01`) or a time."""
     limit: Limit = 50
@@ -129,6 +131,7 @@ def new_job(services: Services, body: JobBody, sender: Access) -> NewJob:
     check_notify_url(services, body.notify_url)
     new = replace(body.new_job(body.spec, services.settings.default_timeout_s), submitted_by=sender.name)
     check_code(sender, [new])
+    check_limits(services, sender, [new])
     return new
 
 
@@ -155,7 +158,7 @@ async def finished_job(services: Services, job_id: int, timeout_s: float) -> dic
 
 
 @router.get("", operation_id="list_jobs", responses={200: {"model": Page[Job]}}, summary="List jobs, newest first")
-def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -> Response:
+def list_jobs(services: CurrentServices, sender: Sender, query: Annotated[JobsQuery, Query()]) -> Response:
     jobs, following = services.reading.jobs(
         state=query.state,
         kind=query.kind,
@@ -164,7 +167,7 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
         limit=query.limit,
         after=query.after,
         since=query.since,  # type: ignore[arg-type]  # a time, once validated
-        submitted_by=query.submitted_by,
+        submitted_by=own_name(sender, query.submitted_by) if query.mine else query.submitted_by,
     )
     return Json({"data": linked_jobs(jobs), "next": following})
 

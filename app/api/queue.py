@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -71,12 +72,13 @@ read_paused_body = json_body(PausedBody)
     summary="Places of jobs in the queue",
 )
 def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) -> Response:
-    """Returns the places, counted from 1, of the queued ones of these jobs: by priority, then by submission.
+    """Returns the places, counted from 1, of the queued ones of these jobs: by priority, the users' shares, submission.
 
+    `about_s` is a guess in how many seconds it starts: null while no worker is connected, or before any job has ended.
     Jobs that have to wait for other devices, or whose kind is paused, have a place too; later ones may start first.
     """
-    places = services.reading.places(query.job)
-    data = [{"id": job_id, "place": place} for job_id, place in sorted(places.items(), key=lambda item: item[1])]
+    places = sorted(services.reading.places(query.job).items(), key=lambda item: item[1].place)
+    data = [{"id": job_id, **asdict(place)} for job_id, place in places]
     return Json({"data": data, "next": None})
 
 

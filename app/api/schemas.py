@@ -334,6 +334,33 @@ class CodeFile(TypedDict):
 class Place(TypedDict):
     id: int
     place: int
+    about_s: float | None
+
+
+class Used(TypedDict):
+    """Device hours of attempts that ended."""
+
+    user: str | None
+    kind: str
+    device: str
+    attempts: int
+    device_hours: float
+
+
+class Standing(TypedDict):
+    """A user who competes now. `recent_device_hours` count in the order of jobs; null if all are one user."""
+
+    user: str | None
+    recent_device_hours: float | None
+    running_devices: int
+    queued_jobs: int
+
+
+class Usage(TypedDict):
+    since: str
+    data: list[Used]
+    now: list[Standing]
+    next: None
 
 
 class Unfit(TypedDict):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
@@ -17,7 +18,7 @@ from app.api.changes import Changes
 from app.api.guard import Guard
 from app.api.notifying import Notifier
 from app.api.writing import Writes
-from app.errors import STORE_UNAVAILABLE
+from app.errors import STORE_UNAVAILABLE, FlopwatchError
 from app.settings import Settings
 from app.store.database.engine import Database, open_database
 from app.store.database.slices import Slices
@@ -30,12 +31,15 @@ from app.store.keeping.pruning import Pruning, Retention
 from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.pausing import Pausing
 from app.store.queue.registration import Registration, announce_server
+from app.store.queue.sharing import Policy, agree
 from app.store.queue.transitions import Queue
 from app.store.queue.webhooks import Webhooks
 from app.store.reading.queries import Reading
 from app.store.tokens import Tokens
 
 logger = logging.getLogger(__name__)
+
+NoteError = Callable[[FlopwatchError], None]
 
 TABLES_AT_ONCE = 2
 READ_THREADS = 8
@@ -77,13 +81,13 @@ class Services:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Services]:
-    """Open and migrate the database, run its upkeep inside the context, and close it."""
+async def running(settings: Settings, note_error: NoteError = lambda _: None) -> AsyncIterator[Services]:
+    """Open and migrate the database, run its upkeep, whose errors `note_error` gets, and close it."""
     current_default_thread_limiter().total_tokens = READ_THREADS
     database = await run_sync(open_database, settings)
     try:
         settings = await run_sync(with_agreed_lease, database, settings)
-        await run_sync(announce_server, database)
+        await run_sync(_announce, database, settings)
         access_tokens = Tokens(database)
         guard = Guard(settings, access_tokens)
         await guard.reload()
@@ -113,14 +117,15 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     )
     pruning = Pruning(slices, files, Retention.of(settings))
     watcher = Watcher(services.queue, services.registration, settings.lease_s)
+    every = partial(_every, note_error)
     upkeep = [
         asyncio.create_task(Notifier(services.webhooks, settings).run()),
-        asyncio.create_task(_every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
-        asyncio.create_task(_every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
-        asyncio.create_task(_every(lambda: NOTE_USES_S, services.guard.note_uses, first_after_s=NOTE_USES_S)),
-        asyncio.create_task(_every(lambda: PRUNE_S, pruning.run, first_after_s=FIRST_PRUNE_S)),
+        asyncio.create_task(every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
+        asyncio.create_task(every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
+        asyncio.create_task(every(lambda: NOTE_USES_S, services.guard.note_uses, first_after_s=NOTE_USES_S)),
+        asyncio.create_task(every(lambda: PRUNE_S, pruning.run, first_after_s=FIRST_PRUNE_S)),
         asyncio.create_task(
-            _every(lambda: UNREFERENCED_PERIOD_S, lambda: files.remove_unreferenced(database, UNREFERENCED_AGE_S))
+            every(lambda: UNREFERENCED_PERIOD_S, lambda: files.remove_unreferenced(database, UNREFERENCED_AGE_S))
         ),
     ]
     try:
@@ -132,21 +137,34 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         # A cancelled task still waits for its thread, so nothing uses the database after this.
         await asyncio.gather(*upkeep, return_exceptions=True)
         await services.changes.close()
-        await _once(services.guard.note_uses)
+        await _once(note_error, services.guard.note_uses)
         await run_sync(database.close)
 
 
-async def _every(seconds: Callable[[], float], work: Callable[[], Any], *, first_after_s: float = 0.0) -> None:
+def _announce(database: Database, settings: Settings) -> None:
+    """Store what workers need to know of the server."""
+    announce_server(database)
+    agree(database, Policy(settings.fair_share_half_life_h * 3600, settings.max_running_devices))
+
+
+async def _every(
+    note_error: NoteError,
+    seconds: Callable[[], float],
+    work: Callable[[], Any],
+    *,
+    first_after_s: float = 0.0,
+) -> None:
     await asyncio.sleep(first_after_s)
     while True:
-        await _once(work)
+        await _once(note_error, work)
         await asyncio.sleep(seconds())
 
 
-async def _once(work: Callable[[], Any]) -> None:
+async def _once(note_error: NoteError, work: Callable[[], Any]) -> None:
     try:
         await run_sync(work)
     except STORE_UNAVAILABLE as error:
+        note_error(error)
         logger.warning("upkeep of the store has to wait: %s", error)
     except Exception:  # no error may end the upkeep
         logger.exception("upkeep of the store failed; it will be tried again")

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import to_json
 
-from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_room
+from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check_limits, check_room
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.guard import Access
 from app.api.links import linked_sweep
@@ -141,6 +141,7 @@ def planned(services: Services, body: SweepBody, sender: Access) -> tuple[list[N
         points = expand(body.base, body.grid, body.exclude)
         jobs = _jobs(services, body, valid_specs(services, points), points)
     check_code(sender, jobs)
+    check_limits(services, sender, jobs)
     return [replace(job, submitted_by=sender.name) for job in jobs], fit
 
 

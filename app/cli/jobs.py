@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -50,6 +50,8 @@ OfSweep = Annotated[int | None, of_sweep("All jobs of this sweep.")]
 WithLabel = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="All jobs with this label; may be repeated.")
 ]
+Mine = Annotated[bool, typer.Option("--mine", help="All jobs that you submitted: your token's, or your user's.")]
+SubmittedBy = Annotated[str | None, typer.Option(metavar="USER", help="All jobs that this user submitted.")]
 AsItIs = Annotated[
     bool,
     typer.Option("--raw", help="Send control characters to the terminal, which obeys them; not for strangers' jobs."),
@@ -385,6 +387,7 @@ def jobs(
     submitted_by: Annotated[
         str | None, typer.Option(metavar="USER", help="Only jobs that this user submitted.")
     ] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Only jobs that you submitted.")] = False,
     since: Annotated[
         str | None, typer.Option(metavar="WHEN", help="Submitted since: 7d, 12h, 90min, 2026-03-01, or a time.")
     ] = None,
@@ -396,7 +399,14 @@ def jobs(
 
     labels = arguments.parse_labels(label or [])
     listed = server.list_jobs(
-        state=state, kind=kind, labels=labels, sweep=sweep_id, submitted_by=submitted_by, since=since, limit=limit
+        state=state,
+        kind=kind,
+        labels=labels,
+        sweep=sweep_id,
+        submitted_by=submitted_by,
+        mine=mine,
+        since=since,
+        limit=limit,
     )
     if not listed:
         _check_kind(server, kind)
@@ -456,12 +466,17 @@ def cancel(
     kind: OfKind = None,
     label: WithLabel = None,
     sweep_id: OfSweep = None,
+    submitted_by: SubmittedBy = None,
+    mine: Mine = False,
 ) -> None:
-    """Cancel jobs, queued or running: those named, or all that match every filter.
+    """Cancel jobs, queued or running: those named, or all that match every filter;
+    without the scope admin, only your own.
 
     If one cannot be cancelled, the others still are.
     """
-    chosen = _chosen(job_ids, state, kind, label, sweep_id)
+    chosen = _chosen(
+        job_ids, state=state, kind=kind, label=label, sweep=sweep_id, submitted_by=submitted_by, mine=mine or None
+    )
     if chosen is not None:
         _check_kind(server, kind)
         done = server.cancel_jobs(**chosen)
@@ -506,12 +521,17 @@ def delete(
     kind: OfKind = None,
     label: WithLabel = None,
     sweep_id: OfSweep = None,
+    submitted_by: SubmittedBy = None,
+    mine: Mine = False,
 ) -> None:
-    """Delete finished jobs with their results and files: those named, or all that match every filter.
+    """Delete finished jobs with their results and files: those named, or all that match every filter;
+    without the scope admin, only your own.
 
     If one cannot be deleted, the others still are.
     """
-    chosen = _chosen(job_ids, state, kind, label, sweep_id)
+    chosen = _chosen(
+        job_ids, state=state, kind=kind, label=label, sweep=sweep_id, submitted_by=submitted_by, mine=mine or None
+    )
     if chosen is not None:
         _check_kind(server, kind)
         done = server.delete_jobs(**chosen)
@@ -560,16 +580,14 @@ def label(
 COMMANDS = (submit, versus, sweep, rerun, run_script, jobs, show, label, logs, cancel, delete, retry)
 
 
-def _chosen(
-    job_ids: list[int] | None, state: str | None, kind: str | None, label: list[str] | None, sweep_id: int | None
-) -> JobFilter | None:
+def _chosen(job_ids: list[int] | None, label: list[str] | None, **filters: Any) -> JobFilter | None:
     """Return the filters, or None where jobs are named by their ids."""
-    labels = arguments.parse_labels(label or []) or None
-    filters: JobFilter = {"state": state, "kind": kind, "labels": labels, "sweep": sweep_id}
+    filters["labels"] = arguments.parse_labels(label or []) or None
     is_filter = any(value is not None for value in filters.values())
     if bool(job_ids) == is_filter:
-        raise typer.BadParameter("give ids, or at least one of --state, --kind, --label and --sweep, and not both")
-    return filters if is_filter else None
+        options = "--state, --kind, --label, --sweep, --submitted-by and --mine"
+        raise typer.BadParameter(f"give ids, or at least one of {options}, and not both")
+    return cast("JobFilter", filters) if is_filter else None
 
 
 def _check_kind(server: Flopwatch, kind: str | None) -> None:

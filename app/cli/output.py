@@ -114,13 +114,14 @@ def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) ->
                 "duration": ran(job),
                 "place": places.get(job["id"]),
                 "priority": job["priority"],
+                "user": job["submitted_by"],
                 "name": job["name"],
                 "labels": job["labels"],
             }
         )
     if noise := noisy_host(job["validity"] for job in jobs):
         echo_line(noise)
-    head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "name", "labels")
+    head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "user", "name", "labels")
     print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():
         echo_line(f"{_jobs_wait(ids)}: {cell(reason)}")

@@ -86,6 +86,11 @@ class Resources(StrictModel):
     exclusive_host: bool = False
     """True if nothing else may run on the host meanwhile. CPU jobs run alone even if this is False."""
 
+    @property
+    def total(self) -> int:
+        """The devices on all nodes; without a GPU one: the CPU."""
+        return 1 if self.device_type in ("cpu", "none") else self.devices * self.nodes
+
 
 NODES = "nodes"
 """Family of the names that jobs on several nodes need: "nodes:2"."""

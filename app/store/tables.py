@@ -494,11 +494,42 @@ class Tally(SQLModel, table=True):
     """A number that only grows, for /metrics: it counts jobs that were deleted since, too."""
 
     name: str = Field(primary_key=True)
-    """claims | outcomes | lease_losses"""
+    """claims | outcomes | lease_losses; and of the histograms `waiting` and `duration` each bucket and the sum:
+    waiting_le_60, waiting_ms"""
     kind: str = Field(primary_key=True)
     outcome: str = Field(primary_key=True)
-    """Of outcomes: succeeded, or the error's code; else empty."""
+    """Of outcomes and durations: succeeded, or the error's code; else empty."""
     number: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class DeviceUse(SQLModel, table=True):
+    """The device time of attempts that ended within one hour, for reports: deleting jobs takes nothing from it."""
+
+    __tablename__ = "device_use"
+
+    hour: datetime = Field(sa_column=Column(UtcDateTime(), primary_key=True))
+    """The beginning of the hour."""
+    submitted_by: str = Field(primary_key=True)
+    """Empty for jobs of nobody that is known."""
+    kind: str = Field(primary_key=True)
+    device: str = Field(primary_key=True)
+    """The devices' name, or CPU."""
+    attempts: int
+    ran_s: float
+    """Seconds that the attempts took."""
+    device_s: float
+    """The same, times the number of devices."""
+
+
+class FairShare(SQLModel, table=True):
+    """How much device time a user had lately (see queue/sharing.py)."""
+
+    __tablename__ = "fair_share"
+
+    submitted_by: str = Field(primary_key=True)
+    device_s: float
+    """The decayed sum of device seconds, as it was at `summed_at`."""
+    summed_at: datetime = Field(sa_column=_time(nullable=False))
 
 
 class Webhook(SQLModel, table=True):
@@ -552,6 +583,8 @@ baseline: Final[Table] = _tables["baseline"]
 baseline_case: Final[Table] = _tables["baseline_case"]
 api_token: Final[Table] = _tables["api_token"]
 tally: Final[Table] = _tables["tally"]
+device_use: Final[Table] = _tables["device_use"]
+fair_share: Final[Table] = _tables["fair_share"]
 webhook: Final[Table] = _tables["webhook"]
 
 # Indexes for claims.py. They are declared here because the columns do not exist yet where a class declares its other
@@ -573,4 +606,15 @@ Index(
     job.c.kind,
     sqlite_where=_DEVICELESS,
     postgresql_where=_DEVICELESS,
+)
+Index(
+    "ix_job_claimable_by_user",
+    job.c.submitted_by,
+    job.c.priority.desc(),
+    job.c.id,
+    job.c.kind,
+    job.c.device_type,
+    job.c.devices,
+    sqlite_where=_CLAIMABLE,
+    postgresql_where=_CLAIMABLE,
 )

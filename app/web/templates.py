@@ -21,7 +21,7 @@ from app.metrics import readable
 from app.states import FIRST_IN_QUEUE
 from flopwatch.table_options import FORMATS
 from flopwatch.text.numbers import NOTHING, number
-from flopwatch.text.times import age, duration, moment, ran
+from flopwatch.text.times import age, duration, moment, ran, rough_duration
 from flopwatch.text.validity import doubts, noisy_host, notes, verdict
 
 STATIC = Path(__file__).parent / "static"
@@ -57,6 +57,7 @@ def _templates() -> Jinja2Templates:
         "ago": ago,
         "ran": ran,
         "duration": duration,
+        "rough_duration": rough_duration,
         "moment": moment_or_dash,
         "pretty": pretty,
         "plain": plain,

@@ -22,6 +22,14 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def rough_duration(seconds: float) -> str:
+    """Write a guessed time span in one unit: "30 s", "40 min", "3 h", "2 d"."""
+    for size, unit, least in ((86_400, "d", 2.0), (3600, "h", 2.0), (60, "min", 1.0)):
+        if seconds >= least * size:
+            return f"{round(seconds / size)} {unit}"
+    return f"{round(max(seconds, 0))} s"
+
+
 def parsed_time(text: str) -> datetime:
     """Parse a time that the server wrote."""
     return datetime.fromisoformat(text)

@@ -21,6 +21,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
@@ -34,7 +35,7 @@ from app.store import service_settings, tables
 from app.store.column_types import broken
 from app.store.database.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
-from app.store.queue import fence, fitting, staging, submission, sweeps, tallies, webhooks
+from app.store.queue import ends, fence, fitting, sharing, staging, submission, sweeps, tallies, webhooks
 from app.store.queue.claims import UNCLAIMED, next_job
 from app.store.queue.registration import beat, server
 from app.store.queue.waiting import waiting_reasons
@@ -68,6 +69,7 @@ _MARK_CLAIMED = (
     )
     .returning(
         _job.attempt,
+        _job.created_at,
         _job.kind,
         _job.name,
         _job.spec,
@@ -83,6 +85,7 @@ _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
 _CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
 _JOB = select(tables.job).where(_job.id == bindparam("job_id"))
+_RAN = select(_job.kind, _job.started_at, _job.finished_at).where(_job.id == bindparam("job_id"))
 _SWEEP = select(tables.sweep).where(_sweep.id == bindparam("sweep_id"))
 _EVENT = insert(tables.event)
 _LOSE_ATTEMPT = (
@@ -243,7 +246,7 @@ class Queue:
 
         A second call returns the same. Raises NotFound.
         """
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             sweep = _sweep_row(connection, sweep_id)
             _cancel_jobs(connection, _job.sweep_id == sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
@@ -256,7 +259,7 @@ class Queue:
         with self._database.read() as connection:  # an idle worker takes no write lock
             if next_job(connection, worker_id, offer) is None:
                 return None
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             while (job_id := next_job(connection, worker_id, offer)) is not None:
                 claim = _start_attempt(connection, job_id, worker_id, waits_for)
                 if claim is not None:
@@ -274,12 +277,14 @@ class Queue:
             tokens = (handed.token, new_token)
             attempt_id = fence.take_over(connection, handed.job_id, handed.attempt, tokens, worker_id)
             connection.execute(_END_ATTEMPT.values(started_at=now), {"attempt_id": attempt_id})
+            job = _job_row(connection, handed.job_id)
+            if job.state == "queued":
+                _observe_waiting(connection, job, now)
             began = {"state": "running", "waiting_reason": None, "worker_id": worker_id, "started_at": now}
             _change_job(connection, handed.job_id, **began)
             _record_event(
                 connection, handed.job_id, handed.attempt, "state", {"state": "running", "worker_id": worker_id}
             )
-            job = _job_row(connection, handed.job_id)
         return Claim(
             job_id=handed.job_id,
             attempt=handed.attempt,
@@ -412,7 +417,7 @@ class Queue:
         staged_as: what staged rows say about being partial; None when there are none.
         """
         values = _values(claim, finish, finish.state)
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             fence.check(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
             state = "cancelled" if job.cancel_requested_at is not None else finish.state
@@ -462,7 +467,7 @@ class Queue:
         number, so what this one has staged is deleted first.
         """
         self._clear(claim)
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             fence.check(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
             if job.cancel_requested_at is not None:
@@ -479,7 +484,7 @@ class Queue:
 
         Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled.
         """
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             fence.check(connection, claim)
             error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}.")
             _end_attempt(connection, claim.attempt_id, "lost", error=error)
@@ -490,7 +495,7 @@ class Queue:
 
         A second call returns the same. Raises NotFound, or Conflict when the job has succeeded or failed.
         """
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             job = _job_row(connection, job_id)
             if job.state in ("succeeded", "failed"):
                 raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
@@ -503,7 +508,7 @@ class Queue:
         """
         some = _job.id.in_(job_ids)
         running = (_job.state == "running") & _job.cancel_requested_at.is_(None)
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             queued, cancelling = (
                 connection.execute(select(func.count()).select_from(tables.job).where(some, those)).scalar_one()
                 for those in (_job.state == "queued", running)
@@ -562,7 +567,7 @@ class Queue:
 
         Returns the job's new state; None when the attempt has ended or sent a heartbeat since the caller saw it.
         """
-        with self._database.write() as connection:
+        with ends.logging_ends(self._database) as connection:
             error = job_problem("worker_lost", "The worker fell silent for longer than its lease.")
             seen = {"attempt_id": running.attempt_id, "seen_beat": running.beat}
             lost = {"error": error, "finished_at": utc_now()}
@@ -573,6 +578,7 @@ class Queue:
             if job.state == "queued":  # it had not begun
                 _requeue(connection, running.job_id, running.attempt, "worker_lost", counted=False)
                 return "queued"
+            sharing.charge(connection, running.attempt_id)
             return _requeue_or_fail(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
 
 
@@ -595,6 +601,8 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str, waits_fo
     said = {"state": state, "worker_id": worker_id} | ({"waiting": waits_for} if waits_for else {})
     _record_event(connection, job_id, job.attempt, "state", said)
     tallies.add(connection, "claims", job.kind)
+    if waits_for is None:
+        _observe_waiting(connection, job, now)
     problem = broken(job._mapping)
     if problem is not None:
         with about(job_id, job.attempt):
@@ -610,6 +618,11 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str, waits_fo
         worker_id=worker_id,
         **{name: getattr(job, name) for name in _OF_JOB},
     )
+
+
+def _observe_waiting(connection: Connection, job: Any, now: datetime) -> None:
+    if job.attempt == 1:  # a later one waited since an earlier one ended
+        tallies.observe(connection, "waiting", job.kind, "", max(0.0, (now - job.created_at).total_seconds()))
 
 
 def _job_row(connection: Connection, job_id: int) -> Any:
@@ -638,10 +651,12 @@ def _cancel_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
     connection.execute(end_attempts.values(state="cancelled", error=pending, finished_at=now))
     unclaimed = which & UNCLAIMED
     for queued, error in ((claimed, pending), (unclaimed, job_problem("cancelled", CANCELLED_BEFORE))):
-        ended = {"state": "cancelled", "error": error}
+        ended: dict[str, Any] = {"state": "cancelled", "error": error}
         sweeps.record_events(connection, queued, "state", {"state": "cancelled"}, now)
         sweeps.record_events(connection, queued, "done", ended, now)
         tallies.add_outcomes(connection, queued, "cancelled")
+        for job in connection.execute(select(_job.id, _job.attempt, _job.kind).where(queued)):
+            ends.note(connection, ends.Ended(job.id, job.attempt, job.kind, **ended, ran_s=None))
         values = {**ended, "finished_at": now, "waiting_reason": None, **changed}
         connection.execute(update(tables.job).where(queued).values(**values))
     running = which & (_job.state == "running") & _job.cancel_requested_at.is_(None)
@@ -669,6 +684,8 @@ def _end_attempt(
 ) -> None:
     ended = {"state": state, "error": error, "log": log, "finished_at": utc_now(), **values}
     connection.execute(_END_ATTEMPT, {"attempt_id": attempt_id, **ended})
+    if state != "given_back":
+        sharing.charge(connection, attempt_id)
 
 
 def _finish_job(
@@ -677,7 +694,13 @@ def _finish_job(
     _change_job(connection, job_id, state=state, error=error, finished_at=utc_now(), waiting_reason=None, **values)
     _record_event(connection, job_id, attempt, "state", {"state": state})
     _record_event(connection, job_id, attempt, "done", {"state": state, "error": error})
-    tallies.add_outcomes(connection, _job.id == job_id, tallies.outcome_of(state, error))
+    job = connection.execute(_RAN, {"job_id": job_id}).one()
+    ran_s = None if job.started_at is None else max(0.0, (job.finished_at - job.started_at).total_seconds())
+    outcome = tallies.outcome_of(state, error)
+    tallies.add(connection, "outcomes", job.kind, outcome)
+    if ran_s is not None:
+        tallies.observe(connection, "duration", job.kind, outcome, ran_s)
+    ends.note(connection, ends.Ended(job_id, attempt, job.kind, state, error, ran_s))
 
 
 def _requeue_or_fail(

@@ -23,6 +23,7 @@ from app.store.queue.claims import QUEUED
 from app.store.queue.hosts import Host, Needs, comparable, hosts
 from app.store.queue.pausing import pause_reason, paused_kinds
 from app.store.queue.registration import ALIVE
+from app.store.queue.sharing import NOBODY, Shares, number_of_devices, policy_of, shares
 
 CLAIMING = ("active", "unfit")
 """States of workers that claim jobs, or will when they are fit again."""
@@ -46,12 +47,23 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
     if len(reasons) == len(queued):
         return reasons
     reason_for = _reasons(connection)
+    of_users = shares(connection) if policy_of(connection).most_devices is not None else None
     for job in queued:
         if job["waiting_reason"]:
             continue
-        if reason := reason_for(Needs.of(job)):
+        if reason := _full_reason(job, of_users) or reason_for(Needs.of(job)):
             reasons[int(job["id"])] = reason
     return reasons
+
+
+def _full_reason(job: Mapping[Any, Any], of_users: Shares | None) -> str | None:
+    """Say that the job's user holds as many devices as one user may; None if it may hold the job's, too."""
+    if of_users is None or not of_users.is_full(job["submitted_by"], job):
+        return None
+    held, most = of_users.devices.get(job["submitted_by"] or NOBODY, 0), of_users.most_devices
+    whose = f"{job['submitted_by']}'s running jobs" if job["submitted_by"] else "running jobs of unknown users"
+    needed = number_of_devices(job)
+    return f"{whose} hold {held} devices, of at most {most}, and it needs {needed} (FLOPWATCH_MAX_RUNNING_DEVICES)"
 
 
 def _reasons(connection: Connection) -> Callable[[Needs], str | None]:

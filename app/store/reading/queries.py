@@ -30,13 +30,14 @@ from app.store.public import (
     sweep_dict,
 )
 from app.store.queue import fitting, sweeps
-from app.store.queue.claims import QUEUED
 from app.store.queue.hosts import known_hosts
 from app.store.queue.registration import ALIVE
 from app.store.queue.waiting import CLAIMING, waiting_groups, waiting_reasons
 from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
 from app.store.reading.packed import unpack
+from app.store.reading.places import Place, places
+from app.store.reading.usage import standing, usage
 from flopwatch.table_options import Statistic
 from flopwatch.text.numbers import finite
 
@@ -110,20 +111,15 @@ class Reading:
             waiting = waiting_reasons(connection, rows)
         return [job_dict(row, waiting.get(row["id"])) for row in rows], following
 
-    def places(self, job_ids: Collection[int]) -> dict[int, int]:
-        """Return the places in the queue, counted from 1, of the queued ones of these jobs, by id.
-
-        Workers consider jobs in this order: priority, then submission. Jobs that wait for other devices, or whose kind
-        is paused, have a place too, and later jobs may start before them.
-        """
-        job = tables.job.c
-        place = func.row_number().over(order_by=(job.priority.desc(), job.id)).label("place")
-        # As in claims.py, SQLite takes the index that has the order only with this hint.
-        in_order = select(job.id, place).with_hint(tables.job, "INDEXED BY ix_job_claimable", "sqlite").where(QUEUED)
-        queue = in_order.subquery()
-        query = select(queue.c.id, queue.c.place).where(queue.c.id.in_(job_ids))
+    def places(self, job_ids: Collection[int]) -> dict[int, Place]:
+        """Return the places in the queue of the queued ones of these jobs, by id (see places.py)."""
         with self._database.read() as connection:
-            return {row.id: row.place for row in connection.execute(query)}
+            return places(connection, job_ids)
+
+    def usage(self, since: datetime) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return who used how much since then, and who competes now (see usage.py)."""
+        with self._database.read() as connection:
+            return usage(connection, since), standing(connection)
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """Return the job's events with an id above `after`, in order; see `events_page`."""

@@ -100,10 +100,12 @@ ASKED: dict[str, Scope] = {
     **dict.fromkeys(
         (f"POST {at}/sweeps/{{sweep_id}}/{verb}" for at in ("", "/ui") for verb in ("cancel", "resume")), "admin"
     ),
-    **dict.fromkeys(("DELETE /jobs/{job_id}", "DELETE /jobs", "POST /jobs/cancel", "POST /ui/jobs/cancel"), "admin"),
+    **dict.fromkeys(("DELETE /jobs/{job_id}", "POST /ui/jobs/cancel"), "admin"),
     **dict.fromkeys(
         (
             *("POST /jobs", "POST /sweeps", "PATCH /jobs/{job_id}", "PUT /baselines/{name}"),
+            # Without `admin` they choose the sender's own jobs.
+            *("DELETE /jobs", "POST /jobs/cancel"),
             *("DELETE /baselines/{name}", "POST /ui/new", "POST /ui/demo", "POST /ui/jobs/{job_id}/describe"),
         ),
         "submit",
@@ -344,19 +346,34 @@ class TestWhoseJobs:
             refused(guarded.http.post(path, headers=bearer(bob)), 403, "insufficient_scope")
             assert guarded.http.post(path, headers=bearer(ada)).status_code == 202
 
-    def test_a_filter_names_ones_own(self, guarded: Any, ada: str) -> None:
-        labels = {"bulk": "mine"}
-        mine, other = self.submit(guarded, ada, labels=labels), self.submit(guarded, BOOTSTRAP, labels=labels)
-        chosen = {"label": "bulk:mine"}
-        problem = refused(
-            guarded.http.post("/jobs/cancel", params=chosen, headers=bearer(ada)), 403, "insufficient_scope"
-        )
-        assert "`submitted_by=ada`" in problem["detail"]
-        answer = guarded.http.post("/jobs/cancel", params={**chosen, "submitted_by": "ada"}, headers=bearer(ada))
+    @pytest.mark.parametrize("more", [{}, {"mine": True}, {"submitted_by": "ada"}])
+    def test_a_filter_chooses_ones_own(self, guarded: Any, ada: str, more: dict[str, Any]) -> None:
+        labels = {"bulk": "own"}
+        own, other = self.submit(guarded, ada, labels=labels), self.submit(guarded, BOOTSTRAP, labels=labels)
+        chosen = {"label": "bulk:own"}
+        answer = guarded.http.post("/jobs/cancel", params={**chosen, **more}, headers=bearer(ada))
         assert answer.json()["cancelled"] == 1
-        refused(guarded.http.delete("/jobs", params=chosen, headers=bearer(ada)), 403, "insufficient_scope")
-        states = [guarded.http.get(f"/jobs/{one['id']}", headers=bearer(ada)).json()["state"] for one in (mine, other)]
+        states = [guarded.http.get(f"/jobs/{one['id']}", headers=bearer(ada)).json()["state"] for one in (own, other)]
         assert states == ["cancelled", "queued"]
+        guarded.http.post("/jobs/cancel", params=chosen, headers=bearer(BOOTSTRAP))
+        answer = guarded.http.delete("/jobs", params={**chosen, **more}, headers=bearer(ada))
+        assert answer.json()["deleted"] == 1
+        assert guarded.http.delete("/jobs", params=chosen, headers=bearer(BOOTSTRAP)).json()["deleted"] == 1
+
+    def test_a_filter_chooses_nobody_elses(self, guarded: Any, ada: str) -> None:
+        for query in ({"submitted_by": "bob"}, {"submitted_by": "bob", "state": "queued"}):
+            refused(guarded.http.post("/jobs/cancel", params=query, headers=bearer(ada)), 403, "insufficient_scope")
+        refused(guarded.http.post("/jobs/cancel", headers=bearer(ada)), 422, "invalid_request")
+        both = {"submitted_by": "bob", "mine": True}
+        refused(guarded.http.post("/jobs/cancel", params=both, headers=bearer(ada)), 422, "invalid_request")
+
+    def test_mine_of_a_sender_without_a_name_is_refused(self, guarded: Any) -> None:
+        problem = refused(guarded.http.get("/jobs?mine=true", headers=bearer(BOOTSTRAP)), 422, "invalid_request")
+        assert "names no user" in problem["detail"]
+        named = {**bearer(BOOTSTRAP), "Flopwatch-User": "zoe"}
+        guarded.http.post("/jobs", json={"spec": TINY}, headers=named)
+        listed = guarded.http.get("/jobs?mine=true", headers=named).json()["data"]
+        assert {job["submitted_by"] for job in listed} == {"zoe"}
 
     def test_uploaded_code_asks_for_code(self, guarded: Any, tokens: dict[Scope, str], ada: str) -> None:
         path = f"/files/{SHA256}"

@@ -1,0 +1,220 @@
+"""Fair shares: whose job is next among those of equal priority. Without tokens the order is that of submission, which
+each test of the order has as its control."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from app.specs import spec_adapter
+from app.store import tables
+from app.store.database.engine import Database
+from app.store.keeping.deleting import delete_job
+from app.store.queue import sharing, transitions
+from app.store.queue.claims import ON_CPU_HOST
+from app.store.queue.sharing import Policy, put_policy
+from app.store.queue.transitions import Queue
+from app.store.records import Finish, NewJob
+from app.store.tables import utc_now
+from app.store.tokens import Tokens
+from tests.app.store.conftest import ON_SQLITE
+
+HALF_LIFE_S = Policy().half_life_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the clock of claims and ends on by so many seconds."""
+    passed = [utc_now()]
+
+    def now() -> datetime:
+        return passed[0]
+
+    for module in (sharing, transitions):
+        monkeypatch.setattr(module, "utc_now", now)
+
+    def move(seconds: float) -> None:
+        passed[0] += timedelta(seconds=seconds)
+
+    return move
+
+
+@pytest.fixture
+def run(shop: Any, queue: Queue, clock: Callable[[float], None]) -> Callable[..., list[int]]:
+    """Runs so many jobs, one after the other, each for so long; returns their ids."""
+
+    def run(number: int, ran_s: float | Callable[[int], float] = 60.0) -> list[int]:
+        ids = []
+        for _ in range(number):
+            claim = shop.claim()
+            clock(ran_s(claim.job_id) if callable(ran_s) else ran_s)
+            queue.finish(claim, Finish("succeeded"))
+            ids.append(claim.job_id)
+        return ids
+
+    return run
+
+
+def jobs(shop: Any, user: str | None, number: int, **options: Any) -> list[int]:
+    return [shop.submit(submitted_by=user, **options) for _ in range(number)]
+
+
+def with_tokens(database: Database, **policy: Any) -> None:
+    Tokens(database).create("somebody", "submit", None)
+    with database.write() as connection:
+        put_policy(connection, Policy(**policy))
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_one_job_does_not_wait_behind_many(shop: Any, database: Database, run: Any, tokens: bool) -> None:
+    if tokens:
+        with_tokens(database)
+    many, one = jobs(shop, "ada", 12), jobs(shop, "bob", 1)
+    order = run(13)
+    assert order == ([many[0], *one, *many[1:]] if tokens else [*many, *one])
+
+
+@pytest.mark.parametrize("users", [("ada", "bob"), ("ada", None), (None, "zoe")])
+def test_the_least_device_time_is_next_however_it_is_cut(
+    shop: Any, database: Database, run: Any, users: tuple[str | None, str | None]
+) -> None:
+    with_tokens(database)
+    short, long = jobs(shop, users[0], 30), jobs(shop, users[1], 3)
+    order = run(33, lambda job_id: 30.0 if job_id in short else 300.0)
+    assert [order.index(job_id) for job_id in long] == pytest.approx([1, 12, 23], abs=1)
+
+
+@ON_SQLITE
+def test_several_tokens_of_a_user_count_as_one(shop: Any, database: Database, run: Any) -> None:
+    for _ in range(5):  # jobs have the token's name, so this is all that several tokens are
+        Tokens(database).create("ada", "submit", None)
+    Tokens(database).create("bob", "submit", None)
+    many, one = jobs(shop, "ada", 5), jobs(shop, "bob", 1)
+    assert run(6) == [many[0], *one, *many[1:]]
+
+
+@ON_SQLITE
+def test_priority_comes_before_shares(shop: Any, database: Database, run: Any, rng: random.Random) -> None:
+    with_tokens(database)
+    submitted = [
+        (-priority, shop.submit(priority=priority, submitted_by=rng.choice(["ada", "bob", None])))
+        for priority in (rng.randint(-2, 2) for _ in range(30))
+    ]
+    taken = run(30, lambda _: rng.uniform(1, 100))
+    priorities = {job_id: -minus for minus, job_id in submitted}
+    assert [priorities[job_id] for job_id in taken] == sorted(priorities.values(), reverse=True)
+
+
+def test_running_jobs_count_and_wide_ones_more(shop: Any, database: Database, queue: Queue, clock: Any) -> None:
+    with_tokens(database)
+    kinds = frozenset({"ddp", "benchmark"})
+    wide = {"kind": "ddp", "strategy": "flat", "backend": "nccl", "world_size": 4}
+    queue.submit(NewJob(spec_adapter.validate_python(wide), submitted_by="ada"))
+    shop.claim(kinds=kinds, **GPUS)
+    jobs(shop, "bob", 1, spec={"device": "cuda"})
+    shop.claim(kinds=kinds, **GPUS)  # one GPU, a quarter of ada's
+    ada, bob = jobs(shop, "ada", 1, spec={"device": "cuda"}), jobs(shop, "bob", 1, spec={"device": "cuda"})
+    clock(10)
+    assert shop.claim(kinds=kinds, **GPUS).job_id == bob[0]
+    assert shop.claim(kinds=kinds, **GPUS).job_id == ada[0]
+
+
+@ON_SQLITE
+def test_use_decays_by_its_half_life(shop: Any, database: Database, run: Any, clock: Any) -> None:
+    with_tokens(database)
+    jobs(shop, "ada", 1)
+    run(1, 1000)
+    clock(2 * HALF_LIFE_S)  # 250 s are left
+    jobs(shop, "bob", 1)
+    run(1, 200)
+    ada, bob = jobs(shop, "ada", 1), jobs(shop, "bob", 2)
+    assert run(3, 100) == [bob[0], ada[0], bob[1]]
+
+
+@ON_SQLITE
+def test_a_lost_attempt_is_charged_and_one_given_back_is_not(
+    shop: Any, database: Database, queue: Queue, clock: Any
+) -> None:
+    with_tokens(database)
+    jobs(shop, "ada", 1)
+    claim = shop.claim()
+    clock(100)
+    queue.give_back(claim)
+    assert rows(database, tables.fair_share) == []
+    shop.claim()
+    clock(100)
+    queue.recover(queue.running()[0])
+    (share,) = rows(database, tables.fair_share)
+    assert (share.submitted_by, share.device_s) == ("ada", pytest.approx(100))
+
+
+@ON_SQLITE
+def test_deleting_jobs_hides_no_use(shop: Any, database: Database, run: Any) -> None:
+    with_tokens(database)
+    jobs(shop, "ada", 1)
+    (first,) = run(1, 500)
+    delete_job(database, first)
+    ada, bob = jobs(shop, "ada", 1), jobs(shop, "bob", 1)
+    assert run(2) == [*bob, *ada]
+    assert sum(row.device_s for row in rows(database, tables.device_use)) == pytest.approx(620)
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("others", [1, 3])
+def test_nobody_starves(shop: Any, database: Database, run: Any, others: int) -> None:
+    """Whoever had all devices for long waits log2(n + 1) half-lives while n others want all of them."""
+    with_tokens(database)
+    jobs(shop, "ada", 60)
+    run(60, HALF_LIFE_S / 8)
+    (last,) = jobs(shop, "ada", 1)
+    for other in range(others):
+        jobs(shop, f"new{other}", 40)
+    bound = math.log2(others + 1) * 8
+    taken = run(math.ceil(bound) + others + 1, HALF_LIFE_S / 8)
+    assert last in taken
+    assert taken.index(last) >= math.floor(bound) - 1
+
+
+GPUS: dict[str, Any] = {"total_gpus": 8, "free_gpus": 8, "idle": False}
+
+
+class TestMostDevices:
+    def test_a_user_holds_no_more(self, shop: Any, database: Database, queue: Queue, reading: Any) -> None:
+        with_tokens(database, most_devices=2)
+        shop.register(gpus=2)
+        ada, bob = jobs(shop, "ada", 3, spec={"device": "cuda"}), jobs(shop, "bob", 1, spec={"device": "cuda"})
+        claimed = [shop.claim(**GPUS) for _ in range(3)]
+        assert sorted(claim.job_id for claim in claimed) == sorted([ada[0], ada[1], *bob])
+        assert shop.try_claim(**GPUS) is None
+        assert reading.job(ada[2])[0]["waiting"].startswith("ada's running jobs hold 2 devices, of at most 2")
+        queue.finish(claimed[0], Finish("succeeded"))
+        assert shop.claim(**GPUS).job_id == ada[2]
+
+    def test_without_tokens_there_is_no_limit(self, shop: Any, database: Database) -> None:
+        with database.write() as connection:
+            put_policy(connection, Policy(most_devices=1))
+        jobs(shop, "ada", 2, spec={"device": "cuda"})
+        assert all(shop.try_claim(**GPUS) for _ in range(2))
+
+
+@ON_SQLITE
+def test_a_claim_reads_one_row_of_each_user(shop: Any, database: Database) -> None:
+    with_tokens(database)
+    jobs(shop, "ada", 1)
+    query = ON_CPU_HOST.first_of_each.params(kinds=["benchmark"])
+    with database.read() as connection:
+        text = query.compile(connection, compile_kwargs={"literal_binds": True})
+        plan = [row[-1] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
+    assert not any("TEMP B-TREE" in step for step in plan), plan
+    assert sum("INDEX ix_job_claimable_by_user" in step for step in plan) == 4, plan
+
+
+def rows(database: Database, table: Any) -> Any:
+    with database.read() as connection:
+        return connection.execute(select(table)).all()
