@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Literal
 
 from flopwatch.text.characters import in_json, one_line, shown
@@ -17,12 +20,24 @@ from flopwatch.text.characters import in_json, one_line, shown
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
-_about: ContextVar[dict[str, int]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
+_about: ContextVar[dict[str, int | str]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
 
 
 def note_job(job: int, attempt: int | None = None) -> None:
-    """Let what this thread or task logs from now on carry these ids."""
-    _about.set({"job": job} if attempt is None else {"job": job, "attempt": attempt})
+    """Let what this thread or task logs from now on carry these ids, beside that of its request."""
+    request = {"request": one} if (one := request_id()) is not None else {}
+    _about.set(request | ({"job": job} if attempt is None else {"job": job, "attempt": attempt}))
+
+
+def note_request(request: str) -> None:
+    """Let what this task logs from now on carry the id of the request that it answers."""
+    _about.set({**_about.get(), "request": request})
+
+
+def request_id() -> str | None:
+    """Return the id of the request that this thread or task answers; None if there is none."""
+    found = _about.get().get("request")
+    return None if found is None else str(found)
 
 
 @contextmanager
@@ -51,7 +66,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """For programs: one JSON object a line. Times are UTC, RFC 3339."""
+    """For programs: one JSON object a line. Times are UTC, RFC 3339. `extra={"fields": …}` adds members."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -59,11 +74,27 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             **_about.get(),
+            **getattr(record, "fields", {}),
             "message": record.getMessage(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return in_json(json.dumps(line, ensure_ascii=False))
+
+
+def announce(message: str) -> None:
+    """Print a line for people on standard output; if the log is JSON, as a line of it."""
+    formatter = logging.root.handlers[0].formatter if logging.root.handlers else None
+    if isinstance(formatter, JsonFormatter):
+        message = formatter.format(logging.makeLogRecord({"name": __name__, "levelname": "INFO", "msg": message}))
+    print(message, flush=True)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is None or issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error or kind(), trace)
+    else:
+        logging.getLogger(__name__).critical("uncaught: %s", error, exc_info=(kind, error, trace))
 
 
 def set_up(level: LogLevel, form: LogFormat, *filters: logging.Filter) -> None:
@@ -73,4 +104,7 @@ def set_up(level: LogLevel, form: LogFormat, *filters: logging.Filter) -> None:
     for one in filters:
         handler.addFilter(one)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda failed: _log_uncaught(failed.exc_type, failed.exc_value, failed.exc_traceback)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each plugin and each step

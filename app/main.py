@@ -31,6 +31,7 @@ from app.api import (
     sweeps,
     tables,
     tokens,
+    usage,
     workers,
 )
 from app.api.baselines import BaselineBody
@@ -51,7 +52,7 @@ from app.web.live import Refreshes
 
 ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, export, specs),
-    *(notifications, workers, tokens, health),
+    *(notifications, workers, usage, tokens, health),
     *(pages, docs),
 )
 
@@ -66,7 +67,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings) as services:
+        async with running(settings, app.state.requests.note_error) as services:
             app.state.services = services
             yield
 

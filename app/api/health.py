@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.metadata import version
 
 from fastapi import APIRouter, Request
@@ -59,10 +60,16 @@ def readyz(services: CurrentServices) -> Response:
 def metrics(request: Request, services: CurrentServices) -> Response:
     """Returns the metrics in Prometheus's text format or, if `Accept` asks for it, as OpenMetrics.
 
-    Every server of a database returns the same, except those named `flopwatch_http_…`, which are its own.
+    Every server of a database returns the same, except `flopwatch_http_…`, `flopwatch_store_errors_total` and
+    `flopwatch_disk_free_bytes`, which are its own.
     """
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     registry = CollectorRegistry()
-    registry.register(FromDatabase(monitoring.read(services.database), VERSION))
+    settings = services.settings
+    folders = {"data": settings.data_dir, "artifacts": settings.artifacts_dir}
+    if settings.object_store_url is not None:
+        del folders["artifacts"]
+    free = {name: shutil.disk_usage(folder).free for name, folder in folders.items() if folder.is_dir()}
+    registry.register(FromDatabase(monitoring.read(services.database), VERSION, free))
     registry.register(request.app.state.requests.registry)
     return Response(encode(registry), media_type=media_type)

@@ -4,15 +4,26 @@ tells alike, and the requests of this process.
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.errors import STORE_UNAVAILABLE, Damaged, DatabaseFailed, FlopwatchError
+from app.logs import note_request
 from app.store.reading.monitoring import Snapshot
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -28,6 +39,12 @@ READINGS = (
     ("memory_clock_mhz", "memory_clock_hertz", "Clock of the memory.", MHZ),
 )
 """Each reading that workers store, with the name, the text and the unit of its metric."""
+HISTOGRAMS = {
+    "waiting": "Time from submission to the first start.",
+    "duration": "Time of the last attempt of jobs that ended.",
+}
+REQUEST_ID = "X-Request-Id"
+STORE_ERRORS = (*STORE_UNAVAILABLE, Damaged, DatabaseFailed)
 
 
 class Requests:
@@ -48,6 +65,17 @@ class Requests:
             buckets=BUCKETS_S,
             registry=self.registry,
         )
+        self._errors = Counter(
+            "flopwatch_store_errors",
+            "Errors of the database and the store of files that this process met, by code.",
+            ["code"],
+            registry=self.registry,
+        )
+
+    def note_error(self, error: FlopwatchError) -> None:
+        """Count an error of the database or the store."""
+        if isinstance(error, STORE_ERRORS):
+            self._errors.labels(error.code).inc()
 
     def note(self, method: str, route: str, status: int, seconds: float) -> None:
         method = method if method in METHODS else "other"
@@ -56,7 +84,7 @@ class Requests:
 
 
 class Counted:
-    """ASGI middleware that notes every request, by its route: paths would be without bound."""
+    """ASGI middleware that gives every request an id, and notes it by its route: paths would be without bound."""
 
     def __init__(self, app: ASGIApp, requests: Requests) -> None:
         self.app = app
@@ -66,17 +94,26 @@ class Counted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        request_id = id_of(scope)
+        note_request(request_id)  # of this request's task alone
         started, is_noted = time.perf_counter(), False
 
         async def send_and_note(message: Message) -> None:
             nonlocal is_noted
             if message["type"] == "http.response.start" and not is_noted:
                 is_noted = True
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
                 seconds = time.perf_counter() - started
                 self.requests.note(scope["method"], route_of(scope), message["status"], seconds)
             await send(message)
 
         await self.app(scope, receive, send_and_note)
+
+
+def id_of(scope: Scope) -> str:
+    """Return the id of a request: the client's or proxy's own if it is one, else a new one."""
+    sent = Headers(scope=scope).get(REQUEST_ID, "")
+    return sent if re.fullmatch(r"[\w.-]{1,64}", sent, re.ASCII) else secrets.token_hex(8)
 
 
 def route_of(scope: Scope) -> str:
@@ -92,9 +129,11 @@ def route_of(scope: Scope) -> str:
 class FromDatabase(Collector):
     """The metrics of one reading of the database."""
 
-    def __init__(self, snapshot: Snapshot, version: str) -> None:
+    def __init__(self, snapshot: Snapshot, version: str, free_bytes: Mapping[str, int]) -> None:
+        """free_bytes: the free space of folders of this server."""
         self._now = snapshot
         self._version = version
+        self._free_bytes = free_bytes
 
     def collect(self) -> Iterator[Metric]:
         now = self._now
@@ -121,6 +160,25 @@ class FromDatabase(Collector):
             for kind, outcome, number in now.tallies.get(name, ()):
                 family.add_metric([kind, outcome][: len(labels)], number)
             yield family
+        for name, text in HISTOGRAMS.items():
+            labels = ["kind", "outcome"] if name == "duration" else ["kind"]
+            times = HistogramMetricFamily(f"flopwatch_job_{name}_seconds", text, labels=labels)
+            for (of, kind, outcome), histogram in now.histograms.items():
+                if of == name:
+                    times.add_metric([kind, outcome][: len(labels)], [*histogram.counts.items()], histogram.sum_s)
+            yield times
+        text = "Jobs that wait in a cluster's queue; they are among the queued ones."
+        yield GaugeMetricFamily("flopwatch_pending_jobs", text, value=now.pending)
+        labels = ["worker", "hostname"]
+        total = GaugeMetricFamily(
+            "flopwatch_devices", "GPUs of a living worker; without one 1, its CPU.", labels=labels
+        )
+        busy = GaugeMetricFamily("flopwatch_devices_busy", "Those of them that running jobs hold.", labels=labels)
+        for worker, hostname, number, in_use in now.devices:
+            total.add_metric([worker, hostname], number)
+            busy.add_metric([worker, hostname], in_use)
+        yield from (total, busy)
+        yield _gauge("flopwatch_disk_free_bytes", "Free space of a folder of this server.", "folder", self._free_bytes)
         yield from _devices(now.workers_readings)
 
 

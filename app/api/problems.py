@@ -13,8 +13,10 @@ from fastapi.responses import Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
+from app.api.metrics import REQUEST_ID
 from app.api.pointers import parameter_errors
 from app.errors import PROBLEM_PREFIX, FlopwatchError, InvalidRequest
+from app.logs import request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -26,7 +28,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "instance", "code"],
     "properties": {
-        **{name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")},
+        **{name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code", "request_id")},
         "status": {"type": "integer"},
         "errors": {
             "type": "array",
@@ -54,6 +56,7 @@ def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
         "detail": error.detail,
         "instance": instance,
         "code": error.code,
+        **_of_request(),
         **error.extensions,
     }
     if error.errors:
@@ -82,7 +85,18 @@ def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
         "detail": detail or title,
         "instance": request.url.path,
         "code": code,
+        **_of_request(),
     }
+
+
+def _header() -> dict[str, str]:
+    return {REQUEST_ID: found} if (found := request_id()) is not None else {}
+
+
+def _of_request() -> dict[str, str]:
+    """Return the id of the request, under which the log has it."""
+    found = request_id()
+    return {} if found is None else {"request_id": found}
 
 
 def allowed_methods(request: Request) -> list[str]:
@@ -123,6 +137,7 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
 
     @app.exception_handler(FlopwatchError)
     async def _ours(request: Request, error: FlopwatchError) -> Response:
+        request.app.state.requests.note_error(error)
         return answer(request, problem(error, request.url.path), error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -141,4 +156,4 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
         # The server logs the traceback; the client must not see it.
         unforeseen = FlopwatchError("An error that we did not foresee; the server's log says more.")
         # After an error uvicorn ends the connection, whatever a client may have sent on it meanwhile: say so.
-        return answer(request, problem(unforeseen, request.url.path), {"Connection": "close"})
+        return answer(request, problem(unforeseen, request.url.path), {"Connection": "close", **_header()})

@@ -15,6 +15,7 @@ from types import FrameType
 
 import uvicorn
 
+from app.logs import announce
 from app.main import create_app
 from app.server import connections, logs
 from app.settings import Settings
@@ -69,7 +70,7 @@ class Server(uvicorn.Server):
             address.leave(self._data_dir, reachable(url))
         except OSError as error:
             logger.warning("cannot leave the server's address in %s: %s", self._data_dir, error.strerror)
-        print(f"listening on {url} (pages: {reachable(url)}/ui)", flush=True)
+        announce(f"listening on {url} (pages: {reachable(url)}/ui)")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         services = getattr(self.config.app.state, "services", None)  # type: ignore[union-attr]
