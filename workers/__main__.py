@@ -1,4 +1,4 @@
-"""`python -m workers agent | slurm SETTINGS | one-job FILE | run SPEC | doctor`; launch.py alone uses the others."""
+"""`python -m workers agent | slurm SETTINGS | one-job FILE | run SPEC | doctor [SETTINGS]`; launch.py alone uses the others."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def main(arguments: list[str]) -> int:
 
             serve_one_job(settings, Path(file))
             return 0
-        case ["doctor"]:
+        case ["doctor", *slurm_settings]:
             from workers import doctor
 
-            doctor.main()
+            doctor.main(*map(Path, slurm_settings))
             return 0
         case ["run", *rest]:
             check_dependencies()

@@ -5,6 +5,7 @@ Nothing here may be assumed to be installed, and each check stands alone: what o
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -12,7 +13,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.checkup import Finding, absent, broken, works
@@ -34,15 +36,25 @@ NEW_ENVIRONMENT = "install Flopwatch into an environment of its own: python -m v
 INSTALL_COMPILER = "install one (Debian: apt-get install g++), or name it in CXX and CC"
 
 
-def main() -> None:
-    for check in (_requirements, _compiler, _driver, _tools, _torch):
+def main(slurm_settings: Path | None = None) -> None:
+    """Examine this host; if there is a file with settings for Slurm, that cluster, too."""
+    checks: list[Callable[[], Iterator[Finding]]] = [_requirements, _compiler, _driver, _tools, _torch]
+    if slurm_settings is not None:
+        checks.append(functools.partial(_slurm, slurm_settings))
+    for check in checks:
         try:
             for finding in check():
                 print(json.dumps(finding.as_json()), flush=True)
         except Exception as error:  # noqa: BLE001 - a broken installation can raise anything
-            name = check.__name__.strip("_")
+            name = getattr(check, "__name__", "slurm").strip("_")
             finding = broken(name, f"{type(error).__name__}: {error}", NEW_ENVIRONMENT)
             print(json.dumps(finding.as_json()), flush=True)
+
+
+def _slurm(file: Path) -> Iterator[Finding]:
+    from workers.slurm.check import examine
+
+    return examine(file)
 
 
 def _requirements() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,12 +31,15 @@ SIGNS = {"works": "ok", "absent": "-", "broken": "FAULT"}
 def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    slurm_settings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Examine the Slurm cluster with these settings, too.")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Examine this host: what works, what does not, and what to do. Exit code 1 if something is broken."""
     use_data_dir(data_dir)
     findings = []
-    for finding in _findings():
+    for finding in _findings(slurm_settings):
         findings.append(finding)
         if not as_json:
             echo(f"{SIGNS[finding.state]:<6}{finding.name:<13}{cell(finding.found)}")
@@ -53,7 +57,7 @@ def doctor(
 COMMANDS = (doctor,)
 
 
-def _findings() -> Iterator[Finding]:
+def _findings(slurm_settings: Path | None) -> Iterator[Finding]:
     from app.checkup import absent, broken
     from app.errors import CannotRunHere
     from app.settings import Settings, unknown_variables
@@ -68,7 +72,7 @@ def _findings() -> Iterator[Finding]:
     else:
         yield from examine(settings)
         yield from _server(settings)
-    yield from _worker()
+    yield from _worker(slurm_settings)
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
@@ -103,12 +107,13 @@ def _server(settings: Settings) -> Iterator[Finding]:
         yield of_clock("the server's", parsedate_to_datetime(date), before, datetime.now(UTC), resolution_s=1.0)
 
 
-def _worker() -> Iterator[Finding]:
+def _worker(slurm_settings: Path | None) -> Iterator[Finding]:
     """Ask a process of the worker's, since this one imports neither torch nor kernels. A crash there is a finding."""
     from app.checkup import Finding, broken
 
     # No colour, no settings: what it prints is one finding a line.
-    process = subprocess.Popen(program("workers", "doctor"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [*program("workers", "doctor"), *([str(slurm_settings)] if slurm_settings else [])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     last = "its start"
     try:
         output, errors = process.communicate(timeout=WORKER_S)

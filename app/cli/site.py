@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flopwatch import Flopwatch
 
 MAX_WORKERS = 1000
-CONNECTED = ("active", "draining")
+CONNECTED = ("active", "unfit", "draining")
 Limit = Annotated[int, typer.Option(min=1, help="How many.")]
 
 
@@ -66,7 +66,7 @@ def workers(
 ) -> None:
     """List connected workers: their devices, the jobs on them, and when they were last seen."""
     from app.cli.output import print_columns, print_json
-    from flopwatch.text.times import age
+    from flopwatch.text.times import age, moment
     from flopwatch.text.validity import RECENT_JOBS, noisy_host
 
     listed = server.list_workers(limit=MAX_WORKERS)
@@ -81,13 +81,18 @@ def workers(
             _devices(worker["devices"]),
             ", ".join(f"job {job_id}" for job_id in worker["job_ids"]) or None,
             age(worker["last_seen_at"]),
+            worker["versions"].get("flopwatch"),
             worker["versions"].get("torch"),
         )
         for worker in chosen
     ]
-    print_columns(("id", "state", "devices", "runs", "seen", "torch"), rows)
+    print_columns(("id", "state", "devices", "runs", "seen", "flopwatch", "torch"), rows)
     recent = server.list_jobs(state="succeeded", limit=RECENT_JOBS)
     for worker in chosen:
+        if unfit := worker["unfit"]:
+            at = unfit["next_try_at"]
+            when = f"next try at {moment(at)}" if at else "until it is started again"
+            echo_line(f"{cell(worker['id'])}: unfit ({unfit['code']}), {when}: {cell(unfit['reason'])}")
         if noise := noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]):
             echo_line(f"{cell(worker['id'])}: {noise}")
     if not rows:

@@ -85,6 +85,11 @@ class SlurmClient:
         """Ask whether Slurm would take an allocation, and submit none. Raises CommandFailed."""
         self._run(["sbatch", "--test-only", *arguments], "#!/bin/bash\n")
 
+    def run_on_node(self, arguments: Sequence[str], within_s: int, script: str) -> str:
+        """Run a shell script on a node that is free within so many seconds; returns its output. Raises CommandFailed."""
+        limits = [f"--immediate={within_s}", "--time=1", "--nodes=1", "--ntasks=1", "--quiet"]
+        return self._run(["srun", *arguments, *limits, "sh", "-c", script])
+
     def allocations(self) -> list[Listed]:
         """Return all our allocations of this user, also those that ended lately. Raises CommandFailed."""
         answer = self._run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -18,7 +18,7 @@ from flopwatch.text.validity import RECENT_JOBS, noisy_host
 router = APIRouter()
 NAVIGATION = Entry("Workers", "/ui/workers", order=60)
 
-LIVING: tuple[LivingState, ...] = ("active", "draining")
+LIVING: tuple[LivingState, ...] = get_args(LivingState)
 SHOWN_GONE = 50
 """Largest number of stopped and lost workers that `gone` shows, the newest."""
 SHOWN_GROUPS = 50
