@@ -1,4 +1,4 @@
-"""`python -m workers agent | slurm SETTINGS | one-job FILE | run SPEC | doctor [SETTINGS]`; launch.py alone uses the others."""
+"""`python -m workers agent | slurm SETTINGS | one-job FILE | run SPEC | doctor [SETTINGS]`; launch.py uses the rest."""
 
 from __future__ import annotations
 

@@ -86,7 +86,10 @@ class SlurmClient:
         self._run(["sbatch", "--test-only", *arguments], "#!/bin/bash\n")
 
     def run_on_node(self, arguments: Sequence[str], within_s: int, script: str) -> str:
-        """Run a shell script on a node that is free within so many seconds; returns its output. Raises CommandFailed."""
+        """Run a shell script on a node that is free within so many seconds; returns what it prints.
+
+        Raises CommandFailed.
+        """
         limits = [f"--immediate={within_s}", "--time=1", "--nodes=1", "--ntasks=1", "--quiet"]
         return self._run(["srun", *arguments, *limits, "sh", "-c", script])
 
