@@ -42,7 +42,7 @@ class HostCheck:
         self._scratch = scratch
 
     def glance(self, room: int = 0) -> Unfit | None:
-        """Look at what can be seen in no time. `room`: bytes that count as free, since they will be."""
+        """Look at what can be seen in a millisecond. `room`: bytes that count as free, since they will be."""
         return full_disk(self._folders, room) or missing_packages() or self._readings.trouble()
 
     def of_job(self, devices: HeldDevices, room: int = 0) -> Unfit | None:

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """Seconds between two checks of an idle worker for new jobs; a check costs microseconds."""
+GLANCE_S = 1.0
+"""Seconds between two glances at what all jobs need."""
 
 
 class Stop(Protocol):
@@ -94,6 +96,7 @@ class Serving(ABC, Generic[RunT]):
         """
         self._next_beat = self._next_poll = self._claim_after = 0.0
         self.fitness = Fitness(clock)
+        self._next_glance = 0.0
         self._examination: Examination | None = None
         self._grace_s = settings.grace_s
         self._drains = 0
@@ -199,7 +202,9 @@ class Serving(ABC, Generic[RunT]):
         fitness = self.fitness
         found = next((run.unfit for run in self.runs.values() if run.unfit is not None and not run.ended), None)
         if fitness.unfit is None:
-            if (found := found or self._glance()) is None:
+            if found is None and self._clock() >= self._next_glance:
+                found, self._next_glance = self._glance(), self._clock() + GLANCE_S
+            if found is None:
                 return True
         elif not fitness.is_due:
             return False
@@ -224,7 +229,7 @@ class Serving(ABC, Generic[RunT]):
         self._next_beat = self._clock()
 
     def _glance(self) -> Unfit | None:
-        """Return why the worker is unfit, as far as that can be seen in no time."""
+        """Return why the worker is unfit, as far as that can be seen in a millisecond."""
         return None
 
     @abstractmethod

@@ -1,0 +1,448 @@
+"""Causes that make a worker unfit, and beside them the faults of jobs, which never do. The agent, the queue and the
+database are real; what jobs do is played."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from app.errors import StoreUnreachable
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.specs._schema import RELEASED, SCHEMA, fingerprint, name_of
+from app.store import service_settings
+from app.store.checking import examine
+from app.store.database.engine import Database, open_database
+from app.store.queue.registration import Registration, announce_server
+from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
+from app.store.records import NewJob
+from tests.clock import Clock
+from tests.databases import put_database
+from tools.waiting import wait_until
+from workers.agent import fitness, host_check, readings
+from workers.agent.agent import Agent
+from workers.agent.fitness import BLAMED_S, MAX_BACKOFF_S, MIN_BACKOFF_S, Unfit
+from workers.agent.job_run import JobRun
+from workers.agent.readings import SILENT_S, Readings
+from workers.devices.discovery import Gpu, Host
+from workers.devices.locks import DeviceLocks
+from workers.measure import nvml
+from workers.outcome import Failed, Outcome, Succeeded
+
+HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
+GPU = Gpu("GPU-1", "a GPU", 1000)
+CRASH = Failed("crashed", "the job's process was killed by SIGBUS at 0x7f3a, step 12")
+CUDA = Failed("failed", "RuntimeError: CUDA error: unspecified launch failure")
+MISSING = Failed("invalid_environment", "ModuleNotFoundError: No module named 'numpy'")
+
+
+class Launcher:
+    """Starts nothing."""
+
+    end_leftovers = staticmethod(list)
+
+    def end_orphans(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lab:
+    """One worker and its queue. `outcomes` is what jobs come to, by id; the others succeed."""
+
+    def __init__(self, folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.database, self.folder, self.clock = database, folder, Clock()
+        self.queue, self.reading = Queue(database), Reading(database)
+        self.outcomes: dict[int, Outcome] = {}
+        self.agents: list[Agent] = []
+        monkeypatch.setattr(JobRun, "_run_units", lambda run: self.outcomes.get(run.claim.job_id, Succeeded()))
+        self.agent = self.start(HOST)
+
+    def start(self, host: Host) -> Agent:
+        agent = Agent(
+            Settings(data_dir=self.folder / "data"),
+            self.database,
+            host=host,
+            locks=DeviceLocks(host, self.folder / f"locks-{len(self.agents)}"),
+            launcher=Launcher(),  # type: ignore[arg-type]
+            clock=self.clock,
+        )
+        agent.register()
+        self.agents.append(agent)
+        return agent
+
+    def submit(self, outcome: Outcome | None = None, *, seed: int | None = None, **options: Any) -> int:
+        """Submit a job that is different from all others, unless it has a seed of its own."""
+        number = len(self.outcomes) + 1 if seed is None else seed
+        spec = {"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}, "seed": number}
+        job_id = int(self.queue.submit(NewJob(spec_adapter.validate_python(spec), **options)).response["id"])
+        self.outcomes[job_id] = outcome or Succeeded()
+        return job_id
+
+    def serve(self) -> None:
+        """Turn the loop until nothing more happens at this time."""
+        for _ in range(30):
+            self.agent.serve_queue()
+            for run in list(self.agent.runs.values()):
+                assert run.wait(20)
+            examination = self.agent._examination
+            if examination is not None:
+                examination._thread.join(20)
+                assert examination.is_done
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+        self.serve()
+
+    @property
+    def states(self) -> list[str]:
+        return [job["state"] for job in sorted(self.reading.jobs(limit=50)[0], key=lambda job: job["id"])]
+
+    @property
+    def unfit(self) -> dict[str, Any] | None:
+        """What the public worker says."""
+        self.agent._next_beat = 0.0
+        self.agent.serve_queue()
+        (worker,) = [one for one in self.reading.workers() if one["id"] == self.agent.id]
+        assert (worker["state"] == "unfit") == (worker["unfit"] is not None)
+        unfit: dict[str, Any] | None = worker["unfit"]
+        return unfit
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    put_database(tmp_path / "data")
+    database = open_database(Settings(data_dir=tmp_path / "data"))
+    lab = Lab(tmp_path, database, monkeypatch)
+    yield lab
+    for agent in lab.agents:
+        agent.close()
+    database.close()
+
+
+class TestSameFailures:
+    @pytest.mark.parametrize("failure", [CRASH, CUDA, MISSING], ids=lambda failure: failure.code)
+    def test_three_different_jobs_mean_the_host(self, lab: Lab, failure: Failed) -> None:
+        jobs = [lab.submit(failure, max_attempts=1) for _ in range(5)]
+        lab.serve()
+        assert lab.states == ["queued"] * 5, "the two that had failed, too"
+        unfit = lab.unfit
+        assert unfit is not None
+        assert unfit["code"] == "same_failures"
+        assert failure.detail in unfit["reason"]
+        assert unfit["next_try_at"] > unfit["since"]
+        claims = sum(len(lab.reading.attempts(job_id)) for job_id in jobs)
+        lab.pass_time(MIN_BACKOFF_S)
+        tries = sum(len(lab.reading.attempts(job_id)) for job_id in jobs) - claims
+        assert (tries, lab.states) == (1, ["queued"] * 5), "one job tells whether it is fit"
+        lab.outcomes.clear()
+        lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states == ["succeeded"] * 5
+        assert lab.unfit is None
+
+    def test_control_of_the_blame(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fitness, "SAME", 100)
+        for _ in range(5):
+            lab.submit(CRASH, max_attempts=1)
+        lab.serve()
+        assert lab.states == ["failed"] * 5
+
+    def own_faults(self, lab: Lab, name: str) -> None:
+        others = [Failed("crashed", f"the job's process was killed by {signal}") for signal in ("SIGSEGV", "SIGBUS")]
+        of_code = Failed("failed", "ValueError: no such thing")
+        match name:
+            case "one job, again and again":
+                job_id = lab.submit(CRASH)
+                for _ in range(3):
+                    lab.serve()
+                    lab.queue.retry(job_id)
+            case "equal specs":
+                for _ in range(4):
+                    lab.submit(CRASH, seed=1)
+            case "errors of the jobs' code":
+                for _ in range(4):
+                    lab.submit(of_code)
+            case "unsupported":
+                for _ in range(4):
+                    lab.submit(Failed("unsupported", "no such device"))
+            case "timeouts":
+                for _ in range(4):
+                    lab.submit(Failed("timeout", "its time was over after 1 s"))
+            case "different crashes":
+                for number in range(6):
+                    lab.submit(others[number % 2])
+            case "a success between them":
+                for failure in (CRASH, CRASH, Succeeded(), CRASH, CRASH):
+                    lab.submit(failure)
+            case "a sweep":
+                spec = {"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}}
+                made = [spec_adapter.validate_python({**spec, "seed": seed}) for seed in range(5)]
+                jobs = [NewJob(one, point={"seed": seed}) for seed, one in enumerate(made)]
+                lab.queue.submit_sweep("s", {}, spec, {"seed": list(range(5))}, [], jobs)
+                lab.outcomes.update(dict.fromkeys(range(1, 6), CRASH))
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "one job, again and again",
+            "equal specs",
+            "errors of the jobs' code",
+            "unsupported",
+            "timeouts",
+            "different crashes",
+            "a success between them",
+            "a sweep",
+        ],
+    )
+    def test_a_jobs_own_fault_does_not(self, lab: Lab, name: str) -> None:
+        self.own_faults(lab, name)
+        lab.serve()
+        assert lab.unfit is None
+        counts = Counter(lab.states)
+        assert counts["failed"] + counts["succeeded"] == len(lab.states) > 0
+        assert counts["succeeded"] <= 1
+
+    def test_jobs_that_are_all_wrong_fail_in_the_end(self, lab: Lab) -> None:
+        for _ in range(3):
+            lab.submit(CRASH)
+        lab.serve()
+        for _ in range(int(BLAMED_S / MAX_BACKOFF_S) + 10):
+            lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states == ["failed"] * 3
+        lab.submit()
+        lab.pass_time(MAX_BACKOFF_S)
+        assert lab.states[-1] == "succeeded"
+
+
+def full_disk(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    monkeypatch.setattr(host_check.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 20))
+    return lambda: monkeypatch.setattr(
+        host_check.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40)
+    )
+
+
+def no_package(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    monkeypatch.setattr(host_check.missing_packages, "__defaults__", (("torch", "a_package_that_was_removed"),))
+    return lambda: monkeypatch.setattr(host_check.missing_packages, "__defaults__", (("torch",),))
+
+
+def lost_gpu(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    read = {"devices": [{"type": "cuda", "uuid": GPU.uuid, "lost": True}]}
+    lab.agent._loads._latest = read
+    return lambda: read["devices"][0].pop("lost") and None
+
+
+def silent_driver(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    answers = threading.Event()
+    clock = Clock()
+    loads = lab.agent._loads
+    loads.__init__(HOST, 0.01, lambda _host: answers.wait(20) and {"devices": []}, clock)  # type: ignore[misc]
+    loads.start()
+    wait_until(lambda: loads._reading_since is not None, what="a reading")
+    clock.sleep(SILENT_S + 1)
+
+    def answer() -> None:
+        answers.set()
+        wait_until(lambda: loads.trouble() is None, what="the driver's answer")
+
+    return answer
+
+
+CAUSES = {
+    "disk_full": full_disk,
+    "package_missing": no_package,
+    "device_lost": lost_gpu,
+    "driver_silent": silent_driver,
+}
+
+
+@pytest.mark.parametrize("code", CAUSES)
+class TestCauses:
+    def test_it_claims_nothing_until_that_is_over(self, lab: Lab, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        mend = CAUSES[code](lab, monkeypatch)
+        job_id = lab.submit()
+        lab.serve()
+        unfit = lab.unfit
+        assert unfit is not None
+        assert (unfit["code"], lab.states) == (code, ["queued"])
+        assert "every worker that could run it is unfit now" in str(lab.reading.job(job_id)[0]["waiting"])
+        lab.pass_time(MIN_BACKOFF_S)
+        assert (lab.states, lab.reading.attempts(job_id)) == (["queued"], []), "an examination costs no job a claim"
+        mend()
+        lab.pass_time(MAX_BACKOFF_S)
+        assert (lab.states, lab.unfit) == (["succeeded"], None)
+
+    def test_a_job_that_fails_meanwhile_goes_back(self, lab: Lab, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It fails because of that, since the worker was fit when it claimed the job."""
+        mend: list[Callable[[], None]] = []
+
+        def fail(_run: JobRun) -> Outcome:
+            mend.append(CAUSES[code](lab, monkeypatch))
+            return CRASH
+
+        monkeypatch.setattr(JobRun, "_run_units", fail)
+        job_id = lab.submit(max_attempts=1)
+        lab.serve()
+        assert [one["state"] for one in lab.reading.attempts(job_id)] == ["given_back"]
+        job = lab.reading.job(job_id)[0]
+        assert (job["state"], job["attempt"]) == ("queued", 0)
+        mend[0]()
+
+    def test_control_without_it_the_job_fails(self, lab: Lab, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        CAUSES[code](lab, monkeypatch)()
+        lab.submit(CRASH, max_attempts=1)
+        lab.serve()
+        assert (lab.states, lab.unfit) == (["failed"], None)
+
+
+def test_a_store_that_is_away_keeps_results_and_takes_no_jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    away, waits = [True], threading.Event()
+
+    def store(run: JobRun) -> Outcome:
+        def action() -> None:
+            if away:
+                raise StoreUnreachable("It does not answer.")
+
+        monkeypatch.setattr(run, "_sleep", lambda _: waits.set() or threading.Event().wait(0.01))
+        run._patiently(action, lambda _: None)
+        return Succeeded()
+
+    monkeypatch.setattr(JobRun, "_run_units", store)
+    monkeypatch.setattr(lab.agent._artifacts, "probe", lambda: None)
+    lab.submit()
+    lab.submit()
+    lab.agent.serve_queue()
+    assert waits.wait(20)
+    lab.agent.serve_queue()
+    unfit = lab.unfit
+    assert unfit is not None
+    assert unfit["code"] == "store_unreachable"
+    assert sorted(lab.states) == ["queued", "running"]
+    away.clear()
+    lab.serve()
+    lab.pass_time(MAX_BACKOFF_S)
+    assert (lab.states, lab.unfit) == (["succeeded"] * 2, None)
+
+
+def test_tries_become_rarer_until_a_job_has_succeeded(lab: Lab) -> None:
+    fit, waits = lab.agent.fitness, []
+    for _ in range(9):
+        fit.lose(Unfit("disk_full", "it is full"))
+        waits.append(fit._next_try - lab.clock())
+        fit.regain()
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    fit.ran_well()
+    fit.lose(Unfit("disk_full", "it is full"))
+    assert fit._next_try - lab.clock() == MIN_BACKOFF_S
+
+
+def test_what_the_driver_says_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        NVMLError = pynvml.NVMLError
+        NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
+
+        def __init__(self, code: int | None) -> None:
+            self.code = code
+
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802 - NVML's name
+            return uuid
+
+        def nvmlDeviceGetMemoryInfo(self, _handle: str) -> None:  # noqa: N802 - NVML's name
+            if self.code is not None:
+                raise pynvml.NVMLError(self.code)
+
+    said = {code: nvml.is_lost(GPU.uuid, lambda code=code: Library(code)) for code in (None, 3, 15, 16)}
+    assert said == {None: False, 3: False, 15: True, 16: True}
+    host = Host((GPU,), 1, 1)
+    for lost in (True, False):
+        read = readings.read(host, lambda _: None, lambda _, lost=lost: lost)
+        loads = Readings(host, 1.0)
+        loads._latest = read
+        found = loads.trouble()
+        assert (found is not None and found.code == "device_lost") == lost
+
+
+class TestVersions:
+    """A worker whose specs are not the server's."""
+
+    def newer_server(self, lab: Lab, *, number: int = SCHEMA, print_: str = "other") -> None:
+        with lab.database.write() as connection:
+            newest = {"version": "9.9", "schema_number": number, "fingerprint": print_}
+            service_settings.put(connection, service_settings.SERVER, newest)
+
+    def unreadable(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> int:
+        """A job whose spec this worker cannot read."""
+        monkeypatch.undo()
+        job_id = lab.submit(max_attempts=1)
+        with lab.database.write() as connection:
+            connection.exec_driver_sql("""UPDATE job SET spec = '{"kind": "benchmark", "new_field": 1}'""")
+        return job_id
+
+    @pytest.mark.parametrize(("number", "code"), [(SCHEMA, "too_old"), (SCHEMA - 1, "too_new")])
+    def test_a_job_that_it_cannot_read_goes_back(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch, number: int, code: str
+    ) -> None:
+        self.newer_server(lab, number=number)
+        job_id = self.unreadable(lab, monkeypatch)
+        lab.serve()
+        lab.pass_time(10 * MAX_BACKOFF_S)
+        assert [one["state"] for one in lab.reading.attempts(job_id)] == ["given_back"], "once"
+        unfit = lab.unfit
+        assert unfit is not None
+        assert (unfit["code"], unfit["next_try_at"]) == (code, None)
+        assert "9.9" in unfit["reason"]
+
+    def test_control_a_damaged_spec_is_the_jobs_fault(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        announce_server(lab.database)
+        job_id = self.unreadable(lab, monkeypatch)
+        lab.serve()
+        error = lab.reading.job(job_id)[0]["error"]
+        assert error["code"] == "unreadable"
+        assert "new_field" in error["detail"]
+        assert len(error["detail"]) < 200
+        assert lab.unfit is None
+
+    def test_it_hears_of_a_newer_server_and_claims_nothing(self, lab: Lab) -> None:
+        self.newer_server(lab, number=SCHEMA + 1)
+        lab.agent._next_beat = 0.0
+        lab.submit()
+        lab.serve()
+        unfit = lab.unfit
+        assert unfit is not None
+        assert (unfit["code"], lab.states) == ("too_old", ["queued"])
+        findings = [one.found for one in examine(Settings(data_dir=lab.folder / "data")) if one.name == "workers"]
+        assert any("is unfit" in found and "9.9" in found for found in findings)
+
+    def test_only_a_worker_that_reads_a_jobs_schema_claims_it(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        job_id = lab.submit()
+        with lab.database.write() as connection:
+            newer = f'["{name_of(SCHEMA + 1)}"]'
+            connection.exec_driver_sql(f"UPDATE job SET requirements = '{newer}'")
+        lab.serve()
+        assert lab.states == ["queued"]
+        assert "as new as the server" in str(lab.reading.job(job_id)[0]["waiting"])
+        with lab.database.write() as connection:  # a server of release 0.1.0 named no schema
+            connection.exec_driver_sql("UPDATE job SET requirements = '[]'")
+        lab.serve()
+        assert lab.states == ["succeeded"]
+
+    def test_a_worker_that_does_not_know_is_shown_as_too_old(self, lab: Lab) -> None:
+        Registration(lab.database).register_worker("old", "host", 1, [], [], [], {"flopwatch": "0.1.0"})
+        with lab.database.write() as connection:
+            connection.exec_driver_sql("UPDATE worker SET schema_number = NULL WHERE id = 'old'")
+        (old,) = [one for one in lab.reading.workers() if one["id"] == "old"]
+        assert (old["state"], old["unfit"]["code"]) == ("unfit", "too_old")
+
+    def test_another_schema_has_another_number(self) -> None:
+        """Raise SCHEMA when this fails: workers of the last release cannot read these specs. A release adds its own
+        number and fingerprint to RELEASED."""
+        assert fingerprint() == RELEASED.get(SCHEMA, fingerprint())
+        assert (max(RELEASED) < SCHEMA) == (fingerprint() not in RELEASED.values())
+        assert name_of(1).startswith("nodes:"), "for workers of release 0.1.0"
