@@ -3,11 +3,11 @@ database are real; what jobs do is played."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -222,10 +222,9 @@ class TestSameFailures:
 
 
 def full_disk(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    monkeypatch.setattr(host_check.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 20))
-    return lambda: monkeypatch.setattr(
-        host_check.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40)
-    )
+    statvfs, disk = host_check.os.statvfs, {"f_frsize": 1 << 10, "f_blocks": 1 << 30, "f_files": 0, "f_favail": 0}
+    monkeypatch.setattr(host_check.os, "statvfs", lambda _: SimpleNamespace(**disk, f_bavail=1 << 10))
+    return lambda: monkeypatch.setattr(host_check.os, "statvfs", statvfs)
 
 
 def no_package(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
