@@ -164,7 +164,8 @@ def main() -> None:
     drawn = random.Random(options.seed)
     for _ in range(options.rounds):
         for tree in drawn.sample((old, new), 2):
-            turns[tree].append(in_tree(tree, options))
+            turns[tree].append(found := in_tree(tree, options))
+            print(f"{tree}: { ({name: round(row[0], 4) for name, row in found.items()}) }", file=sys.stderr, flush=True)
     print(f"seed {options.seed}, {options.rounds} rounds")
     print("| row | old, ms | new, ms | ratio | spread | hot | warm-up calls | steady | seconds |")
     print("|---|---:|---:|---:|---:|---:|---:|---|---:|")
