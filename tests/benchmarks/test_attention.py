@@ -10,11 +10,10 @@ import torch
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import attention_decoding, attention_host, attention_stress, stopwatch_against_profiler
+from benchmarks import attention_decoding, attention_host, attention_stress
 from kernels.attention.problem import AttentionProblem
 from kernels.device_clock import Lap
 from kernels.registry import ATTENTION, FEATURES
-from workers.measure.busy import Span
 
 PLAIN = {"triton": None, attention_host.REFERENCE: SDPBackend.MATH}
 
@@ -91,9 +90,3 @@ def test_host_times_are_relative_to_the_reference(monkeypatch: pytest.MonkeyPatc
     assert (ours[:2], reference[:2]) == (["1x2x32x16", "triton"], ["1x2x32x16", attention_host.REFERENCE])
     assert all(float(cell.split()[0]) > 0 for cell in ours[2:])
     assert all(cell.endswith("(1.00)") for cell in reference[2:])
-
-
-def test_work_between_delays_is_one_calls() -> None:
-    spin, flush, kernel = (Span(0, 1, name) for name in ("spin_kernel", "fill", "forward_kernel"))
-    calls = stopwatch_against_profiler.calls_in([flush, spin, kernel, kernel, flush, spin, kernel])
-    assert calls == [[kernel, kernel], [kernel]]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _shared, crowd, latencies, run, service, store
+from benchmarks import _shared, latencies, run, service, store
 from benchmarks._shared import TINY
 from flopwatch.client import Flopwatch
 from tests.forked import ForkedService
@@ -53,7 +53,7 @@ def table(
     running: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Table]]:
     """Run a script on the shared server. At the end no job is queued, so that no script's worker runs another's."""
-    for module in (crowd, latencies, service):
+    for module in (latencies, service):
         monkeypatch.setattr(module, "started_service", lambda *_, **_folder: contextlib.nullcontext(running))
 
     def run_script(script: Callable[..., None], **options: Any) -> Table:
@@ -130,16 +130,6 @@ def test_followers(table: Callable[..., Table]) -> None:
     assert headings[:3] == ["streams", "`POST /jobs` p50, ms", "p99, ms"]
     assert [row[0] for row in rows] == ["none", "5, of as many jobs", "5, of one job"]
     assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
-
-
-@pytest.mark.long
-def test_crowd(table: Callable[..., Table]) -> None:
-    headings, rows = table(crowd.main, listeners=6, pollers=2, seconds=1.5, jobs=60)
-    assert headings[:2] == ["listeners, pollers", "`POST /jobs` p50 / p99 / most, ms"]
-    assert [row[0] for row in rows] == ["0, 0", "6, 2"]
-    alone, beside = (dict(zip(headings, row, strict=True)) for row in rows)
-    assert (alone["events"], beside["errors"]) == ("0", "0")
-    assert min(int(beside[name]) for name in ("polls", "events", "jobs of the sweep that ended")) > 0
 
 
 @pytest.mark.long
