@@ -21,6 +21,7 @@ from urllib.request import getproxies
 import httpx
 
 from flopwatch import address, defaults
+from flopwatch.text.times import parsed_time, set_clock
 
 Answer: TypeAlias = dict[str, Any]
 """An answer of the server: a job, a sweep, a comparison, …"""
@@ -33,6 +34,8 @@ MAX_PREFERRED_WAIT_S = 60
 """Longest time in seconds for which the server holds an answer."""
 RECONNECT_S = 1.0
 MAX_RECONNECTS = 30
+CLOCK_S = 1.0
+"""Difference of clocks that does not count: the answer was under way."""
 PAGE = 500
 
 
@@ -228,6 +231,8 @@ class Connection:
                 headers=headers,
                 timeout=timeout,
             )
+        with contextlib.suppress(KeyError, ValueError):  # a server before this version does not tell
+            set_clock(parsed_time(response.headers[defaults.TIME]), CLOCK_S)
         return checked(response)
 
     def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event | None]:

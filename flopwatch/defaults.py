@@ -1,4 +1,4 @@
-"""Where a server keeps its data and listens unless its settings say otherwise, and how clients name their user to it.
+"""Where a server keeps its data and listens unless its settings say otherwise, and the headers between clients and it.
 Standard library only: clients read this, too.
 """
 
@@ -10,6 +10,8 @@ HOST = "127.0.0.1"
 PORT = 8000
 USER = "Flopwatch-User"
 """The request header with the name of the user, percent-encoded UTF-8."""
+TIME = "Flopwatch-Time"
+"""The header of answers with the time by the database's clock, RFC 3339."""
 
 
 def data_dir() -> Path:

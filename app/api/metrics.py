@@ -25,6 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import STORE_UNAVAILABLE, Damaged, DatabaseFailed, FlopwatchError
 from app.logs import note_request
 from app.store.reading.monitoring import Snapshot
+from flopwatch.defaults import TIME
+from flopwatch.text.times import current_time
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -84,7 +86,8 @@ class Requests:
 
 
 class Counted:
-    """ASGI middleware that gives every request an id, and notes it by its route: paths would be without bound."""
+    """ASGI middleware that gives every request an id, tells the database's time, and notes it by its route: paths would
+    be without bound."""
 
     def __init__(self, app: ASGIApp, requests: Requests) -> None:
         self.app = app
@@ -102,7 +105,8 @@ class Counted:
             nonlocal is_noted
             if message["type"] == "http.response.start" and not is_noted:
                 is_noted = True
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID], headers[TIME] = request_id, current_time().isoformat()
                 seconds = time.perf_counter() - started
                 self.requests.note(scope["method"], route_of(scope), message["status"], seconds)
             await send(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
@@ -22,11 +22,12 @@ from sqlalchemy import (
 from sqlmodel import Field, SQLModel
 
 from app.store.column_types import StoredJson, UtcDateTime
+from flopwatch.text.times import current_time
 
 
 def utc_now() -> datetime:
-    """Return the wall clock's time, for people to read. No lease depends on it."""
-    return datetime.now(UTC)
+    """Return the time by the database's clock, for people to read. No lease depends on it."""
+    return current_time()
 
 
 def _json(shape: type = dict, *, nullable: bool = True) -> Any:

@@ -13,7 +13,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version as package_version
 from typing import Annotated, Any
 
@@ -37,6 +36,7 @@ from app.web.panels.profile import FLAME_GRAPH
 from app.web.templates import STATIC, embedded, page_text, plain, table
 from flopwatch.text.cases import case_text
 from flopwatch.text.numbers import NOTHING
+from flopwatch.text.times import current_time
 
 router = APIRouter(tags=["results"])
 
@@ -156,7 +156,7 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
         "export.html",
         assets=own,
         source=str(request.base_url).rstrip("/") + path,
-        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        made_at=f"{current_time():%Y-%m-%d %H:%M:%S} UTC",
         version=package_version("flopwatch"),
         **values,
     )

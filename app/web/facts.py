@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from app.specs import KINDS
 from app.specs._base import flat
-from flopwatch.text.times import duration, parsed_time
+from flopwatch.text.times import current_time, duration, parsed_time
 
 MAX_CHECKS = 60
 """Number of a job's checks that its page lists."""
@@ -132,7 +132,7 @@ def steps(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) ->
         title = str(event["data"].get("message", "")).partition(": ")[0].partition("; about ")[0]
         if not starts or starts[-1][0] != title:
             starts.append((title, parsed_time(event["created_at"])))
-    starts.append(("", now or datetime.now(UTC)))
+    starts.append(("", now or current_time()))
     stretches = [
         Step(title, (end - start).total_seconds(), number == len(starts) - 2)
         for number, ((title, start), (_, end)) in enumerate(itertools.pairwise(starts))
@@ -156,7 +156,7 @@ def pace(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) -> 
     if made <= 0 or seconds <= 0:
         return None
     each = seconds / made
-    waited = ((now or datetime.now(UTC)) - parsed_time(same[-1]["created_at"])).total_seconds()
+    waited = ((now or current_time()) - parsed_time(same[-1]["created_at"])).total_seconds()
     remaining_s = max(0.0, each * (total - done) - max(0.0, waited))
     return (
         f"{duration(each)} each, about {duration(remaining_s)} left" if remaining_s >= 1 else f"{duration(each)} each"

@@ -7,6 +7,20 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+_ahead = timedelta()
+
+
+def current_time() -> datetime:
+    """Return the time by the clock of the database, as far as this process knows it; else by its own."""
+    return datetime.now(UTC) + _ahead
+
+
+def set_clock(theirs: datetime, resolution_s: float = 0.0) -> None:
+    """Let `current_time` go by the clock that shows `theirs` now; a difference up to `resolution_s` is none."""
+    global _ahead
+    ahead = theirs - datetime.now(UTC)
+    _ahead = ahead if abs(ahead.total_seconds()) > resolution_s else timedelta()
+
 
 def duration(seconds: float) -> str:
     """Write a time span with the two units that matter: "850 ms", "4.2 s", "3 min 12 s", "5 h 10 min", "12 d 3 h"."""
@@ -48,7 +62,7 @@ def moment_of(text: str, now: datetime | None = None) -> datetime:
     """
     if span := re.fullmatch(r"(\d{1,9})(min|m|h|d|w)", text.strip(), re.ASCII):
         try:
-            return (now or datetime.now(UTC)) - timedelta(seconds=int(span[1]) * _SPANS[span[2]])
+            return (now or current_time()) - timedelta(seconds=int(span[1]) * _SPANS[span[2]])
         except OverflowError:
             raise ValueError("is before the year 1") from None
     try:
@@ -65,7 +79,7 @@ def age(text: str | None, now: datetime | None = None) -> str | None:
     """
     if text is None:
         return None
-    seconds = ((now or datetime.now(UTC)) - parsed_time(text)).total_seconds()
+    seconds = ((now or current_time()) - parsed_time(text)).total_seconds()
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
@@ -76,7 +90,7 @@ def ran(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
     """Write how long a job ran, or has been running for; None if it never started."""
     if job["started_at"] is None:
         return None
-    end = (now or datetime.now(UTC)) if job["finished_at"] is None else parsed_time(job["finished_at"])
+    end = (now or current_time()) if job["finished_at"] is None else parsed_time(job["finished_at"])
     return duration((end - parsed_time(job["started_at"])).total_seconds())
 
 

@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.errors import CannotRunHere, DatabaseBusy, DatabaseGone, DiskFull, FlopwatchError, StorageFailed
 from app.store.database.locking import TurnLock, hold
+from flopwatch.text.times import set_clock
 
 OLDEST = 13
 """The first version with pg_current_snapshot()."""
@@ -32,6 +33,8 @@ LOOK_S = 0.25
 WRITER_IDLE_S, READER_IDLE_S = 15, 300
 """Seconds after which the server ends a transaction whose process has stopped, or whose network is cut. A writer keeps
 all others from writing meanwhile."""
+CLOCK_S = 3600
+"""Seconds after which a connection is replaced: a new one asks for the server's time, since clocks drift."""
 CONNECT: dict[str, Any] = {
     "autocommit": True,  # the `begin` event begins transactions
     "prepare_threshold": None,  # behind pgbouncer the next statement may reach another session
@@ -80,6 +83,7 @@ class PostgreSQL:
             pool_timeout=self._busy_timeout_s,
             pool_pre_ping=True,  # the server may have been restarted
             pool_use_lifo=True,
+            pool_recycle=CLOCK_S,
             use_native_hstore=False,
             connect_args={name: value for name, value in CONNECT.items() if name not in url.query},
         )
@@ -323,3 +327,4 @@ def _set_up(connection: Any, _record: object) -> None:
 
     connection.adapters.register_dumper(float, Number)
     connection.adapters.register_dumper(str, Text)
+    set_clock(connection.execute("SELECT clock_timestamp()").fetchone()[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -27,7 +26,7 @@ from app.web.live import Known, clock, is_refresh, page_tag, refreshed, tagged, 
 from app.web.pages.sweeps import varies
 from app.web.parameters import NONE_IF_EMPTY
 from flopwatch.text.cases import case_text
-from flopwatch.text.times import duration, parsed_time
+from flopwatch.text.times import current_time, duration, parsed_time
 from flopwatch.text.values import value_text
 
 router = APIRouter()
@@ -89,7 +88,7 @@ def page(request: Request, services: Services, sweep_id: int, query: SweepQuery,
     tag = page_tag(version, str(request.query_params), clock(finished=finished), reader)
     if known(tag):
         return unchanged(tag, plots=True)
-    progress = members.progress(services.database, sweep, datetime.now(UTC))
+    progress = members.progress(services.database, sweep, current_time())
     choice = query.choice()
     jobs, number = members.page(
         services.database, sweep, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
@@ -175,7 +174,7 @@ def elapsed(progress: members.Progress) -> str | None:
     if progress.started_at is None:
         return None
     is_running = progress.done < progress.total or progress.finished_at is None
-    end = datetime.now(UTC) if is_running else parsed_time(str(progress.finished_at))
+    end = current_time() if is_running else parsed_time(str(progress.finished_at))
     return duration((end - parsed_time(progress.started_at)).total_seconds())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import subprocess
@@ -12,6 +13,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
+from app.errors import DiskFull
+from app.store.records import Offer
+from tests.app.conftest import CAPABILITIES, KINDS
+
+OFFER = Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
 OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GPU = {"type": "cuda", "uuid": "GPU-1", "utilisation_percent": 50, "memory_used_mib": 3, "sm_clock_mhz": 1980}
 
@@ -132,3 +138,90 @@ def test_promtool_has_nothing_to_say(fresh_site: Any) -> None:
     text = fresh_site.http.get("/metrics").text
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_times_devices_and_disk(fresh_site: Any) -> None:
+    site = fresh_site
+    site.worker.register()
+    site.submit()
+    claim = site.worker.claim()
+    assert value(site, "flopwatch_devices", hostname="host") == 1
+    assert value(site, "flopwatch_devices_busy", hostname="host") == 1
+    site.worker.finish(claim, "failed")
+    assert value(site, "flopwatch_devices_busy", hostname="host") == 0
+    assert value(site, "flopwatch_job_waiting_seconds_count", kind="benchmark") == 1
+    assert value(site, "flopwatch_job_waiting_seconds_bucket", le="60") == 1
+    assert value(site, "flopwatch_job_duration_seconds_count", kind="benchmark", outcome="failed") == 1
+    assert (value(site, "flopwatch_job_duration_seconds_sum", outcome="failed") or 0) > 0
+    site.http.post(f"/jobs/{claim.job_id}/retry")
+    site.worker.finish(site.worker.claim())
+    assert value(site, "flopwatch_job_waiting_seconds_count", kind="benchmark") == 1, "a retry waited for its failure"
+    assert value(site, "flopwatch_job_duration_seconds_count", outcome="succeeded") == 1
+    free = shutil.disk_usage(site.services.settings.data_dir).free
+    assert value(site, "flopwatch_disk_free_bytes", folder="data") == pytest.approx(free, rel=0.05)
+    assert value(site, "flopwatch_pending_jobs") == 0
+
+
+def test_jobs_in_a_clusters_queue_are_pending(fresh_site: Any) -> None:
+    site = fresh_site
+    site.submit()
+    site.services.queue.claim(site.worker.id, OFFER, "Slurm: Resources")
+    assert value(site, "flopwatch_pending_jobs") == 1
+    assert value(site, "flopwatch_job_waiting_seconds_count", kind="benchmark") is None, "it still waits"
+
+
+def test_errors_of_the_store_are_counted(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise DiskFull("No space is left.")
+
+    monkeypatch.setattr(fresh_site.services.queue, "submit", full)
+    refused = fresh_site.http.post("/jobs", json={"spec": {"kind": "benchmark"}})
+    assert refused.status_code == 507
+    assert value(fresh_site, "flopwatch_store_errors_total", code="disk_full") == 1
+    fresh_site.http.get("/jobs/999")
+    assert value(fresh_site, "flopwatch_store_errors_total", code="not_found") is None
+
+
+class TestRequestIds:
+    def test_answers_and_problems_have_it(self, fresh_site: Any) -> None:
+        first, second = (fresh_site.http.get("/jobs/999") for _ in range(2))
+        ids = {answer.headers["x-request-id"] for answer in (first, second)}
+        assert {answer.json()["request_id"] for answer in (first, second)} == ids
+        assert len(ids) == 2
+
+    @pytest.mark.parametrize(("sent", "is_kept"), [("proxy-7.a", True), ("a b", False), ("x" * 65, False), ("", False)])
+    def test_a_proxys_id_is_kept(self, fresh_site: Any, sent: str, is_kept: bool) -> None:
+        answer = fresh_site.http.get("/nothing", headers={"X-Request-Id": sent})
+        assert (answer.headers["x-request-id"] == sent) is is_kept
+        assert answer.json()["request_id"] == answer.headers["x-request-id"]
+
+    def test_refusals_and_unforeseen_errors_have_it(self, fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused = fresh_site.http.get("/jobs", headers={"Host": "elsewhere.example"})
+        assert refused.json()["request_id"] == refused.headers["x-request-id"]
+        monkeypatch.setattr(fresh_site.services.reading, "jobs", lambda **_: 1 / 0)
+        unforeseen = fresh_site.http.get("/jobs", headers={"X-Request-Id": "mine"})
+        assert unforeseen.status_code == 500
+        assert (unforeseen.json()["request_id"], unforeseen.headers["x-request-id"]) == ("mine", "mine")
+
+
+def test_an_end_is_logged_with_state_code_and_time(fresh_site: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "app.store.queue.ends")
+    for _ in range(4):
+        fresh_site.submit()
+    fresh_site.worker.finish(fresh_site.worker.claim())
+    fresh_site.worker.finish(fresh_site.worker.claim(), "failed")
+    for _ in range(2):  # the second time it has ended
+        fresh_site.http.post("/jobs/3/cancel")
+    lost = fresh_site.worker.claim()
+    for _ in range(2):
+        fresh_site.services.queue.recover(fresh_site.services.queue.running()[0])
+        if fresh_site.job(lost.job_id)["state"] == "queued":
+            fresh_site.worker.claim()
+    ended = [record.fields for record in caplog.records if record.name == "app.store.queue.ends"]
+    assert [(one["state"], one["code"]) for one in ended] == [
+        ("succeeded", None),
+        ("failed", "failed"),
+        ("cancelled", "cancelled"),
+        ("failed", "worker_lost"),
+    ]
+    assert [one["ran_s"] is None for one in ended] == [False, False, True, False]

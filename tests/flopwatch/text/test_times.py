@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from flopwatch.text import times
 from flopwatch.text.times import age, duration, moment, moment_of, ran
 
 
@@ -60,3 +61,21 @@ def test_moments_as_people_name_them(text: str, moment: datetime) -> None:
 def test_a_malformed_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"such as|year 1"):
         moment_of(text, NOW)
+
+
+@pytest.mark.parametrize(("ahead_s", "shown"), [(300, "5 min ago"), (-300, "0 s ago"), (2, "0 s ago")])
+def test_ages_go_by_the_servers_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float, shown: str) -> None:
+    monkeypatch.setattr(times, "_ahead", timedelta())
+    own = datetime.now(UTC)
+    times.set_clock(own + timedelta(seconds=ahead_s), 3.0)
+    assert age(own.isoformat()) == shown
+    times.set_clock(own)
+    assert age((own - timedelta(seconds=65)).isoformat()) == "1 min ago"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s"), (31.4, "31 s"), (2400, "40 min"), (7199, "120 min"), (10_000, "3 h"), (2e5, "2 d")],
+)
+def test_a_guessed_time_has_one_unit(seconds: float, text: str) -> None:
+    assert times.rough_duration(seconds) == text

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ from app.errors import (
     StorageFailed,
 )
 from app.settings import Settings
+from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database import postgresql
 from app.store.database.engine import Database, open_database, open_existing
 from app.store.queue import fence
 from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
-from app.store.records import Finish, NewEvent
+from app.store.records import Finish, NewEvent, NewJob
+from flopwatch.text import times
 from tests.postgres import Proxy, Server
 from tools.waiting import wait_until
 
@@ -353,3 +356,23 @@ class TestLostCommits:
         queue.recover(queue.running()[0])
         with pytest.raises(LeaseLost):
             queue.finish(claim, Finish("succeeded"))
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_times_are_the_databases(settings: Settings, monkeypatch: pytest.MonkeyPatch, asks: bool) -> None:
+    """A host whose clock is late stores the server's time; the control does not ask for it."""
+
+    class Late(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(minutes=5)
+
+    monkeypatch.setattr(times, "_ahead", timedelta())
+    monkeypatch.setattr(times, "datetime", Late)
+    if not asks:
+        monkeypatch.setattr(postgresql, "set_clock", lambda _: None)
+    with contextlib.closing(open_database(settings)) as database:
+        Queue(database).submit(NewJob(BenchmarkSpec()))
+        created = datetime.fromisoformat(Reading(database).job(1)[0]["created_at"])
+    late_s = (datetime.now(UTC) - created).total_seconds()
+    assert late_s == pytest.approx(0 if asks else 300, abs=10)
