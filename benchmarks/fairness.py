@@ -3,7 +3,7 @@
     python -m benchmarks.fairness [--real] [--seed N]
 
 It runs the queue itself, on a database of its own, with a clock that jumps from one end of a job to the next. With
---real, a server and a worker measure the first scenario, with users' tokens, on this host's CPU.
+--real, a server and a worker run jobs of three users with tokens on this host's CPU, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import heapq
 import random
 import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,14 +29,19 @@ from app.store.queue.sharing import Policy, put_policy
 from app.store.queue.transitions import Queue
 from app.store.records import Claim, Finish, NewJob, Offer
 from app.store.tokens import Tokens
-from benchmarks._shared import TINY, Row, print_table, started_service
+from benchmarks._shared import TINY, Row, print_table
 from flopwatch import Flopwatch
+from flopwatch.text.times import parsed_time
+from tools.service import Service
 
 SPEC = spec_adapter.validate_python({**TINY, "device": "cuda"})
 DAY_S = 86_400.0
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-STARTED: dict[str, int] = {"ada": 40, "bob": 1}
-"""Jobs of each user in the real run."""
+STARTED: dict[str, int] = {"ada": 200, "bob": 20, "cyd": 1}
+"""Jobs of each user in the real run, in the order in which they are submitted."""
+ALL = 1000
+ADMIN = "the admin's token"
+ENVIRONMENT = {"FLOPWATCH_API_TOKEN": ADMIN}
 
 
 @dataclass(frozen=True)
@@ -149,14 +153,29 @@ def _row(user: str, fifo: Sequence[float], fair: Sequence[float]) -> Row:
     return {"user": user, "jobs": str(len(fair)), "first in, first out": text(fifo), "fair shares": text(fair)}
 
 
-def _measured(*, fair: bool) -> Mapping[str, list[float]]:
-    """Submit STARTED to a real server, from one user after the other; returns how long the jobs waited."""
-    with started_service() as service:
-        admin = Flopwatch(service.url)
-        texts: dict[str, str] = {}
-        if fair:
-            admin.send("POST", "/tokens", body={"name": "root", "scope": "admin"})
-        raise NotImplementedError(texts, time)
+def _measured(*, fair: bool) -> dict[str, list[float]]:
+    """Submit the jobs of STARTED to a real server, one user's after the other's; returns how long they waited.
+
+    Each user has a token, and the first has five; first in, first out is without tokens.
+    """
+    with tempfile.TemporaryDirectory() as folder, Service(Path(folder), ENVIRONMENT if fair else {}) as service:
+        service.start_server()
+        admin = Flopwatch(service.url, token=ADMIN if fair else None)
+        for user, number in STARTED.items():
+            clients = [admin]
+            if fair:
+                asked = {"name": user, "scope": "submit", "expires_days": 1}
+                texts = [admin.send("POST", "/tokens", body=asked).json()["token"] for _ in range(5)]
+                clients = [Flopwatch(service.url, token=text) for text in texts]
+            for job in range(number):
+                clients[job % len(clients)].submit(TINY, labels={"user": user})
+        service.start_worker()
+        waited: dict[str, list[float]] = {}
+        for job in admin.list_jobs(limit=ALL):
+            ended = admin.wait(job)
+            started, created = (parsed_time(ended[name]) for name in ("started_at", "created_at"))
+            waited.setdefault(ended["labels"]["user"], []).append((started - created).total_seconds())
+        return waited
 
 
 def main(real: bool = False, seed: int = 0) -> None:
@@ -164,6 +183,9 @@ def main(real: bool = False, seed: int = 0) -> None:
     print(f"seed {seed}; minutes that jobs waited: mean / longest")
     for scenario in scenarios(random.Random(seed)):
         print_table(scenario.name, _rows(scenario))
+    if real:
+        fifo, fair = _measured(fair=False), _measured(fair=True)
+        print_table("Real, on this host's CPU", (_row(user, fifo[user], fair[user]) for user in STARTED))
 
 
 if __name__ == "__main__":
