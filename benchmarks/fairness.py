@@ -167,8 +167,8 @@ def _measured(*, fair: bool) -> dict[str, list[float]]:
                 asked = {"name": user, "scope": "submit", "expires_days": 1}
                 texts = [admin.send("POST", "/tokens", body=asked).json()["token"] for _ in range(5)]
                 clients = [Flopwatch(service.url, token=text) for text in texts]
-            for job in range(number):
-                clients[job % len(clients)].submit(TINY, labels={"user": user})
+            for turn in range(number):
+                clients[turn % len(clients)].submit(TINY, labels={"user": user})
         service.start_worker()
         waited: dict[str, list[float]] = {}
         for job in admin.list_jobs(limit=ALL):
