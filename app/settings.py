@@ -128,6 +128,11 @@ class Settings(BaseSettings):
         default=None,
         description="A token with the scope admin; with it, or with tokens made, every route asks for one.",
     )
+    trusted_proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)] | None = Field(
+        default=None,
+        description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses and networks; unset: "
+        "FORWARDED_ALLOW_IPS, or 127.0.0.1; empty: none.",
+    )
     requests_per_minute: int | None = Field(
         default=None, ge=1, description="Most requests of one token or, without one, address; unset: no limit."
     )

@@ -110,6 +110,10 @@ class Changes:
             if not job.followers:
                 del self._followed[job_id]
 
+    def wake_all(self) -> None:
+        """Let all followers look again: who may follow has changed."""
+        self._advance(None)
+
     def stop(self) -> None:
         """Wake all followers and refuse further waiting: streams end, and their clients resume elsewhere or later."""
         self.stopping = True

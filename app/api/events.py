@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic_core import to_json
 from starlette.types import Send
 
+from app.api.gate import stays
 from app.api.parameters import Cursor, JobId, Json, Limit, StrictQuery
 from app.api.schemas import Event, Page
 from app.api.services import CurrentServices, Services
@@ -51,7 +52,8 @@ async def events(
     """With `Accept: text/event-stream`, sends a stream of `state`, `progress`, `log` and, last, `done`; otherwise a
     list.
 
-    A stream resumes after `Last-Event-ID`. After `done` there is nothing to resume: 204 tells browsers to stop.
+    A stream resumes after `Last-Event-ID`. After `done` there is nothing to resume: 204 tells browsers to stop. It ends
+    when its token is revoked or expires, or its session ends; another server's notices within 15 s.
     """
     after = int(last_event_id or query.after or 0)
     if EVENT_STREAM not in request.headers.get("accept", ""):
@@ -61,7 +63,7 @@ async def events(
     if state in FINISHED_STATES and not events:
         return Response(status_code=204)
     return ClosingStream(
-        stream(services, job_id, after),
+        stream(services, job_id, after, lambda: stays(request)),
         media_type=EVENT_STREAM,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -76,8 +78,11 @@ class ClosingStream(StreamingResponse):
             await super().stream_response(send)
 
 
-async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[bytes]:
-    """Yield the job's events after `after` as they are committed, until it is done; no transaction stays open."""
+async def stream(
+    services: Services, job_id: int, after: int, may_follow: Callable[[], Awaitable[bool]]
+) -> AsyncIterator[bytes]:
+    """Yield the job's events after `after` as they are committed, until it is done or its reader may no longer follow
+    it; no transaction stays open."""
     with services.changes.following(job_id) as followed:
         while True:
             generation = followed.generation
@@ -86,6 +91,8 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
                     after, functools.partial(_look, services, job_id, after)
                 )
             except NotFound:  # deleted meanwhile
+                return
+            if not await may_follow():
                 return
             for event_id, text in frames:
                 after = event_id
@@ -97,6 +104,8 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
                 return
             silent_s = min(KEEP_ALIVE_S, QUEUED_KEEP_ALIVE_S) if state == "queued" else KEEP_ALIVE_S
             while not await followed.after(generation, silent_s):
+                if not await may_follow():
+                    return
                 yield KEEP_ALIVE
 
 

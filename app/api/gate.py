@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.guard import SIGN_IN, SIGN_OUT, Access, Guard, cookie_name
 from app.api.hosts import AllowedHosts
 from app.api.problems import ErrorPage, problem, problem_response
-from app.errors import CrossSiteRequest, FlopwatchError, MisdirectedRequest, Unauthorized
+from app.errors import CrossSiteRequest, FlopwatchError, MisdirectedRequest, TooManyRequests, Unauthorized
 from app.logs import note_job
 
 PROBES = frozenset({"/healthz"})
@@ -70,12 +70,13 @@ class Gate:
         await guard.refresh()
         safe = scope["method"] in SAFE_METHODS
         is_open = scope["path"] in OPEN or scope["path"].startswith(STATIC)
-        access, unknown = None, None
+        access, unknown, address = None, None, address_of(scope)
         try:
-            access = identify(headers, guard)
-        except Unauthorized as error:
+            access = identify(headers, guard, address)
+        except (Unauthorized, TooManyRequests) as error:
             unknown = error
-        guard.count(access, (scope.get("client") or ("",))[0])
+        if not is_open:  # whatever others at an address do, its people can sign in
+            guard.count(access, address)
         if not safe and is_cross_site(headers, unsaid=access is not None and access.by_session):
             raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
         if unknown is not None and not is_open:
@@ -101,13 +102,19 @@ class Gate:
         return page
 
 
-def identify(headers: Headers, guard: Guard) -> Access:
-    """Return who sends a request, by its token or else its session. Raises Unauthorized."""
+def address_of(scope: Scope) -> str:
+    """Return the sender's address, as the connection or a trusted proxy says; "" for a socket without one."""
+    return str((scope.get("client") or ("",))[0])
+
+
+def identify(headers: Headers, guard: Guard, address: str) -> Access:
+    """Return who sends a request, by its token or else its session. Raises Unauthorized, and TooManyRequests after too
+    many wrong tokens."""
     if guard.is_open:
         return Access("admin")
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
-        return guard.by_token(credentials.strip().encode("latin-1"))  # the bytes as they came
+        return guard.by_token(credentials.strip().encode("latin-1"), address)  # the bytes as they came
     cookie = cookie_of(headers)
     if cookie and not scheme:
         return guard.by_session(cookie)
@@ -115,6 +122,18 @@ def identify(headers: Headers, guard: Guard) -> Access:
         f"Send a token as `Authorization: Bearer TOKEN`; browsers sign in at {SIGN_IN}, and the command line and the "
         "Python client read FLOPWATCH_API_TOKEN."
     )
+
+
+async def stays(request: Request) -> bool:
+    """Return False once who sent a request would no longer be admitted: a token was revoked or has expired, or a
+    session has ended."""
+    guard: Guard = request.app.state.services.guard
+    await guard.refresh()
+    try:
+        identify(request.headers, guard, address_of(request.scope))
+    except FlopwatchError:
+        return False
+    return True
 
 
 def cookie_of(headers: Headers) -> str:

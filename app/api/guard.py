@@ -1,4 +1,5 @@
-"""Decides who sends a request and what they may do: tokens, sessions of browsers, and the limit of requests.
+"""Decides who sends a request and what they may do: tokens, sessions of browsers, and the limits of requests and of
+guessed tokens.
 
 Tokens are read from the database at most once a second, so a request costs no query, and a token that another process
 revoked counts for a second more. Sessions are in memory: a restart of the server ends them.
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from ipaddress import IPv6Address, ip_address, ip_network
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -27,8 +29,11 @@ from app.tokens import Scope
 
 FRESH_S = 1.0
 SESSION_S = 7 * 86_400
-MAX_SESSIONS = 10_000
+MAX_SESSIONS = 1000
+"""Of one token; its oldest session ends for a further one."""
 MAX_BUCKETS = 10_000
+GUESSES, ALL_GUESSES = 10, 60
+"""Different wrong tokens a minute, from one address and from all together."""
 MINUTE_S = 60.0
 SIGN_IN, SIGN_OUT = "/ui/sign-in", "/ui/sign-out"
 COOKIE = "flopwatch_session"
@@ -83,6 +88,7 @@ class Guard:
         self._used: dict[str, datetime] = {}
         per_minute = settings.requests_per_minute
         self._limit = None if per_minute is None else RequestLimit(per_minute, clock)
+        self._guesses = GuessLimit(clock)
 
     async def reload(self) -> None:
         """Read the tokens; raises the errors of reading."""
@@ -106,13 +112,22 @@ class Guard:
         closed when another server of its database revokes the last one: it may listen to other hosts."""
         return not self._closed
 
-    def by_token(self, sent: bytes) -> Access:
-        """Return the access that this token gives. Raises Unauthorized."""
-        if self._bootstrap is not None and secrets.compare_digest(sent, self._bootstrap):
-            return Access("admin")
+    def by_token(self, sent: bytes, address: str) -> Access:
+        """Return the access that this token gives to the sender at this address. Raises Unauthorized, and
+        TooManyRequests instead of looking at a token if too many wrong ones came.
+
+        Whoever has a token that was made is never kept waiting: it has 256 random bits, which nobody guesses. Only
+        FLOPWATCH_API_TOKEN may be a word.
+        """
         text = sent.decode("utf-8", "replace")
         token_id = tokens.id_of(text)
         if token_id is None:
+            self._guesses.check(sent, address)
+        if self._bootstrap is not None and secrets.compare_digest(sent, self._bootstrap):
+            self._guesses.note(sent, address)
+            return Access("admin")
+        if token_id is None:
+            self._guesses.note(sent, address, wrong=True)
             like = "looks like a token, but a part is missing or mistyped" if text.startswith("fw_") else "is no token"
             raise Unauthorized(f"What was sent {like}.")
         known = self._known.get(token_id)
@@ -135,10 +150,10 @@ class Guard:
     def begin_session(self, access: Access) -> str:
         """Begin a session with the access of a token; returns the cookie's value."""
         now = self._clock()
-        if len(self._sessions) >= MAX_SESSIONS:
-            self._sessions = {key: one for key, one in self._sessions.items() if one.ends > now}
-        if len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+        self._sessions = {key: one for key, one in self._sessions.items() if one.ends > now}
+        own = [key for key, one in self._sessions.items() if one.token_id == access.token_id]
+        if len(own) >= MAX_SESSIONS:
+            del self._sessions[own[0]]
         cookie = secrets.token_urlsafe(32)
         self._sessions[_key(cookie)] = Session(access.token_id, now + SESSION_S)
         return cookie
@@ -147,9 +162,11 @@ class Guard:
         self._sessions.pop(_key(cookie), None)
 
     def count(self, access: Access | None, address: str) -> None:
-        """Count a request of this token, or without one of this address. Raises TooManyRequests."""
+        """Count a request of this token, or without one of this address; of FLOPWATCH_API_TOKEN, which a proxy may send
+        for everybody, at this address. Raises TooManyRequests."""
         if self._limit is not None:
-            self._limit.count((access and access.token_id) or address)
+            here = network_of(address)
+            self._limit.count(here if access is None else access.token_id or f"admin at {here}")
 
     def note_uses(self) -> None:
         """Store when tokens were last used since the last call."""
@@ -176,26 +193,74 @@ def _key(cookie: str) -> str:
     return hashlib.sha256(cookie.encode()).hexdigest()
 
 
+def network_of(address: str) -> str:
+    """Return what is limited as one sender: an IPv4 address, or an IPv6 network of 64 bits, of which a host may choose
+    any address; "" for what is no address, which a proxy may pass on."""
+    try:
+        known = ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if not isinstance(known, IPv6Address):
+        return str(known)
+    return str(known.ipv4_mapped or ip_network((known, 64), strict=False))
+
+
+class GuessLimit:
+    """Limits how many different wrong tokens are tried. What was tried at an address before is no further guess: a
+    program goes on with its token, be it right or wrong, while others at its address guess."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        what = "different wrong tokens"
+        self._here, self._all = RequestLimit(GUESSES, clock, what), RequestLimit(ALL_GUESSES, clock, what)
+        self._tried: dict[tuple[str, bytes], None] = {}
+
+    def check(self, sent: bytes, address: str) -> None:
+        """Raise TooManyRequests if this would be one guess too many."""
+        here = network_of(address)
+        if (here, hashlib.sha256(sent).digest()) not in self._tried:
+            self._here.check(here)
+            self._all.check("")
+
+    def note(self, sent: bytes, address: str, *, wrong: bool = False) -> None:
+        """Remember that a token was tried, and count a wrong one that is new."""
+        here = network_of(address)
+        tried = (here, hashlib.sha256(sent).digest())
+        if wrong and tried not in self._tried:
+            self._here.count(here)
+            self._all.count("")
+        self._tried.pop(tried, None)
+        self._tried[tried] = None  # the latest is last
+        if len(self._tried) > MAX_BUCKETS:
+            del self._tried[next(iter(self._tried))]
+
+
 @dataclass
 class RequestLimit:
     """A token bucket for each sender: `per_minute` requests at once, which fill up again within a minute."""
 
     per_minute: int
     _clock: Callable[[], float] = time.monotonic
+    what: str = "requests"
     _full_at: dict[str, float] = field(default_factory=dict)
     """When each bucket will be full again."""
 
-    def count(self, who: str) -> None:
-        """Take one request from the sender's bucket. Raises TooManyRequests if it is empty."""
+    def check(self, who: str) -> float:
+        """Return when the sender's bucket would be full again after one more. Raises TooManyRequests if it is empty."""
         now, each_s = self._clock(), MINUTE_S / self.per_minute
         full_at = max(self._full_at.get(who, now), now) + each_s
         too_early_s = round(full_at - now - MINUTE_S, 6)
         if too_early_s > 0:
             wait_s = math.ceil(too_early_s)
+            setting = " (FLOPWATCH_REQUESTS_PER_MINUTE)" if self.what == "requests" else ""
             raise TooManyRequests(
-                f"More than {self.per_minute} requests a minute (FLOPWATCH_REQUESTS_PER_MINUTE): wait {wait_s} s.",
-                wait_s,
+                f"More than {self.per_minute} {self.what} a minute{setting}: wait {wait_s} s.", wait_s
             )
-        if len(self._full_at) >= MAX_BUCKETS:
-            self._full_at = {one: at for one, at in self._full_at.items() if at > now}
+        return full_at
+
+    def count(self, who: str) -> None:
+        """Take one from the sender's bucket. Raises TooManyRequests if it is empty."""
+        full_at = self.check(who)
+        self._full_at.pop(who, None)
+        if len(self._full_at) >= MAX_BUCKETS:  # the one that was used least lately
+            del self._full_at[next(iter(self._full_at))]
         self._full_at[who] = full_at

@@ -84,11 +84,12 @@ def list_tokens(services: CurrentServices) -> Response:
     summary="Revoke a token",
 )
 async def revoke(services: CurrentServices, token_id: str) -> Response:
-    """Revokes a token at once; other servers of the same database notice within a second.
+    """Revokes a token at once, and ends its event streams; other servers of the same database notice within a second.
 
     409 for the last token, without which the server would be open, unless FLOPWATCH_API_TOKEN is set.
     """
     keep_one = services.settings.api_token is None
     await services.writes.run(lambda: services.access_tokens.revoke(token_id, keep_one=keep_one))
     await services.guard.refresh(at_once=True)
+    services.changes.wake_all()
     return Response(status_code=204)

@@ -43,6 +43,11 @@ def reachable(url: str) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
+def trusted_proxies(settings: Settings) -> list[str] | None:
+    """Return the proxies whose headers are believed; None for uvicorn's own setting and default."""
+    return None if settings.trusted_proxies is None else list(map(str, settings.trusted_proxies))
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, which prints "listening on http://… (pages: …)" once it listens."""
 
@@ -97,6 +102,7 @@ def listen(settings: Settings) -> int:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
+        forwarded_allow_ips=trusted_proxies(settings),
     )
     server = Server(config, settings.data_dir)
     gc.set_threshold(*COLLECTS_AFTER)

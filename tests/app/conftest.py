@@ -19,6 +19,7 @@ import uvicorn
 from app.api.services import Services
 from app.errors import job_problem
 from app.main import create_app
+from app.server.process import trusted_proxies
 from app.settings import Settings
 from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
 from tests import builders
@@ -97,8 +98,12 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
     """A server in a thread of this process."""
     if not any(folder.glob("*.sqlite3")):
         put_database(folder)
-    app = create_app(Settings(data_dir=folder, **settings))
-    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2, lifespan="on")
+    chosen = Settings(data_dir=folder, **settings)
+    app = create_app(chosen)
+    believed = trusted_proxies(chosen)
+    config = uvicorn.Config(
+        app, port=0, log_level="warning", timeout_graceful_shutdown=2, lifespan="on", forwarded_allow_ips=believed
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()

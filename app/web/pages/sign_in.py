@@ -10,11 +10,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from app.api.bodies import read_limited
-from app.api.gate import cookie_of, is_cross_site
+from app.api.gate import address_of, cookie_of, is_cross_site
 from app.api.guard import cookie_name
 from app.api.parameters import NO_QUERY, StrictQuery
 from app.api.services import CurrentServices
-from app.errors import Unauthorized
+from app.errors import TooManyRequests, Unauthorized
 from app.web.templates import render
 
 router = APIRouter()
@@ -46,9 +46,11 @@ async def sign_in(request: Request, services: CurrentServices) -> Response:
     sent = parse_qs(raw.decode(errors="replace"))
     wanted = _own_path(sent.get("next", [HOME])[0])
     try:
-        access = services.guard.by_token(sent.get("token", [""])[0].strip().encode())
-    except Unauthorized as wrong:
-        return render(request, "sign_in.html", status_code=wrong.status, next=wanted, wrong=wrong.detail)
+        access = services.guard.by_token(sent.get("token", [""])[0].strip().encode(), address_of(request.scope))
+    except (Unauthorized, TooManyRequests) as wrong:
+        page = render(request, "sign_in.html", status_code=wrong.status, next=wanted, wrong=wrong.detail)
+        page.headers.update(wrong.headers)
+        return page
     answer = RedirectResponse(wanted, status_code=303)
     answer.set_cookie(
         cookie_name(request.headers.get("host", "")),
@@ -63,6 +65,7 @@ async def sign_in(request: Request, services: CurrentServices) -> Response:
 @router.post("/sign-out", dependencies=[NO_QUERY])
 async def sign_out(request: Request, services: CurrentServices) -> Response:
     services.guard.end_session(cookie_of(request.headers))
+    services.changes.wake_all()
     answer = RedirectResponse("/ui/sign-in", status_code=303)
     name = cookie_name(request.headers.get("host", ""))
     answer.delete_cookie(name, httponly=True, samesite="strict", secure=request.url.scheme == "https")

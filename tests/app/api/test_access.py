@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from app.api import gate, guard
+from app.api import events, gate, guard
 from app.api.guard import COOKIE, Access, Guard, RequestLimit
 from app.errors import StorageFailed, TooManyRequests, Unauthorized
 from app.main import create_app
@@ -31,6 +31,7 @@ from app.store.tokens import Tokens
 from app.tokens import SCOPES, Scope, mint
 from app.web.pages.sign_in import MAX_FORM_BYTES
 from benchmarks import latencies
+from tests.app.api.streams import STREAM, parse_stream
 from tests.app.api.test_writing import FORM, SOURCE, TINY, WRITES
 
 BOOTSTRAP = "bootstrap-s3cret"
@@ -430,8 +431,80 @@ class TestLimits:
             refused(answer, 429, "too_many_requests")
             assert 1 <= int(answer.headers["retry-after"]) <= 30
             assert site.http.get("/jobs", headers=bearer(bob)).status_code == 200
-            assert [site.http.get("/jobs").status_code for _ in range(3)] == [401, 401, 429], "by their address"
+            assert [site.http.get("/jobs").status_code for _ in range(5)] == [401] * 4 + [429], "by their address"
+            assert made(site, "cy", "read"), "FLOPWATCH_API_TOKEN is not counted with visitors of its address"
+            answer = site.http.post("/ui/sign-in", data={"token": bob})
+            assert (answer.status_code, site.http.get("/ui/sign-in").status_code) == (303, 200), "signing in is open"
             assert site.http.get("/healthz").status_code == 200
+
+    def test_guesses_are_limited(self, serve: Any, tmp_path: Path) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP) as site:
+            used = made(site, "ada", "read")
+
+            def status(token: str, address: str = "192.0.2.1", path: str = "/jobs") -> int:
+                headers = {**bearer(token), "X-Forwarded-For": address}
+                code: int = site.http.get(path, headers=headers).status_code
+                return code
+
+            def signed_in(token: str, address: str) -> httpx.Response:
+                sent = {"data": {"token": token}, "headers": {"X-Forwarded-For": address}}
+                answer: httpx.Response = site.http.post("/ui/sign-in", **sent)
+                return answer
+
+            assert status(BOOTSTRAP) == 200
+            guesses = [status(f"guess {number}") for number in range(90)]
+            assert guesses == [401] * guard.GUESSES + [429] * (90 - guard.GUESSES)
+            assert status("guess 1") == 401, "the same wrong token again is no guess"
+            assert (status(used), status(BOOTSTRAP)) == (200, 200), "those who were here go on"
+            assert (status(made(site, "new", "read")), status(mint()[1])) == (200, 401), "nobody guesses these"
+            assert status("guess 91", path="/ui/sign-in") == 200
+            assert status(BOOTSTRAP, "192.0.2.2") == 200
+            page = signed_in("guess 92", "192.0.2.1")
+            assert (page.status_code, "wrong tokens a minute" in page.text) == (429, True)
+            assert page.headers["retry-after"].isdigit()
+            assert signed_in(used, "192.0.2.1").status_code == 303
+
+    @pytest.mark.parametrize(
+        ("proxies", "believed"), [(None, True), ("", False), ("192.0.2.0/24", False), ("192.0.2.1, 127.0.0.0/8", True)]
+    )
+    def test_only_trusted_proxies_are_believed(
+        self, serve: Any, tmp_path: Path, proxies: str | None, believed: bool
+    ) -> None:
+        with serve(tmp_path, api_token=BOOTSTRAP, trusted_proxies=proxies) as site:
+            used = made(site, "ada", "read")
+
+            def guess(number: int) -> int:
+                headers = {**bearer(f"guess {number}"), "X-Forwarded-For": f"198.51.100.{number}"}
+                code: int = site.http.get("/jobs", headers=headers).status_code
+                return code
+
+            assert (429 in [guess(number) for number in range(guard.GUESSES + 1)]) != believed
+            forged = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "198.51.100.200"}
+            cookie = site.http.post("/ui/sign-in", data={"token": used}, headers=forged).headers["set-cookie"]
+            assert ("Secure" in cookie) == believed
+
+    def test_guesses_from_many_addresses_are_limited(self) -> None:
+        now = 0.0
+        one = guard.GuessLimit(lambda: now)
+        for number in range(guard.ALL_GUESSES):
+            one.check(b"%d" % number, f"2001:db8:{number:x}::1")
+            one.note(b"%d" % number, f"2001:db8:{number:x}::1", wrong=True)
+        with pytest.raises(TooManyRequests, match=r"60 different wrong tokens a minute: wait 1 s"):
+            one.check(b"another", "192.0.2.1")
+        now += 1.0
+        one.check(b"another", "192.0.2.1")
+
+    @pytest.mark.parametrize(
+        ("addresses", "networks"),
+        [
+            (("192.0.2.1", "::ffff:192.0.2.1"), {"192.0.2.1"}),
+            (("2001:db8::1", "2001:db8::ffff", "2001:db8:0:1::1"), {"2001:db8::/64", "2001:db8:0:1::/64"}),
+            (("", "unknown", "x" * 60_000), {""}),
+        ],
+        ids=("IPv4", "IPv6", "none"),
+    )
+    def test_what_counts_as_one_sender(self, addresses: tuple[str, ...], networks: set[str]) -> None:
+        assert {guard.network_of(address) for address in addresses} == networks
 
     def test_too_many_queued_jobs_are_answered_429(self, serve: Any, tmp_path: Path) -> None:
         with serve(tmp_path, api_token=BOOTSTRAP, max_queued_jobs=2) as site:
@@ -605,6 +678,70 @@ class TestSessions:
         assert [one.by_session(cookie).scope for cookie in others] == ["admin"] * 3
         with pytest.raises(Unauthorized):
             one.by_session(first)
+        for _ in range(9):
+            one.begin_session(Access("read", "eve", "0123456789"))
+        assert one.by_session(others[0]).scope == "admin", "another token's sign-ins end no session"
+
+
+def followed(site: Any, headers: dict[str, str], end: Callable[[], object]) -> float:
+    """Seconds from `end` to the end of a queued job's stream with these headers; nothing else happens to the job."""
+    job = site.http.post("/jobs", json={"spec": TINY}, headers=bearer(BOOTSTRAP)).json()["id"]
+    with site.http.stream("GET", f"/jobs/{job}/events", headers={**headers, **STREAM}, timeout=30) as response:
+        assert response.status_code == 200
+        stream = parse_stream(response.iter_lines())
+        next(stream)
+        end()
+        began = time.monotonic()
+        assert list(stream) == []
+        return time.monotonic() - began
+
+
+class TestStreams:
+    @pytest.fixture(autouse=True)
+    def _no_keep_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(events, "QUEUED_KEEP_ALIVE_S", 3600.0)
+        monkeypatch.setattr(events, "KEEP_ALIVE_S", 3600.0)
+
+    def revoke(self, site: Any, token: str) -> None:
+        path = f"/tokens/{token.split('_')[1]}"
+        with httpx.Client(base_url=site.url, trust_env=False) as other:
+            other.delete(path, headers=bearer(BOOTSTRAP)).raise_for_status()
+
+    def test_revoking_ends_a_tokens_stream(self, guarded: Any) -> None:
+        token = made(guarded, "ada", "read")
+        assert followed(guarded, bearer(token), lambda: self.revoke(guarded, token)) < 5
+
+    def test_revoking_and_signing_out_end_a_sessions_stream(self, guarded: Any) -> None:
+        token = made(guarded, "ada", "read")
+        one, other = (TestSessions().cookie(guarded, token) for _ in range(2))
+
+        def sign_out() -> None:
+            headers = {**one, "Origin": guarded.url}
+            with httpx.Client(base_url=guarded.url, trust_env=False) as browser:
+                assert browser.post("/ui/sign-out", headers=headers).status_code == 303
+
+        assert followed(guarded, one, sign_out) < 5
+        assert followed(guarded, other, lambda: self.revoke(guarded, token)) < 5
+
+    def test_another_servers_revocation_ends_it_with_the_next_sign_of_life(
+        self, guarded: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(events, "QUEUED_KEEP_ALIVE_S", 0.05)
+        token = made(guarded, "ada", "read")
+        assert followed(guarded, bearer(token), lambda: guarded.services.access_tokens.revoke(token.split("_")[1])) < 5
+
+    def test_a_token_that_stays_keeps_its_stream(self, guarded: Any) -> None:
+        """The control: waking alone ends none."""
+        token = made(guarded, "ada", "read")
+        job = guarded.http.post("/jobs", json={"spec": TINY}, headers=bearer(BOOTSTRAP)).json()["id"]
+        headers = {**bearer(token), **STREAM}
+        with guarded.http.stream("GET", f"/jobs/{job}/events", headers=headers, timeout=30) as response:
+            stream = parse_stream(response.iter_lines())
+            next(stream)
+            self.revoke(guarded, made(guarded, "bob", "read"))
+            with httpx.Client(base_url=guarded.url, trust_env=False) as other:
+                other.post(f"/jobs/{job}/cancel", headers=bearer(BOOTSTRAP)).raise_for_status()
+            assert [type_ for _, type_, _ in stream] == ["state", "done"]
 
 
 def test_no_token_reaches_the_log_or_the_database(
