@@ -55,6 +55,9 @@ def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
     expect(page.locator("tbody td.id a")).to_have_text([str(running)])
     page.goto("/ui/workers")
     expect(page.locator("main")).to_contain_text("active")
+    page.goto("/ui/usage")
+    expect(page.locator("main")).to_contain_text("benchmark")
+    assert_readable(page)
 
 
 def test_the_list_keeps_what_a_reader_did_while_it_refreshes(site: Site, page: Page) -> None:

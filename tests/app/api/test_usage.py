@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from app.store import tables
+from flopwatch import Flopwatch, WaitTimeout
 from tests.app.api.test_access import BOOTSTRAP, bearer, made, refused
 from tests.app.api.test_writing import TINY
 
@@ -80,6 +81,21 @@ def test_places_and_usage_tell_of_shares(serve: Any, tmp_path: Path) -> None:
         page = site.http.get("/ui/usage", headers=bearer(ada)).text
         assert "0.01667" in page
         assert "submitted_by=bob" in page
+
+
+def test_waiting_says_how_many_jobs_are_ahead(fresh_site: Any) -> None:
+    fresh_site.worker.register()
+    fresh_site.submit()
+    fresh_site.worker.finish(fresh_site.worker.claim())
+    with fresh_site.services.database.write() as connection:  # it took twenty minutes
+        connection.execute(update(tables.device_use).values(ran_s=1200.0, device_s=1200.0))
+    for _ in range(3):
+        fresh_site.submit()
+    fresh_site.worker.claim()
+    shown: list[str] = []
+    with Flopwatch(fresh_site.url) as client, pytest.raises(WaitTimeout):
+        client.wait(4, timeout_s=0.2, show=lambda _done, _total, message: shown.append(message))
+    assert shown[1].startswith("1 job ahead, about 30 min; no worker that could run it is free now")
 
 
 def test_without_tokens_all_are_one_user(fresh_site: Any) -> None:
