@@ -218,3 +218,22 @@ def test_a_claim_reads_one_row_of_each_user(shop: Any, database: Database) -> No
 def rows(database: Database, table: Any) -> Any:
     with database.read() as connection:
         return connection.execute(select(table)).all()
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_places_foretell_the_order(
+    shop: Any, database: Database, queue: Queue, reading: Any, run: Any, tokens: bool
+) -> None:
+    if tokens:
+        with_tokens(database)
+    shop.register()
+    jobs(shop, "ada", 1)
+    run(1)
+    ids = [*jobs(shop, "ada", 2), *jobs(shop, "bob", 2), *jobs(shop, None, 1), *jobs(shop, "ada", 1, priority=1)]
+    places = reading.places(ids)
+    foretold = sorted(ids, key=lambda job_id: places[job_id].place)
+    assert [places[job_id].about_s for job_id in foretold] == pytest.approx([0, 60, 120, 180, 240, 300])
+    used, now = reading.usage(utc_now())
+    assert [(row["user"], row["attempts"], row["device_hours"]) for row in used] == [("ada", 1, pytest.approx(1 / 60))]
+    assert {row["user"]: row["queued_jobs"] for row in now} == {"ada": 3, "bob": 2, None: 1}
+    assert run(6) == foretold
