@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from flopwatch.own_code import ROLES
 from flopwatch.text.values import parse_value
 
 
@@ -34,9 +35,40 @@ def command(body: Mapping[str, Any]) -> str:
     """Return the command that submits the body of `POST /jobs` or `POST /sweeps`."""
     base = body.get("spec") or body.get("base") or {}
     kind = str(base.get("kind", ""))
+    script = base.get("script_code")
+    if _is_file(script) and "grid" not in body:
+        given = [f"--{name}={base[name]}" for name in ("precision", "device") if name in base]
+        words = ["run-script", script["file"], *given, *_options(body)]
+        return shlex.join(
+            ["flopwatch", *words, *(["--", *of] if (of := shlex.split(base.get("arguments", ""))) else [])]
+        )
+    base, code = _without_code(base)
     words = ["sweep", *sweep_fields(base, body["grid"])] if "grid" in body else ["submit", *arguments(base)]
     words.insert(1, kind)
-    return shlex.join(["flopwatch", *words, *_options(body)])
+    return shlex.join(["flopwatch", *words, *code, *_options(body)])
+
+
+def _without_code(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a spec without the uploaded files that options name, and these options. In a spec that contains specs,
+    they are the candidate's."""
+    if isinstance(spec.get("candidate"), Mapping):
+        candidate, options = _without_code(spec["candidate"])
+        return {**spec, "candidate": candidate}, options
+    options = []
+    for field, value in spec.items():
+        if field in _CODE and _is_file(value):
+            option = "--implementation" if spec.get("kind") in ROLES["implementation"] else _CODE[field]
+            options += [option, f"{value['file']}:{value['function']}"]
+    return {name: value for name, value in spec.items() if not (name in _CODE and _is_file(value))}, options
+
+
+_CODE = {"step_code": "--step", "code": "--model", "attention_code": "--implementation"}
+"""The option that names the file of each field of code; `code` of the kinds attention and kernel is an implementation.
+"""
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value.get("file"))
 
 
 def curl(body: Mapping[str, Any], url: str) -> str:
@@ -54,7 +86,7 @@ def _options(body: Mapping[str, Any]) -> Iterator[str]:
     if body.get("priority"):
         yield f"--priority={body['priority']}"
     if body.get("timeout_s") is not None:
-        yield from ("--timeout", str(body["timeout_s"]))
+        yield from ("--timeout-s", str(body["timeout_s"]))
     if body.get("max_attempts") not in (None, 2):
         yield from ("--max-attempts", str(body["max_attempts"]))
     if body.get("notify_url"):

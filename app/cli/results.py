@@ -58,7 +58,9 @@ RelativeTo = Annotated[
         metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
     ),
 ]
-Best = Annotated[bool, typer.Option("--best", help="Print the best cell of each column in bold.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Print the best cell of each column in bold; with --pivot, of each row.")
+]
 Links = Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")]
 OwnTable = Annotated[
     str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")

@@ -6,16 +6,21 @@ A *line* is a case with the cells of its metrics, before rows are made of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.errors import FieldError, InvalidRequest
-from app.metrics import better, gain, gain_name
+from app.metrics import Direction, better, gain, gain_name
+from app.results.footnotes import Doubt
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.specs import Scalar
 from flopwatch.text.cases import in_use
 from flopwatch.text.values import value_text
+
+if TYPE_CHECKING:
+    from app.results.cases import CaseOfJob
 
 REFERENCE, NO_COUNTERPART, SEVERAL = "reference", "no counterpart", "several counterparts"
 RUN = "run"
@@ -33,8 +38,11 @@ class Line:
     job: int | None
     validity: str | None = None
     reason: str | None = None
-    mark: str = ""
+    doubts: Sequence[Doubt] = ()
+    case: CaseOfJob | None = None
     partial: bool = False
+    marked: list[Cell] = field(default_factory=list)
+    """The cells of a pivoted table that show the signs of this line."""
 
     def values(self, names: Iterable[str]) -> Hashable:
         """Return the values of these coordinates with their types, to compare lines by: in Python, 1 equals True."""
@@ -59,6 +67,9 @@ def relate(
 ) -> Related:
     """Add to each line how many times better it is than its counterpart, the line with the reference's coordinates.
 
+    The interval of a ratio combines those of both medians on a log scale (MOVER: Zou & Donner, Statistics in Medicine
+    27, 2008). A line without a value, or of a job that ended early beside one that did not, is no reference.
+
     Args:
         lines: the lines; their cells get the new columns.
         relative_to: the reference's coordinates, as people type them: {"precision": "fp32"}.
@@ -80,26 +91,50 @@ def relate(
             references.setdefault(line.values(matched), []).append(line)
     names = {gain_name(metric, units.get(metric)): metric for metric in metrics}
     for line in lines:
-        counterparts = references.get(line.values(matched), [])
-        own = [reference for reference in counterparts if reference.job == line.job]
+        alike = references.get(line.values(matched), [])
         for name, metric in names.items():
-            direction = better(metric, units.get(metric))
+            measured = [reference for reference in alike if reference.cells[metric].value is not None]
+            counterparts = [reference for reference in measured if not reference.partial] or measured
+            own = [reference for reference in counterparts if reference.job == line.job]
             if _is_reference(line, relative_to):
-                itself = None if line.cells[metric].value is None else 1.0
-                line.cells[name] = Cell(itself, None, None, REFERENCE, line.job)
+                itself = line.cells[metric]
+                is_one = any(line is other for other in counterparts)
+                line.cells[name] = Cell(1.0, None, None, REFERENCE, line.job) if is_one else replace(itself, value=None)
+            elif alike and not counterparts:
+                line.cells[name] = NOT_MEASURED
             elif not counterparts:
                 line.cells[name] = Cell(None, None, None, NO_COUNTERPART, line.job)
             elif len(counterparts) > 1 and len(own) != 1:
                 line.cells[name] = Cell(None, None, None, SEVERAL, line.job)
             else:
-                value, base = line.cells[metric].value, (own or counterparts)[0].cells[metric].value
-                ratio = None if value is None or base is None else gain(base, value, direction)
-                line.cells[name] = NOT_MEASURED if ratio is None else Cell(ratio, None, None, "ok", line.job)
+                base = (own or counterparts)[0].cells[metric]
+                line.cells[name] = _gain(base, line.cells[metric], better(metric, units.get(metric)), line.job)
     what = ", ".join(f"{name}={value}" for name, value in relative_to.items())
     notes = [f"{name}: {_gain_text(metric, units.get(metric))} {what}." for name, metric in names.items()]
+    if any(line.cells[name].low is not None for line in lines for name in names):
+        notes.append(
+            "In brackets: the ratio's 95 % interval, from those of both medians; only a comparison (`flopwatch submit "
+            "compare`) holds what differs between processes."
+        )
     if dependent:
         notes.append(f"Rows and their counterparts differ in {', '.join(dependent)}, too.")
     return Related(names, notes)
+
+
+def _gain(base: Cell, cell: Cell, direction: Direction | None, job: int | None) -> Cell:
+    """Return how many times better a cell is than its reference, with the interval if both have one."""
+    ratio = None if cell.value is None or base.value is None else gain(base.value, cell.value, direction)
+    if ratio is None:
+        return NOT_MEASURED
+    ends = (base.low, base.value, base.high, cell.low, cell.value, cell.high)
+    if any(end is None or end <= 0 for end in ends):
+        return Cell(ratio, None, None, "ok", job)
+    base_low, base_middle, base_high, low, middle, high = (math.log(end) for end in ends if end is not None)
+    if direction == "less":  # reference / row
+        down, up = math.hypot(base_middle - base_low, high - middle), math.hypot(base_high - base_middle, middle - low)
+    else:
+        down, up = math.hypot(middle - low, base_high - base_middle), math.hypot(high - middle, base_middle - base_low)
+    return Cell(ratio, None, None, "ok", job, low=ratio * math.exp(-down), high=ratio * math.exp(up))
 
 
 def _gain_text(metric: str, unit: str | None) -> str:
@@ -229,7 +264,12 @@ def _cell(line: Line | None, name: str, *, marked: bool) -> Cell:
     if line is None:
         return NOT_MEASURED
     cell = line.cells[name]
-    return cell if cell.outcome is None else replace(cell, mark=line.mark if marked else "", validity=line.validity)
+    if cell.outcome is None:
+        return cell
+    cell = replace(cell, validity=line.validity)
+    if marked:
+        line.marked.append(cell)
+    return cell
 
 
 def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]]:
@@ -244,26 +284,29 @@ def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
     return replace(column, name=f"{column.name}, {head}", group=column.name, head=head)
 
 
-def with_best_marked(sheet: Sheet) -> Sheet:
-    """Return the sheet with the best valid cell of each column marked, where the metric has a direction."""
-    rows = [list(row) for row in sheet.rows]
+def mark_best(sheet: Sheet) -> None:
+    """Mark the best valid cell of each column, where the metric has a direction; in a pivoted table the best of each
+    row's cells of a metric, which differ in the pivot alone."""
     verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
+    metrics: dict[str, list[int]] = {}
     for index, column in enumerate(sheet.columns):
-        direction = _direction(column)
-        if direction is None:
-            continue
-        cells = [
-            (row[index].value, row)
-            for row in rows
-            if row[index].value is not None and (row[index].validity if verdict is None else row[verdict]) != "invalid"
-        ]
-        if len(cells) < 2:
-            continue
-        best = (min if direction == "less" else max)(value for value, _ in cells)
-        for value, row in cells:
-            if value == best:
-                row[index] = replace(row[index], best=True)
-    return replace(sheet, rows=rows)
+        if _direction(column) is not None:
+            metrics.setdefault(column.group or column.name, []).append(index)
+    for places in metrics.values():
+        direction = _direction(sheet.columns[places[0]])
+        compared = [[(row, index) for index in places] for row in sheet.rows]
+        for cells in compared if sheet.traces else [[cell for of_row in compared for cell in of_row]]:
+            valid = [
+                row[index]
+                for row, index in cells
+                if row[index].value is not None
+                and (row[index].validity if verdict is None else row[verdict]) != "invalid"
+            ]
+            if len(valid) < 2:
+                continue
+            best = (min if direction == "less" else max)(cell.value for cell in valid)
+            for cell in valid:
+                cell.best = cell.value == best
 
 
 def _direction(column: Column) -> str | None:
@@ -293,7 +336,8 @@ def ordered(sheet: Sheet, sort: str | None) -> Sheet:
     known.sort(key=value, reverse=descending)
     order = [*known, *unknown]
     marks = [sheet.marks[number] for number in order] if sheet.marks else ()
-    return replace(sheet, rows=[sheet.rows[number] for number in order], marks=marks)
+    sources = [sheet.sources[number] for number in order] if sheet.sources else ()
+    return replace(sheet, rows=[sheet.rows[number] for number in order], marks=marks, sources=sources)
 
 
 def _sortable(values: Sequence[Any]) -> Callable[[int], Any]:

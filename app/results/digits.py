@@ -41,10 +41,12 @@ def _text(value: Any, column: Column, decimals: int | None) -> str:
 
 
 def _gain(cell: Any) -> str:
-    """Write how many times better a row is: "1.18×"."""
+    """Write how many times better a row is: "1.18× (1.12–1.24)"."""
     if cell.outcome != "ok" or cell.value is None:
         return _without_value(cell)
-    return f"{cell.value:.2f}×" if cell.value >= 0.1 else f"{cell.value:.2g}×"
+    decimals = 2 if cell.value >= 0.1 else _decimals(cell.value, 2)
+    ends = "" if cell.low is None else f" ({cell.low:.{decimals}f}–{cell.high:.{decimals}f})"
+    return f"{cell.value:.{decimals}f}×{ends}"
 
 
 def _without_value(cell: Cell) -> str:

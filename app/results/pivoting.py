@@ -16,7 +16,7 @@ from typing import Any
 from app.columns import type_of
 from app.errors import FieldError, InvalidRequest
 from app.metrics import column_name, headline, metric_names
-from app.results.arranging import Line, Related, ordered, page, pivot, relate, with_best_marked
+from app.results.arranging import Line, Related, mark_best, ordered, page, pivot, relate
 from app.results.cases import OF_THE_JOB, CaseOfJob, MeasuredJobs, cases_of, cell_of
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, doubts_of, doubts_text
 from app.results.former import joined
@@ -87,8 +87,8 @@ def table(
         choice: the jobs. If they are of several kinds, the choice must name these.
         layout: the rows, columns and cells.
         sort: a column, in ascending order, or "-column" for descending order.
-        limit, after: the largest number of rows, and the number of rows before them; the notes refer to the whole
-            table.
+        limit, after: the largest number of rows, and the number of rows before them; notes on rows, and reasons for
+            missing numbers, are of these rows only.
         first: return only the beginning of the table: at most this many rows, and fewer if they have very many
             measurements; `Sheet.is_cut` says whether there are more. None: the whole table.
 
@@ -109,8 +109,11 @@ def table(
     cases = joined(cases)
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
-    sheet = ordered(_sheet(cases, units, layout, read.why), sort)
-    return replace(page(sheet, limit, after) if limit is not None or after else sheet, is_cut=is_cut)
+
+    def part(sheet: Sheet) -> Sheet:
+        return page(ordered(sheet, sort), limit, after)
+
+    return replace(_sheet(cases, units, layout, read.why, part=part), is_cut=is_cut)
 
 
 def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) -> Sheet:
@@ -172,9 +175,21 @@ def _median_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sheet(
-    cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons, *, one_process: bool = False
+    cases: Sequence[CaseOfJob],
+    units: Mapping[str, str],
+    layout: Layout,
+    why: Reasons,
+    *,
+    one_process: bool = False,
+    part: Callable[[Sheet], Sheet] = lambda sheet: sheet,
 ) -> Sheet:
-    """Return the table of these cases. `one_process` says that one process ran all units, not each its own."""
+    """Return the table of these cases.
+
+    Args:
+        cases, units, layout, why: what the table is made of.
+        one_process: one process ran all units, not each its own.
+        part: sorts the rows and chooses those that are shown, to which the notes refer.
+    """
     rows = layout.rows
     if layout.pivot is not None:
         _refuse_unknown_pivot(cases, layout.pivot)
@@ -188,7 +203,7 @@ def _sheet(
         if layout.columns is not None or layout.pivot is None
         else [name for name in [headline(metrics)] if name]
     )
-    lines, notes = _lines(cases, shown, layout, why)
+    lines = _lines(cases, shown, layout, why)
     related = Related()
     if layout.relative_to:
         of = shown if layout.columns is not None else [name for name in [headline(shown)] if name]
@@ -196,20 +211,27 @@ def _sheet(
         varying = [name for name in in_order if _varies(cases, name)]
         related = relate(lines, layout.relative_to, of, units, varying)
     columns = _value_columns(shown, units, related)
-    statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
-    notes = [*statistics, *_on_coordinates(cases), *related.notes, *notes]
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
         fixed = [name for name in coordinates if name in (rows or _table_rows(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
-    sheet = replace(
+    if layout.best:
+        mark_best(sheet)
+    sheet = part(sheet)
+    lines = [line for of_row in sheet.sources for line in of_row]
+    cases = [line.case for line in lines if line.case is not None]
+    marks, footnotes = _marks(lines, shown, layout)
+    statistics = _on_statistics(cases, shown, layout.statistic, one_process=one_process)
+    notes = [*statistics, *_on_coordinates(cases), *related.notes, *footnotes, *sheet.notes]
+    return replace(
         sheet,
         missing=_missing(cases, coordinates, set(shown)),
         statistic=layout.statistic,
-        notes=[*notes, *sheet.notes] if cases else [],
+        marks=marks if layout.pivot is None and any(marks) else (),
+        notes=notes if cases else [],
+        sources=(),
     )
-    return with_best_marked(sheet) if layout.best else sheet
 
 
 def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
@@ -221,28 +243,36 @@ def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Re
     return columns
 
 
-def _lines(
-    cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, why: Reasons
-) -> tuple[list[Line], list[str]]:
-    """Return the cells of all cases, with their verdicts, and the footnotes."""
-    footnotes = Footnotes(layout.reasons)
-    lines: list[tuple[Line, Sequence[Doubt]]] = []
+def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, why: Reasons) -> list[Line]:
+    """Return the cells of all cases, with their verdicts."""
+    lines = []
     for case in cases:
         verdict = case.validity()
         doubts = why(case) if verdict in VERDICTS[1:] else ()
         cells = {metric: cell_of(case, metric, layout.statistic) for metric in metrics}
         partial = case.partial and any(cell.value is not None for cell in cells.values())
-        footnotes.count(verdict, doubts)
-        if partial and case.stopped is not None:
-            footnotes.count_partial(case.job, case.stopped)
         reason = doubts_text(list(dict.fromkeys(doubts))) if doubts else None
-        lines.append((Line(_shown(case), cells, case.job, verdict, reason, partial=partial), doubts))
-    for line, doubts in lines:
-        line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
-        if line.validity == "valid" and (noise := _noise(line.cells.values())) > MAX_NOISE:
+        lines.append(Line(_shown(case), cells, case.job, verdict, reason, doubts, case, partial))
+    return lines
+
+
+def _marks(lines: Sequence[Line], metrics: Sequence[str], layout: Layout) -> tuple[list[str], list[str]]:
+    """Return the signs of these lines, which their cells in a pivoted table get too, and the footnotes."""
+    footnotes = Footnotes(layout.reasons)
+    for line in lines:
+        footnotes.count(line.validity, line.doubts)
+        if line.partial and line.case is not None and line.case.stopped is not None:
+            footnotes.count_partial(line.job, line.case.stopped)
+    marks = []
+    for line in lines:
+        mark = footnotes.mark(line.validity, line.doubts, partial=line.partial)
+        if line.validity == "valid" and (noise := _noise(line.cells[name] for name in metrics)) > MAX_NOISE:
             footnotes.count_noisy(noise)
-            line.mark += NOISY
-    return [line for line, _ in lines], footnotes.notes()
+            mark += NOISY
+        for cell in line.marked:
+            cell.mark = mark
+        marks.append(mark)
+    return marks, footnotes.notes()
 
 
 def _noise(cells: Iterable[Cell]) -> float:
@@ -328,7 +358,7 @@ def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Seque
     if lines:
         described += _about_rows(None if "job" in coordinates or lines[0].job is None else layout.links)
     rows = _rows(lines, coordinates, described)
-    return Sheet(columns=described, rows=rows, marks=_marks(line.mark for line in lines))
+    return Sheet(columns=described, rows=rows, sources=[[line] for line in lines])
 
 
 def _coordinate_column(name: str, values: Iterable[Scalar]) -> Column:
@@ -363,11 +393,6 @@ def _about_rows(links: bool | None) -> list[Column]:
     ]
 
 
-def _marks(marks: Iterable[str]) -> list[str]:
-    signs = list(marks)
-    return signs if any(signs) else []
-
-
 def _pivoted(
     lines: Sequence[Line], layout: Layout, coordinates: Sequence[str], fixed: Collection[str], columns: Sequence[Column]
 ) -> Sheet:
@@ -392,7 +417,8 @@ def _pivoted(
         why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
         jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
         rows.append([*place, *cells, verdict, why, any(line.partial for line in inside), jobs])
-    return Sheet(columns=described, rows=rows, notes=pivoted.notes, traces=True)
+    sources = [inside for _, _, inside in pivoted.rows]
+    return Sheet(columns=described, rows=rows, notes=pivoted.notes, traces=True, sources=sources)
 
 
 def _known(cases: Iterable[CaseOfJob]) -> list[str]:

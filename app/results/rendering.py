@@ -111,6 +111,8 @@ def _more_columns(column: Column, sheet: Sheet) -> list[tuple[str, str, ColumnTy
     if column.role == "metric":
         more += [(suffix, attribute, "number", column.unit) for suffix, attribute in _SPREADS.get(sheet.statistic, ())]
         more.append(("_n", "n", "integer", None))
+    if column.role == "gain":
+        more += [("_low", "low", "number", "1"), ("_high", "high", "number", "1")]
     if column.role in ("metric", "gain"):
         more.append(("_outcome", "outcome", "string", None))
         if sheet.traces:

@@ -20,8 +20,8 @@ Role = Literal["coordinate", "metric", "gain", "value"]
 class Cell:
     """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite.
 
-    Cells are never changed once they are made. The class is not frozen all the same, since a table has tens of
-    thousands of cells, and a frozen one takes three times as long to make.
+    Only the module that makes a table sets `mark` and `best`, before anybody sees it. The class is not frozen all the
+    same, since a table has tens of thousands of cells, and a frozen one takes three times as long to make.
     """
 
     value: float | None
@@ -92,6 +92,8 @@ class Sheet:
     """Sentences that formats for people have below the table."""
     marks: Sequence[str] = ()
     """For each row the signs of the notes on it ("†"), which formats for people put behind its first cell; or none."""
+    sources: Sequence[Any] = ()
+    """For each row what it was made of, while a table is made; empty in a finished one."""
     caption: str | None = None
     """The table's title, in formats for people."""
     latex_label: str | None = None
@@ -118,4 +120,4 @@ class Sheet:
 
     def part(self, start: int, end: int | None) -> Sheet:
         """Return a sheet with the rows from number `start` on, before number `end`."""
-        return replace(self, rows=self.rows[start:end], marks=self.marks[start:end])
+        return replace(self, rows=self.rows[start:end], marks=self.marks[start:end], sources=self.sources[start:end])

@@ -179,6 +179,10 @@ class SpecBase(StrictModel):
         """Return the devices that this job needs."""
         raise NotImplementedError
 
+    def idle_fields(self) -> Collection[str]:
+        """Return the fields that another field makes idle, whatever their values."""
+        return ()
+
     def requirements(self) -> frozenset[str]:
         """Return the names that a worker must have, as "family:name": "attention:eager", "model:transformer_lm"."""
         names = frozenset(f"{family}:{name}" for _, family, name in names_in(self))
@@ -306,8 +310,11 @@ def _as_text(name: str, values: Sequence[Scalar]) -> str:
 
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:
-    """Yield (location, family, name) for each name in a spec that workers register."""
+    """Yield (location, family, name) for each name in a spec that workers register, in fields that have an effect."""
+    idle = model.idle_fields() if isinstance(model, SpecBase) else ()
     for field, marks in _marked(type(model)).items():
+        if field in idle:
+            continue
         value = getattr(model, field)
         for mark in marks:
             yield from (((*at, field, *where), mark.family, name) for where, name in _names(mark, value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -400,6 +400,9 @@ class TrainingSpec(SpecBase):
         if self.mode != "generate":
             identity["new_tokens"] = None
         return identity, {"model": self.label()}
+
+    def idle_fields(self) -> Collection[str]:
+        return () if self.step_code is None else OF_OUR_STEP
 
     def step_phases(self) -> tuple[str, ...]:
         """Return the phases of a step, in order; a step of the user's own names its phases when it runs."""

@@ -43,10 +43,40 @@ def test_the_command_of_a_sweep_is_read_as_its_base_and_grid(base: dict[str, Any
     assert parse_sweep(base["kind"], sweep_fields(base, grid), lists=lists) == (base, grid)
 
 
+FILE = {"sha256": "0" * 64, "function": "make", "file": "my_train.py", "revision": None}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"kind": "memory", "step_code": FILE, "arguments": {"rows": 3}},
+            "memory arguments.rows=3 --step my_train.py:make",
+        ),
+        ({"kind": "benchmark", "code": FILE}, "benchmark --model my_train.py:make"),
+        ({"kind": "benchmark", "attention_code": FILE}, "benchmark --implementation my_train.py:make"),
+        ({"kind": "kernel", "code": FILE}, "kernel --implementation my_train.py:make"),
+        (
+            {"kind": "compare", "baseline": {"kind": "ddp"}, "candidate": {"kind": "ddp", "code": FILE}},
+            "compare baseline.kind=ddp candidate.kind=ddp --model my_train.py:make",
+        ),
+    ],
+)
+def test_a_file_is_sent_by_its_option(spec: dict[str, Any], words: str) -> None:
+    assert command({"spec": spec}) == f"flopwatch submit {words}"
+
+
+def test_a_script_is_sent_by_run_script() -> None:
+    spec = {"kind": "script", "script_code": FILE, "arguments": "--name 'a b'", "device": "cpu"}
+    assert command({"spec": spec, "priority": 1}) == (
+        "flopwatch run-script my_train.py --device=cpu --priority=1 -- --name 'a b'"
+    )
+
+
 def test_options_and_quotes() -> None:
     body = {"spec": {"kind": "benchmark"}, "name": "a b", "labels": {"k": "it's"}, "priority": -3, "timeout_s": 60}
     words = shlex.split(command(body))
-    assert words[3:] == ["--name", "a b", "--label", "k=it's", "--priority=-3", "--timeout", "60"]
+    assert words[3:] == ["--name", "a b", "--label", "k=it's", "--priority=-3", "--timeout-s", "60"]
     program, flag, text, url = shlex.split(curl(body, "http://host:8000/"))
     assert (program, flag, url) == ("curl", "--json", "http://host:8000/jobs")
     assert json.loads(text) == body

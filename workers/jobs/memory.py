@@ -458,7 +458,7 @@ def share(point: Point | None, index: int) -> list[float | int | None]:
 
 
 def report_allocations(session: Session, recorded: dict[str, RecordedStretch], report: Reporter) -> None:
-    """Report the largest allocations alive at each phase's peak; equal ones are one row."""
+    """Report the largest allocations alive at each phase's peak, the step's peak first; equal ones are one row."""
     from workers.measure.table import Column
 
     columns = [
@@ -474,7 +474,7 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
     ]
     rows: list[list[Any]] = [
         [name, *row]
-        for name, phase in recorded.items()
+        for name, phase in sorted(recorded.items(), key=lambda item: (item[0] == INITIALISATION, -height(item[1])))
         if peak_seen(phase)
         for row in largest(phase.stretch, session.spec.largest_allocations)
     ]

@@ -22,6 +22,7 @@ from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
 from app.results.footnotes import NOT_MEASURED
 from app.specs import KINDS
+from app.specs._code import codes_of
 from app.states import FINISHED_STATES
 from app.store.keeping.describing import describe_job
 from app.store.queue.transitions import RETRIED_STATES
@@ -89,6 +90,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         environment=facts.environment_facts(job["environment"] or {}),
         shown_checks=SHOWN_CHECKS,
         command=command(again),
+        has_code=any(codes_of(spec)),
         curl=curl(again, str(request.base_url)),
         log=log[-SHOWN_LOG_CHARACTERS:],
         log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, job_problem
 from app.results import Sheet, render
 from app.store.database.engine import Database
+from app.store.records import Finish
 from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
+CANCELLED = Finish("cancelled", error=job_problem("cancelled", "asked for"))
 
 
 @pytest.fixture
@@ -151,8 +154,30 @@ class TestRelative:
         sheet = table(database, relative_to={"precision": "fp32"})
         reference, other = sheet.column("step_ms_speedup")
         assert other.outcome is None
-        assert (reference.value, reference.outcome) == (None, "reference"), "it is no 1× of a time that nobody has"
-        assert "reference |" in render(sheet, "markdown")
+        assert (reference.value, reference.outcome) == (None, "oom"), "it is no 1× of a time that nobody has"
+
+    def test_a_cancelled_row_is_no_reference(self, database: Database, measure: Measure) -> None:
+        measure(spec={"precision": "fp32"}, finish=CANCELLED)
+        measure(("step_ms", {"median": 10.0}), spec={"precision": "fp32"})
+        measure(("step_ms", {"median": 5.0}), spec={"precision": "bf16"})
+        cells = table(database, relative_to={"precision": "fp32"}).column("step_ms_speedup")
+        assert [cell.value for cell in cells] == [None, 1.0, 2.0]
+        assert [cell.outcome for cell in cells] == ["cancelled", "reference", "ok"]
+
+    def test_a_speedup_has_the_interval_of_both_medians(self, database: Database, measure: Measure) -> None:
+        for precision, middle in (("fp32", 10.0), ("bf16", 5.0)):
+            ends = {"median_low": middle * 0.95, "median_high": middle / 0.95}
+            measure(("step_ms", {"median": middle, **ends}), spec={"precision": precision})
+        sheet = table(database, relative_to={"precision": "fp32"})
+        reference, gain = sheet.column("step_ms_speedup")
+        assert (reference.low, gain.value) == (None, 2.0)
+        assert gain.high == pytest.approx(2 * 0.95 ** -math.sqrt(2)), "equal noise of both sides adds in quadrature"
+        assert gain.low * gain.high == pytest.approx(4)
+        row = rows_of(sheet)[1]
+        assert (row["step_ms_speedup_low"], row["step_ms_speedup_high"]) == (gain.low, gain.high)
+        text = render(sheet, "markdown")
+        assert f"2.00× ({gain.low:.2f}–{gain.high:.2f})" in text
+        assert "the ratio's 95 % interval" in text
 
     @pytest.mark.parametrize(
         ("reference", "message"),
@@ -182,6 +207,14 @@ class TestBest:
         assert "**5**" in render(sheet, "markdown")
         assert r"\textbf{5}" in render(sheet, "latex")
         assert "<strong>5</strong>" in render(sheet, "html")
+
+    @pytest.mark.parametrize("pivot", ["precision", "context_length"])
+    def test_with_a_pivot_it_is_the_best_of_each_row(self, database: Database, grid: list[int], pivot: str) -> None:
+        sheet = table(database, pivot=pivot, columns=["step_ms", "tokens_per_s"], best=True)
+        for metric, best in (("step_ms", min), ("tokens_per_s", max)):
+            for row in sheet.rows:
+                cells = [cell for cell, column in zip(row, sheet.columns, strict=True) if column.group == metric]
+                assert [cell.best for cell in cells] == [cell.value == best(c.value for c in cells) for cell in cells]
 
     def test_no_invalid_number_is_the_best(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"median": 1.0, "validity": "invalid"}), spec={"context_length": 128})
@@ -213,6 +246,17 @@ class TestOrder:
         assert (values(first, "step_ms"), first.next) == ([5.0, 10.0, 15.0], "3")
         rest = table(database, sort="step_ms", limit=3, after=3)
         assert (values(rest, "step_ms"), rest.next) == ([20.0], None)
+
+    @pytest.mark.parametrize("layout", [{}, {"pivot": "context_length"}])
+    def test_notes_are_of_shown_rows_only(self, database: Database, measure: Measure, layout: dict[str, str]) -> None:
+        measure(("step_ms", {"median": 1.0, "validity": "valid"}), spec={"precision": "fp32"})
+        measure(("step_ms", {"median": 2.0, "validity": "suspect"}), spec={"precision": "bf16"})
+        measure(("step_ms", {"outcome": "oom", "reason": "too large"}), spec={"precision": "tf32"})
+        for sort, sign, missing in (("precision", "†", 0), ("-precision", "", 1)):
+            sheet = table(database, sort=sort, limit=1, **layout)
+            text = render(sheet, "markdown")
+            assert (text.count("†") > 0, len(sheet.missing or ())) == (bool(sign), missing)
+        assert "†" in render(table(database, **layout), "markdown")
 
     def test_an_unknown_column_is_refused(self, database: Database, grid: list[int]) -> None:
         with pytest.raises(InvalidRequest, match="no column 'nose' to sort by; there is model") as caught:

@@ -9,6 +9,17 @@ from pydantic import ValidationError
 
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.ddp import DdpSpec
+from app.specs.memory import MemorySpec
+from app.specs.profile import ProfileSpec
+
+STEP = {"sha256": "0" * 64, "function": "make_step", "file": "my_train.py"}
+
+
+@pytest.mark.parametrize("kind", [BenchmarkSpec, DdpSpec, MemorySpec, ProfileSpec])
+def test_a_step_of_ones_own_needs_no_model_and_no_attention_of_ours(kind: Any) -> None:
+    assert {"model:transformer_lm", "attention:eager"} <= kind().requirements()
+    assert kind(step_code=STEP).requirements() == {"code:uploaded"}
+
 
 FP16 = {"cuda_graph": True, "precision": "fp16"}
 MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"}

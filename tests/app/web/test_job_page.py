@@ -178,7 +178,7 @@ def test_a_clone_has_every_option_of_the_job(fresh_site: Any) -> None:
         clone = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
         same = ("name", "labels", "priority", "timeout_s", "max_attempts")
         assert {name: clone[name] for name in same} == {name: job[name] for name in same}
-        assert (f"--timeout {timeout_s}" in page(fresh_site, f"/ui/jobs/{job['id']}").text) == (timeout_s is not None)
+        assert (f"--timeout-s {timeout_s}" in page(fresh_site, f"/ui/jobs/{job['id']}").text) == (timeout_s is not None)
 
 
 def test_the_form_submits_a_job_or_a_sweep(fresh_site: Any) -> None:

@@ -200,7 +200,11 @@ def test_the_timeline_has_the_peaks_and_fits_a_page(run) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_largest_allocations_say_where_they_come_from(run, device: str) -> None:
     most = 6 if device == "cpu" else 100  # on a GPU, what earlier tests left is larger than these weights
-    table = run(largest_allocations=most, device=device).table_rows("allocations")
+    report = run(largest_allocations=most, device=device)
+    table = report.table_rows("allocations")
+    peaks = {row["phase"]: row["median"] for row in report.rows if row["metric"] == "peak_memory_mib"}
+    assert peaks[table[0]["at_peak_of"]] == peaks[None], "the step's peak comes first"
+    assert table[-1]["at_peak_of"] == "initialisation"
     forward = [row for row in table if row["at_peak_of"] == "forward"]
     assert len(forward) == 6 or device == "cuda"
     assert len(forward) <= most
