@@ -17,6 +17,7 @@ TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
 DIFFERENCES = frozenset({"exposed_communication_ms", "net_cost_ms", "rest_ms", "skew_ms", "uncovered_communication_ms"})
 """Metrics whose samples are differences of two times: their smallest is no fastest."""
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
+_COUNTS = frozenset({"parameters", "tensors", "tokens", "entries"})
 _SHARES_OF_RATES = frozenset({"mfu", "ceiling_percent"})
 _RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "items/s", "steps/s"})
 
@@ -115,6 +116,11 @@ def is_rate(metric: str, unit: str | None) -> bool:
     if unit is None and metric.endswith("_per_s"):
         return True
     return (unit or _unit_in(metric)) in _RATES or metric_of(metric, unit).name in _SHARES_OF_RATES
+
+
+def is_count(unit: str | None) -> bool:
+    """Return True if a metric is counted, not measured: two counts are equal or they differ, without any chance."""
+    return unit in _COUNTS
 
 
 def is_error(metric: str) -> bool:

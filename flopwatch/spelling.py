@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flopwatch.own_code import ROLES
 from flopwatch.text.values import parse_value
 
 
@@ -35,8 +34,8 @@ def command(body: Mapping[str, Any]) -> str:
     """Return the command that submits the body of `POST /jobs` or `POST /sweeps`."""
     base = body.get("spec") or body.get("base") or {}
     kind = str(base.get("kind", ""))
-    script = base.get("script_code")
-    if _is_file(script) and "grid" not in body:
+    script = base.get("script_code") or {}
+    if script.get("file") and "grid" not in body:
         given = [f"--{name}={base[name]}" for name in ("precision", "device") if name in base]
         words = ["run-script", script["file"], *given, *_options(body)]
         return shlex.join(
@@ -57,14 +56,15 @@ def _without_code(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     options = []
     for field, value in spec.items():
         if field in _CODE and _is_file(value):
-            option = "--implementation" if spec.get("kind") in ROLES["implementation"] else _CODE[field]
+            option = "--implementation" if spec.get("kind") in _IMPLEMENTED else _CODE[field]
             options += [option, f"{value['file']}:{value['function']}"]
     return {name: value for name, value in spec.items() if not (name in _CODE and _is_file(value))}, options
 
 
 _CODE = {"step_code": "--step", "code": "--model", "attention_code": "--implementation"}
-"""The option that names the file of each field of code; `code` of the kinds attention and kernel is an implementation.
-"""
+"""The option that names the file of each field of code."""
+_IMPLEMENTED = ("attention", "kernel")
+"""The kinds whose `code` is an implementation."""
 
 
 def _is_file(value: Any) -> bool:

@@ -211,7 +211,7 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
                 row["function"],
                 NOTHING if row["self_percent"] is None else f"{row['self_percent']:.1f} %",
                 *(row[name] for name in columns),
-                NOTHING if row["code"] is None else cut(row["code"]) if sys.stdout.isatty() else row["code"],
+                NOTHING if row["code"] is None else cut(row["code"]),
             )
             for row in rows
         ],
@@ -243,7 +243,7 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
         ("kernel", "class", "ms per step", "share", "calls"),
         [
             (
-                cut(name) if sys.stdout.isatty() else name,
+                cut(name),
                 class_name,
                 total_ms,
                 f"{100 * total_ms / whole_ms:.1f} %",

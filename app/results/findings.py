@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from app.metrics import Direction, better, headline, is_error, is_size, is_speed
+from app.metrics import Direction, better, headline, is_count, is_error, is_size, is_speed
 from app.results import inference
 from app.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
 from app.results.remedies import Remedy, more_steps
@@ -241,8 +241,8 @@ class Row:
         ends = (low, high) if up else (1 / high, 1 / low)
         factor = estimate.ratio if up else 1 / estimate.ratio
         digits = 2 if factor >= 1.1 else 3
-        interval = f"95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
-        return f"{factor:.{digits}f}× {self.word(up=up)}, {interval}"
+        interval = "" if is_count(self.unit) else f", 95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
+        return f"{factor:.{digits}f}× {self.word(up=up)}{interval}"
 
     def word(self, *, up: bool | None = None) -> str:
         """Return the adjective for what the candidate is: faster, slower, larger, smaller, higher, lower.
@@ -419,10 +419,12 @@ class Row:
         """Return the finding that follows from estimate, p-value and drift."""
         if self.estimate is None:
             return None
+        if is_count(self.unit) and len({*self.baseline}) == len({*self.candidate}) == 1:
+            return "within_margin" if self._is_same() else "differs"
         too_few = min(len(self.baseline), len(self.candidate)) < FEWEST
         if too_few or self.unequal is not None or self._is_drift(self.estimate) or self._is_reversed():
             return "inconclusive"
-        if len({*self.baseline, *self.candidate}) == 1:  # 0 has no ratio
+        if self._is_same():  # 0 has no ratio
             return "no_difference" if self.is_tested else "within_margin"
         if self._differs(self.estimate):
             if not self.is_tested:
@@ -435,6 +437,9 @@ class Row:
         if is_small and self.contradicted is None and self._may_be_equal(self.estimate):
             return "no_difference" if self.is_tested else "within_margin"
         return "inconclusive"
+
+    def _is_same(self) -> bool:
+        return len({*self.baseline, *self.candidate}) == 1
 
     def _is_reversed(self) -> bool:
         """Return True if a witness has the opposite sign: some steps are faster, others slower."""

@@ -19,7 +19,7 @@ import bisect
 import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain
 from operator import itemgetter
@@ -402,6 +402,8 @@ FINDINGS = {
 def ratios(compared: Sequence[Ratio]) -> Figure:
     """Draw the ratios of candidate to baseline, one per row, with their confidence intervals and a line at 1."""
     traces = []
+    mixed = len({ratio.better for ratio in compared}) > 1
+    compared = [replace(ratio, label=ratio.label + _ARROWS[ratio.better]) for ratio in compared] if mixed else compared
     for finding in dict.fromkeys(ratio.finding for ratio in compared):
         own = [ratio for ratio in compared if ratio.finding == finding]
         traces.append(
@@ -444,6 +446,8 @@ def ratios(compared: Sequence[Ratio]) -> Figure:
     return {"data": traces, "layout": layout, "table": table, "empty": EMPTY}
 
 
+_ARROWS: Mapping[Direction | None, str] = {"less": " ←", "more": " →", None: ""}
+"""The better side of each row, where rows differ in it."""
 RATIO_TICKS = (
     (0.95, 0.98, 1, 1.02, 1.05),
     (0.9, 0.95, 1, 1.05, 1.1),
@@ -463,12 +467,16 @@ def _ratio_axis(compared: Sequence[Ratio]) -> dict[str, Any]:
     ]
     low, high = min(ends), max(ends)
     ticks = next((each for each in RATIO_TICKS if each[0] <= low and high <= each[-1]), RATIO_TICKS[-1])
+    # The ticks beside 1 are always in sight, so that the scale can be read.
+    low = min(low, max(tick for tick in ticks if tick < 1))
+    high = max(high, min(tick for tick in ticks if tick > 1))
     directions = frozenset(ratio.better for ratio in compared)
     sides: dict[frozenset[Direction | None], str] = {
         frozenset({"less"}): "<br>left of 1 is better",
         frozenset({"more"}): "<br>right of 1 is better",
+        frozenset({None}): "",
     }
-    title = f"Candidate / baseline{sides.get(directions, '')}"
+    title = f"Candidate / baseline{sides.get(directions, '<br>arrows point to the better side of 1')}"
     return {
         "title": {"text": title},
         "type": "log",

@@ -34,6 +34,12 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def why(validity: Mapping[str, Any]) -> str | None:
+    """Name the checks that failed: "variation, host_load"; None if none did."""
+    failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
+    return ", ".join(dict.fromkeys(str(check.get("name")) for check in failed)) or None
+
+
 def noisy_host(validities: Iterable[Mapping[str, Any] | None]) -> str | None:
     """Say that the host of these jobs is noisy, if most of at least three jobs are; else None."""
     judged = [validity for validity in validities if validity]

@@ -155,13 +155,16 @@ def _value_at(spec: Mapping[str, Any], path: str) -> Any:
 def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
     """Return the name of a job's main metric, and its value, or the smallest and the largest one.
 
-    A job without any value has the outcomes of its cells instead, under the name "". None: nothing is measured.
+    A job without any value has the outcomes of its cells instead, under the name "", and one with a wrong result has
+    that: the other implementations' times are not its answer. None: nothing is measured.
     """
     rows = list(values)
     if not rows or kind not in KINDS:
         return None
     measured = {row["metric"] for row in rows if row["outcome"] == "ok" and row["median"] is not None}
     metric = headline([name for name in KINDS[kind].table_columns if name in measured])
+    if any(row["outcome"] == "wrong" for row in rows):
+        return "", "wrong"
     if metric is None:
         outcomes = [row["outcome"] for row in rows if row["outcome"] not in ("ok", "unknown")]
         return ("", ", ".join(dict.fromkeys(outcomes))) if outcomes else None

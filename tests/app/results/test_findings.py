@@ -175,6 +175,16 @@ def test_few_processes_are_inconclusive_however_far_apart(one: int, other: int, 
     assert "with 8 replicates" in whole.sentence
 
 
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_counts_are_equal_or_differ_without_any_chance(processes: int) -> None:
+    for candidate, finding, words in ((10, "within_margin", "no difference"), (20, "differs", "2.00× higher; ")):
+        sides = ([10.0] * processes, [float(candidate)] * processes)
+        counted = row(*sides, metric="parameters", unit="parameters")
+        found = judged(counted, row(STEADY, STEADY))[0][0]
+        assert found.finding == finding
+        assert words in (found.sentence() or "")
+
+
 class TestWitnesses:
     """Other statistics of the samples, such as medians where the fastest sample of each process counts."""
 

@@ -10,6 +10,7 @@ import pytest
 from app.presets import DEMO_SWEEPS
 from app.web import live
 from tests.app.web.checker import page
+from tests.builders import measurement
 
 REFRESH = {"HX-Request": "true"}
 OWN = {"Sec-Fetch-Site": "same-origin", "Content-Type": "application/x-www-form-urlencoded"}
@@ -134,6 +135,55 @@ def test_refreshes_share_a_page_that_visits_get_anew(
     assert fresh_site.http.get(path, headers={**REFRESH, "If-None-Match": refresh}).status_code == 304
     monkeypatch.setattr(live, "SHARED_S", 0.0)
     assert tag(**REFRESH) != refresh
+
+
+def test_the_reason_stands_beside_suspect(fresh_site: Any) -> None:
+    site = fresh_site
+    site.worker.register()
+    job, other = site.submit()["id"], site.submit()["id"]
+    checks = [
+        {"name": "variation", "ok": False, "detail": "±30 %", "severity": "suspect"},
+        {"name": "steady", "ok": False, "severity": "note"},
+        {"name": "host_load", "ok": True},
+    ]
+    for verdict, one, its in (("suspect", job, checks), ("valid", other, checks[1:])):
+        site.worker.finish(site.worker.claim_job(one), validity={"verdict": verdict, "checks": its})
+    for path in ("/ui", f"/ui/jobs/{job}", f"/ui/compare?job={job}&job={other}"):
+        text = site.http.get(path).text
+        assert re.findall(r'>(\w+)</span> <span class="doubt">([^<]*)', text) == [("suspect", "variation")]
+
+
+def test_a_wrong_result_does_not_headline_the_others_times(fresh_site: Any) -> None:
+    site = fresh_site
+    site.worker.register()
+    job = site.submit()["id"]
+    rows = [measurement("step_ms", 12.5), measurement("step_ms", None, case_key="other", outcome="wrong")]
+    site.worker.finish(site.worker.claim_job(job), measurements=rows)
+    for path in ("/ui", f"/ui/jobs/{job}"):
+        text = site.http.get(path).text
+        assert '<p class="answer">' not in text
+        assert "12.5 ms" not in text
+    assert '<span class="verdict wrong">wrong</span>' in site.http.get("/ui").text
+
+
+def test_what_several_groups_wait_for_stands_once(fresh_site: Any) -> None:
+    for kind in ("benchmark", "memory", "profile"):
+        fresh_site.submit(spec={"kind": kind})
+    text = page(fresh_site, "/ui/workers").text
+    assert text.count("no worker is connected: if none is starting") == 1
+    assert all(f"Job {number}" in text for number in (1, 2, 3))
+
+
+def test_notes_of_a_long_table_stand_outside_of_what_scrolls(fresh_site: Any) -> None:
+    site = fresh_site
+    site.worker.register()
+    job = site.submit()["id"]
+    site.worker.finish(site.worker.claim_job(job), measurements=[measurement(n=10)])
+    for path in (f"/ui/tables?job={job}", f"/ui/jobs/{job}"):
+        table, _, after = site.http.get(path).text.partition('class="scroll results tall"')[2].partition("</div>")
+        assert "</table>" in table
+        assert "<p>" not in table
+        assert "<p>Cells: " in after[:200]
 
 
 def test_a_noisy_host_is_said_once_above_the_list(fresh_site: Any) -> None:

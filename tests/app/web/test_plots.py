@@ -361,8 +361,17 @@ def test_ratios_have_a_logarithmic_axis_with_the_better_side_named() -> None:
     assert {0.5, 1, 2} <= set(axis["tickvals"])
     near = plots.ratios([plots.Ratio("a", 1.01, 0.99, 1.03, "no_difference", "less")])["layout"]["xaxis"]
     assert {0.98, 1, 1.02} <= set(near["tickvals"])
-    mixed = plots.ratios([*times, plots.Ratio("c", 1.1, 1.0, 1.2, "better", "more")])["layout"]["xaxis"]
-    assert mixed["title"]["text"] == "Candidate / baseline"
+    mixed = plots.ratios([*times, plots.Ratio("c", 1.1, 1.0, 1.2, "better", "more")])
+    assert mixed["layout"]["xaxis"]["title"]["text"].endswith("arrows point to the better side of 1")
+    assert mixed["layout"]["yaxis"]["categoryarray"] == ["c →", "b ←", "a ←"]
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.0001, 0.93, 1.3, 3.0, 60.0, 0.004, 500.0])
+def test_an_axis_of_ratios_has_several_ticks_in_sight(ratio: float) -> None:
+    axis = plots.ratios([plots.Ratio("a", ratio, None, None, "differs", "less")])["layout"]["xaxis"]
+    low, high = (10**end for end in axis["range"])
+    assert low < ratio < high
+    assert sum(low < tick < high for tick in axis["tickvals"]) >= 3
 
 
 def test_twelve_series_have_colours_of_their_own() -> None:

@@ -549,7 +549,7 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
     text = page(filled, "/ui/workers").text
     assert "old-host" not in text
     assert "Show 1 that stopped or was lost" in text
-    assert "its turn: a worker could run it" in text
+    assert "Their turn: a worker could run them" in text
     assert "old-host" in page(filled, "/ui/workers?gone=true").text
 
 
