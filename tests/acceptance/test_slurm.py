@@ -35,6 +35,7 @@ from tests.postgres import Server
 from tests.slurm_cluster import Cluster
 from tools.service import Service, submit, wait_for_job
 from tools.waiting import wait_until
+from workers.slurm.check import examine
 
 pytestmark = pytest.mark.acceptance
 
@@ -265,6 +266,25 @@ def test_control_a_job_that_slurm_refuses_fails_alone(site: Site) -> None:
     assert "node configuration is not available" in job["error"]["detail"]
     assert {one["state"] for one in get(site.client, "/workers") if one["state"] != "stopped"} == {"active"}
     assert ends(site, submit(site.client, plain_job("counted")))["state"] == "succeeded"
+
+
+def test_doctor_examines_the_cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in site.cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    file, folder = site.folder / "cluster.toml", f'folder = "{site.folder}/shared"\n'
+    file.write_text(folder)
+    assert [(one.name, one.state) for one in examine(file)] == [
+        ("slurm", "works"),
+        ("folder", "works"),
+        ("clock", "works"),
+    ]
+    file.write_text(f'{folder}partition = "nowhere"\n')
+    (finding,) = examine(file)
+    assert finding.state == "broken"
+    assert "nowhere" in finding.found
+    monkeypatch.setenv("PATH", str(site.folder))
+    (finding,) = examine(file)
+    assert "no sbatch" in finding.found
 
 
 def test_an_allocation_has_the_gpus_that_the_job_needs(site: Site) -> None:
