@@ -271,6 +271,7 @@ def test_control_a_job_that_slurm_refuses_fails_alone(site: Site) -> None:
 def test_doctor_examines_the_cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in site.cluster.environment.items():
         monkeypatch.setenv(name, value)
+    site.start_worker()  # whose folder tells afterwards that nothing is left
     file, folder = site.folder / "cluster.toml", f'folder = "{site.folder}/shared"\n'
     file.write_text(folder)
     assert [(one.name, one.state) for one in examine(file)] == [

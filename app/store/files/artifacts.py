@@ -253,7 +253,7 @@ class ArtifactFiles(OwnedFiles):
     def _now(self) -> float:
         """Return the time on the clock that dates the files, which may be another host's; seconds since 1970."""
         self._make_folder(self._incoming)
-        with TemporaryFile(dir=self._incoming) as file:
+        with self._space_errors(), TemporaryFile(dir=self._incoming) as file:
             file.write(b"now")
             file.flush()
             return os.fstat(file.fileno()).st_mtime
