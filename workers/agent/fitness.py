@@ -146,8 +146,10 @@ class Fitness:
         self.unfit = None
 
     def ran_well(self) -> None:
-        """Take note that a job has succeeded."""
+        """Take note that a job has succeeded: the next try is due."""
         self._backoff_s = MIN_BACKOFF_S
+        if not self.is_for_good:
+            self._next_try = self._clock()
         with self._guard:
             self._alike, self._way, self._began = {}, "", None
 
