@@ -191,6 +191,26 @@ def test_a_unit_reports_prints_and_ends(run_forked: Run, tmp_path: Path) -> None
     assert "the loss is a pineapple" in ends["raises"][1]
 
 
+def test_a_gpu_that_does_not_compute_is_found(run_forked: Run) -> None:
+    found = run_forked(
+        """
+        from app.settings import Settings
+        from workers.agent.host_check import HostCheck
+        from workers.agent.readings import Readings
+        from workers.devices.discovery import Gpu, Host
+        from workers.devices.locks import HeldDevices
+
+        readings = Readings(Host((), 1, 1), 1.0)
+        check = HostCheck(Settings(data_dir=FOLDER), launcher, None, readings, FOLDER / "scratch")
+        gone = check.of_job(HeldDevices(gpus=(Gpu("GPU-gone", "a GPU that fell off the bus", 1),)))
+        print(json.dumps([gone.code, gone.reason, check.of_job(HeldDevices()), list((FOLDER / "scratch").iterdir())]))
+        """
+    )
+    assert found[0] == "device_lost"
+    assert "CUDA sees 0 of 1 GPUs" in found[1]
+    assert found[2:] == [None, []], "a job on the CPU needs none, and nothing is left"
+
+
 def test_so_does_a_unit_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
     units = [("counted", "benchmark"), ("segfault", "plain")]
     ends = run_script(tmp_path, "exec", ENDS.replace("UNITS", repr(units)))
