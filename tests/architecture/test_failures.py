@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 from app import errors
 from app.api.problems import HTTP_CODES
 from app.errors import JOB_PROBLEM_TITLES, FlopwatchError
+from workers.agent.fitness import UnfitCode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
 
@@ -28,7 +30,8 @@ def families(kind: type[FlopwatchError]) -> set[str]:
 
 
 def test_every_code_has_a_row() -> None:
-    of_jobs, of_requests = PAGE.split("## Of requests")
+    of_jobs, of_workers, of_requests = re.split("## Of (?:workers|requests)", PAGE)
+    assert sorted(codes(of_workers)) == sorted(get_args(UnfitCode))
     assert sorted(codes(of_jobs)) == sorted(JOB_PROBLEM_TITLES)
     assert sorted(codes(of_requests)) == sorted(families(FlopwatchError) | {*HTTP_CODES.values(), "http_error"})
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from app.specs._code import codes_of
 from app.specs._schema import SCHEMA
@@ -28,8 +28,24 @@ from workers.outcome import Failed, describe_error
 
 logger = logging.getLogger(__name__)
 
+UnfitCode = Literal[
+    "device_lost",
+    "disk_full",
+    "driver_silent",
+    "exhausted",
+    "leftovers",
+    "package_missing",
+    "same_failures",
+    "slurm_refused",
+    "slurm_silent",
+    "storage_failed",
+    "store_unreachable",
+    "too_new",
+    "too_old",
+]
+"""Codes of the causes; docs/failures.md has them."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-TOLD_BY_JOBS = frozenset({"exhausted", "leftovers", "same_failures"})
+TOLD_BY_JOBS: frozenset[UnfitCode] = frozenset({"exhausted", "leftovers", "same_failures"})
 """Codes of causes that no examination sees."""
 SAME = 3
 """Number of different jobs that fail the same way, with no other end between them, which mean the host."""
@@ -51,8 +67,7 @@ _VARIES = re.compile(r"0x[0-9a-f]+|\d+|/\S+", re.IGNORECASE)
 class Unfit:
     """Why a worker claims nothing."""
 
-    code: str
-    """See docs/failures.md."""
+    code: UnfitCode
     reason: str
     for_good: bool = False
     """True if only another start of the worker can help."""

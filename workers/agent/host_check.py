@@ -12,7 +12,7 @@ from pathlib import Path
 from app.errors import STORE_UNAVAILABLE, DiskFull, FlopwatchError, StorageFailed, StoreUnreachable
 from app.settings import Settings
 from app.store.files.store import FileStore
-from workers.agent.fitness import Unfit
+from workers.agent.fitness import Unfit, UnfitCode
 from workers.agent.readings import Readings
 from workers.agent.unit_run import Listener, StopSignal, Timeout, UnitRun
 from workers.devices.locks import HeldDevices
@@ -118,6 +118,6 @@ def of_store(error: FlopwatchError) -> Unfit | None:
     if isinstance(error, DiskFull):
         return Unfit("disk_full", error.detail)
     if isinstance(error, StorageFailed):
-        code = "store_unreachable" if isinstance(error, StoreUnreachable) else "storage_failed"
+        code: UnfitCode = "store_unreachable" if isinstance(error, StoreUnreachable) else "storage_failed"
         return Unfit(code, error.detail)
     return None

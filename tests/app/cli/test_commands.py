@@ -705,8 +705,8 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         job_id = site.submit()["id"]
         site.worker.claim_job(job_id)
         rows = ended(flopwatch("workers", **here)).splitlines()
-        assert rows[0].split() == ["id", "state", "devices", "runs", "seen", "torch"]
-        assert re.fullmatch(rf"test-worker +active +1x test CPU +job {job_id} +\d+ s ago +2.13", rows[1])
+        assert rows[0].split() == ["id", "state", "devices", "runs", "seen", "flopwatch", "torch"]
+        assert re.fullmatch(rf"test-worker +active +1x test CPU +job {job_id} +\d+ s ago +– +2.13", rows[1])
         devices = [{"type": "cuda", "name": "NVIDIA H200"}] * 2
         for worker_id, has in (("gpus", devices), ("cpus", [{"type": "cpu", "count": 8}])):
             site.services.registration.register_worker(worker_id, "host", 1, [], [], has, {})
