@@ -265,9 +265,7 @@ class Flopwatch(Connection):
             for side, version in (("baseline", old), ("candidate", new))
         }
         if alternating.versions(sides["baseline"]) == alternating.versions(sides["candidate"]):
-            raise ClientError(
-                f"{old} and {new} have the same code. In folders, a file is named as from inside of them."
-            )
+            raise ClientError(_same_code(old, new, implementation or model or step, code))
         comparison = {"kind": "compare", **sides, "replicates": replicates}
         return self.submit(comparison, name=name or f"{old} → {new}"[-MAX_NAME:], labels=labels)
 
@@ -827,7 +825,13 @@ class Flopwatch(Connection):
         return ComparisonText(answer.text, gate, unquote(sentence), answer.headers.get("Flopwatch-Wrong", ""))
 
     def measure_in_turns(
-        self, baseline: Thing, candidate: Thing, *, replicates: int = 8, timeout_s: float | None = None
+        self,
+        baseline: Thing,
+        candidate: Thing,
+        *,
+        replicates: int = 8,
+        timeout_s: float | None = None,
+        show: Show | None = None,
     ) -> Answer:
         """Measure the specs of two jobs of one kind again, in turns, and return the job of kind `compare` that did.
 
@@ -836,6 +840,7 @@ class Flopwatch(Connection):
             candidate: the job that is compared.
             replicates: fresh processes of each.
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
+            show: called with each step of progress, in place of a bar.
         """
         sides = {
             side: alternating.of_side(self.job(job)["spec"])
@@ -843,7 +848,7 @@ class Flopwatch(Connection):
         }
         name = f"jobs {id_of(baseline)} → {id_of(candidate)}, in turns"
         job = self.submit({"kind": "compare", **sides, "replicates": replicates}, name=name)
-        return self.wait(job, timeout_s=timeout_s)
+        return self.wait(job, timeout_s=timeout_s, show=show)
 
     # Exports
 
@@ -1183,6 +1188,22 @@ def _largest_that_fits(sweep: Mapping[str, Any]) -> str:
     if len(searches) != 1 or searches[0]["largest"] is None:
         return ""
     return f", {searches[0]['axis']} {searches[0]['largest']} fits"
+
+
+def _same_code(old: str, new: str, named: str | None, code: str | os.PathLike[str] | None) -> str:
+    """Say that two versions have the same code, and what may have been meant."""
+    file = str(named).rpartition(":")[0]
+    cure = (
+        f"if you have changed another file, send its folder along with --code FOLDER, from which {file} imports it"
+        if code is None
+        else "of a folder only what git tracks goes along: git add new files"
+    )
+    where = file if code is None else f"the folder {code}"
+    return (
+        f"{old} and {new} have the same code in {where}, so there is nothing to compare: save your change there, or "
+        f"name other versions (`git log --oneline -- {file}` lists them); {cure}. In folders, a file is named as from "
+        "inside of them."
+    )
 
 
 def _refuse_code(*files: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import functools
 import inspect
 import os
@@ -25,6 +26,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+BRIEF = f"{__name__}.brief"
+"""Key of a context's `meta`: True if the command line asks for `--format brief`."""
+UsageError: Any = typer.BadParameter.__base__
+"""Every mistake on a command line; typer gives it no name of its own in all versions."""
 MEANT = {"list": "jobs", "ls": "jobs", "status": "show", "wait": "logs --follow", "script": "run-script"}
 """Commands under names that people try first."""
 
@@ -42,6 +47,22 @@ class Commands(TyperGroup):
         near = difflib.get_close_matches(args[0], words, n=1)
         cure = f": write flopwatch {words[near[0]]}" if near else ""
         return ctx.fail(f"No such command {args[0]!r}{cure}")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        pairs = zip(["", *args], args, strict=False)
+        ctx.meta[BRIEF] = any(f"{one}={other}".endswith("--format=brief") for one, other in pairs)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. With `--format brief`, mistakes on its command line have that form, too."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            if not ctx.meta[BRIEF]:
+                raise
+            from app.cli.brief import answer, of_error
+
+            answer(of_error(error.format_message(), 2))
 
 
 class FieldsCommand(TyperCommand):
@@ -82,6 +103,35 @@ def of_sweep(text: str) -> Any:
 JobId = Annotated[int, of_jobs("ID", "The job's id.")]
 Fields = Annotated[list[str] | None, of_fields("The spec's fields; model.size=tiny nests.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
+Written = enum.StrEnum("Written", {"text": "text", "brief": "brief"})
+"""How commands write that print no table."""
+TEXT = Written("text")
+AsText = Annotated[
+    Written,
+    typer.Option("--format", help="brief: at most 60 lines with stable keys, for programs; JSON with --json."),
+]
+Better = enum.StrEnum("Better", {"better": "better"})
+KeepIf = Annotated[
+    Better | None,
+    typer.Option(
+        help="Exit with 0 only if the candidate is better, in turns, worse in no case, and returns the same numbers; "
+        "with 10 if it is not better."
+    ),
+]
+FailAbove = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PERCENT", help="Exit with 3 if the candidate is worse by more than this, such as 5%; see the docs."
+    ),
+]
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="Judge this metric, such as step_ms; may be repeated. By default the first one.",
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
 WaitAtMost = Annotated[
     float | None,
@@ -164,6 +214,10 @@ def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, 
             with Flopwatch(url, data_dir=data_dir) as server:
                 return command(server, *args, **kwargs)
         except ClientError as error:
+            if kwargs.get("output_format") == "brief":
+                from app.cli.brief import answer, of_error
+
+                answer(of_error(str(error)))
             fail(str(error))
 
     # Typer reads the parameters off the function, and must not see the first.

@@ -8,8 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import arguments, completing
-from app.cli.common import WRONG, AsJson, ExpectEqual, Label, of_jobs, of_sweep, with_server
-from app.cli.results import MARKDOWN, TableFormat, format_of, print_table
+from app.cli.brief import Brief, answer, of_check, of_comparison
+from app.cli.common import (
+    TEXT,
+    WRONG,
+    AsJson,
+    AsText,
+    ExpectEqual,
+    FailAbove,
+    KeepIf,
+    Label,
+    MetricOption,
+    of_jobs,
+    of_sweep,
+    with_server,
+)
+from app.cli.results import BRIEF, MARKDOWN, TableFormat, format_of, print_table
 from app.cli.terminal import echo
 from flopwatch.text.numbers import NOTHING
 
@@ -17,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flopwatch import Flopwatch
-    from flopwatch.client import ComparisonText
+    from flopwatch.client import ComparisonText, Show
 
 EXIT_CODES = {
     "passed": 0,
@@ -28,14 +42,18 @@ EXIT_CODES = {
     "not_comparable": 7,
     "wrong": WRONG,
     "not_confirmed": 9,
+    "not_better": 10,
+    "better": 0,
 }
-"""Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""
+"""Exit codes of `compare`, `versus` and `check`, by the gate's outcome, or the answer to `--keep-if better`. 1 is any
+error, 2 a wrong command line."""
 DEFAULT_LIMIT_PERCENT = 5.0
+EQUAL = 1e-4
+"""With `--keep-if better`, the relative difference by which the numbers that steps return may differ, by default."""
+SIDES = ("baseline", "candidate")
+WITH_REFERENCE = ("attention", "kernel")
+"""Kinds whose results are compared with a reference by the job itself; their steps return no numbers."""
 
-MetricOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="Judge this metric, such as step_ms; may be repeated. By default the first one."),
-]
 Alternate = Annotated[
     bool,
     typer.Option(
@@ -69,13 +87,9 @@ def compare(
         ),
     ] = None,
     metric: MetricOption = None,
-    fail_above: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT", help="Exit with 3 if the candidate is worse by more than this, such as 5%; see the docs."
-        ),
-    ] = None,
+    fail_above: FailAbove = None,
     expect_equal: ExpectEqual = None,
+    keep_if: KeepIf = None,
     alternate: Annotated[
         bool, typer.Option("--alternate", help="Measure the specs of both jobs again, in turns, and compare that.")
     ] = False,
@@ -87,13 +101,22 @@ def compare(
         typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
     ] = None,
     output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document of --format brief as JSON.")] = False,
 ) -> None:
     """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
     that is more than chance.
     """
     compared = _sides(server, baseline, candidate, sweep_id or [])
     if alternate:
-        compared = _again_in_turns(server, *compared, replicates), None
+        quiet = as_json or output_format == BRIEF
+        compared = _again_in_turns(server, *compared, replicates, show=(lambda *_: None) if quiet else None), None
+    if as_json or output_format == BRIEF or keep_if is not None:
+        judged = judge(server, *compared, metric, fail_above, expect_equal, keep_if)
+        if as_json or output_format == BRIEF:
+            answer(judged, as_json=as_json)
+        print_table(server.compare_text(*compared, format=format_of(output_format), metrics=metric).text, output_format)
+        echo(judged.sentence or "", err=True)
+        raise typer.Exit(judged.exit_code)
     comparison = server.compare_text(
         *compared,
         format=format_of(output_format),
@@ -104,6 +127,62 @@ def compare(
     )
     print_table(comparison.text, output_format)
     _exit(comparison, output_format, is_judged=fail_above is not None or expect_equal is not None)
+
+
+def judge(
+    server: Flopwatch,
+    baseline: str | list[int],
+    candidate: list[int] | None,
+    metrics: list[str] | None,
+    fail_above: str | None,
+    expect_equal: float | None,
+    keep_if: str | None,
+) -> Brief:
+    """Return the document of a comparison, with the answer of the gate or to `--keep-if`, if one is asked for, or a
+    wrong result as its outcome."""
+    from flopwatch.queries import comparison_query
+
+    limit = _percent(fail_above)
+    if keep_if is not None:
+        limit = DEFAULT_LIMIT_PERCENT if limit is None else limit
+        if expect_equal is None and not _has_reference(server, baseline, candidate):
+            expect_equal = EQUAL
+    compared = server.get("/compare", **comparison_query(baseline, candidate, metrics, limit, expect_equal))
+    if keep_if is not None:
+        outcome, sentence = _keep(compared)
+    elif compared["gate"] is not None:
+        outcome, sentence = compared["gate"]["outcome"], compared["gate"]["sentence"]
+    else:
+        wrong = any("wrong" in (row.get(f"{side}_validity") for side in SIDES) for row in compared["rows"])
+        return of_comparison(compared, "wrong" if wrong else None, compared["sentence"], WRONG if wrong else 0)
+    return of_comparison(compared, outcome, sentence, EXIT_CODES[outcome])
+
+
+def _has_reference(server: Flopwatch, baseline: str | list[int], candidate: list[int] | None) -> bool:
+    """Return True if the jobs themselves compare their results with a reference."""
+    jobs = candidate or baseline
+    spec = server.job(int(jobs[0]))["spec"]
+    return spec.get("candidate", spec).get("kind") in WITH_REFERENCE
+
+
+def _keep(compared: Mapping[str, Any]) -> tuple[str, str]:
+    """Answer `--keep-if better`: the outcome, and why.
+
+    It is "better" only if the headline metric is, measured in turns, no case is worse by more than the limit, missing,
+    invalid or wrong, and the steps return the same and do equal work.
+    """
+    gate, sentence = compared["gate"], compared["sentence"]
+    if gate["outcome"] != "passed":
+        return gate["outcome"], gate["sentence"]
+    if work := (compared["agreement"] or {}).get("work_differs"):
+        return "invalid", f"invalid: the work of a step is not the same: {', '.join(work)}"
+    if compared["conclusion"] == "inconclusive":
+        return "inconclusive", sentence
+    if compared["conclusion"] != "better":
+        return "not_better", f"not better: {sentence}"
+    if not compared["alternated"]:
+        return "not_confirmed", f"not confirmed: {sentence}; compare --alternate measures both in turns"
+    return "better", sentence
 
 
 def _exit(comparison: ComparisonText, output_format: TableFormat, *, is_judged: bool) -> None:
@@ -119,12 +198,17 @@ def _exit(comparison: ComparisonText, output_format: TableFormat, *, is_judged: 
 
 
 def _again_in_turns(
-    server: Flopwatch, baseline: str | list[int], candidate: list[int] | None, replicates: int
+    server: Flopwatch,
+    baseline: str | list[int],
+    candidate: list[int] | None,
+    replicates: int,
+    *,
+    show: Show | None,
 ) -> list[int]:
     """Measure two jobs again, in turns; return the id of the job of kind compare that did."""
     if isinstance(baseline, str) or candidate is None or len(baseline) != 1 or len(candidate) != 1:
         raise typer.BadParameter("needs one job as BASELINE and one as CANDIDATE", param_hint="--alternate")
-    job = server.measure_in_turns(baseline[0], candidate[0], replicates=replicates)
+    job = server.measure_in_turns(baseline[0], candidate[0], replicates=replicates, show=show)
     return [job["id"]]
 
 
@@ -191,14 +275,16 @@ def check(
     label: Label = None,
     alternate: Alternate = False,
     as_json: AsJson = False,
+    output_format: AsText = TEXT,
 ) -> None:
     """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
 
     Exit codes: 0 passed, 3 slower, 4 inconclusive (also on another device or environment), 5 invalid, 6 missing,
     8 wrong, 9 slower but not confirmed, since both were not measured in turns.
     """
-    from app.cli.output import print_json, progress_display
+    from app.cli.output import no_progress, print_json, progress_display
 
+    brief = output_format == BRIEF
     if job_ids and sweep_id is not None:
         raise typer.BadParameter("give JOB, or --sweep, and not both")
     if sweep_id is not None:
@@ -207,7 +293,7 @@ def check(
         raise typer.BadParameter("labels are for the jobs that run again: leave JOB and --sweep, or --label, out")
     limit, labels = _percent(fail_above), arguments.parse_labels(label or [])
     assert limit is not None
-    with progress_display() as show:
+    with no_progress() if brief else progress_display() as show:
         checked = server.check(
             baseline,
             job_ids or None,
@@ -219,6 +305,8 @@ def check(
             alternate=alternate,
             show=show,
         )
+    if brief:
+        answer(of_check(checked, EXIT_CODES[checked["outcome"]]), as_json=as_json)
     if as_json:
         print_json(checked)
     else:

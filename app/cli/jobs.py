@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from app.cli import arguments, completing
+from app.cli.brief import answer, of_job
 from app.cli.common import (
     GOES_ON,
+    TEXT,
     WRONG,
     AsJson,
+    AsText,
     Code,
     DryRun,
     ExpectEqual,
+    FailAbove,
     Fields,
     Implementation,
     JobId,
+    KeepIf,
     Kind,
     Label,
+    MetricOption,
     Model,
     Preset,
     Step,
@@ -111,6 +117,7 @@ def submit(
     unique_key: Annotated[str | None, typer.Option(help="Refused while another job with it is queued or runs.")] = None,
     idempotency_key: Key = None,
     dry_run: DryRun = False,
+    output_format: AsText = TEXT,
 ) -> None:
     """Submit one job."""
     from app.cli.output import print_dry_run
@@ -136,6 +143,10 @@ def submit(
         print_dry_run(server, spec["kind"], job["jobs"], searches=False, as_json=as_json)
         return
     note = f" {SUBMITTED_BEFORE}" if job.replayed else ""
+    if output_format == "brief":
+        waits = wait or wait_at_most is not None
+        done, exit_code = _wait_quietly(server, job, at_most=wait_at_most) if waits else (job, 0)
+        answer(of_job(server, done, exit_code), as_json=as_json)
     _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 
 
@@ -199,10 +210,8 @@ def _go_on(
         print_answers(server, job)
         print_job(job)
         print_answer(server, job)
-    if wait and job["state"] != "succeeded":
-        raise typer.Exit(1)
-    if wait and (job["validity"] or {}).get("verdict") == "wrong":
-        raise typer.Exit(WRONG)
+    if wait and (code := _code_of(job)):
+        raise typer.Exit(code)
 
 
 @with_server
@@ -219,14 +228,18 @@ def versus(
     step: Step = None,
     code: Code = None,
     replicates: Annotated[int, typer.Option(min=1, max=100, help="Fresh processes of each version.")] = 8,
+    metric: MetricOption = None,
+    fail_above: FailAbove = None,
     expect_equal: ExpectEqual = None,
+    keep_if: KeepIf = None,
     name: Name = None,
     label: Label = None,
     wait_at_most: WaitAtMost = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document of --format brief as JSON.")] = False,
+    output_format: AsText = TEXT,
 ) -> None:
     """Compare two versions of your own code, which fresh processes measure in turns."""
-    from app.cli.comparing import EXIT_CODES
+    from app.cli.comparing import judge
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
@@ -244,11 +257,34 @@ def versus(
         name=name,
         labels=labels,
     )
-    _go_on(server, job, wait=True, at_most=wait_at_most, as_json=as_json)
-    if expect_equal is not None:
-        comparison = server.compare_text(job, expect_equal=expect_equal)
-        echo(comparison.gate_sentence, err=True)
-        raise typer.Exit(EXIT_CODES[comparison.gate])
+    if as_json or output_format == "brief":
+        done, exit_code = _wait_quietly(server, job, at_most=wait_at_most)
+        if done["state"] != "succeeded":
+            answer(of_job(server, done, exit_code), as_json=as_json)
+        answer(judge(server, [job["id"]], None, metric, fail_above, expect_equal, keep_if), as_json=as_json)
+    _go_on(server, job, wait=True, at_most=wait_at_most, as_json=False)
+    if any(option is not None for option in (metric, fail_above, expect_equal, keep_if)):
+        judged = judge(server, [job["id"]], None, metric, fail_above, expect_equal, keep_if)
+        echo(judged.sentence or "", err=True)
+        raise typer.Exit(judged.exit_code)
+
+
+def _wait_quietly(server: Flopwatch, job: dict[str, Any], *, at_most: float | None) -> tuple[dict[str, Any], int]:
+    """Wait for a job without a word, and return it with the exit code; GOES_ON if it is not done in time."""
+    from flopwatch import WaitTimeout
+
+    try:
+        job = server.wait(job, timeout_s=at_most, show=lambda *_: None, check=False)
+    except WaitTimeout:
+        return server.job(job), GOES_ON
+    return job, _code_of(job)
+
+
+def _code_of(job: dict[str, Any]) -> int:
+    """Return the exit code of a command that has waited for a job."""
+    if job["state"] != "succeeded":
+        return 1
+    return WRONG if (job["validity"] or {}).get("verdict") == "wrong" else 0
 
 
 @with_server
@@ -417,11 +453,20 @@ def jobs(
 
 
 @with_server
-def show(server: Flopwatch, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False) -> None:
+def show(
+    server: Flopwatch,
+    job_id: JobId,
+    *,
+    as_json: AsJson = False,
+    as_it_is: AsItIs = False,
+    output_format: AsText = TEXT,
+) -> None:
     """Show a job and its measurements."""
     from app.cli.output import print_answers, print_job, print_json, print_results
 
     job = server.job(job_id)
+    if output_format == "brief":
+        answer(of_job(server, job), as_json=as_json)
     if as_json:
         print_json(job)
         return

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from app.cli.brief import DIFFERENT, HEADLINE
 from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
 from flopwatch.client import Flopwatch, Show, progress_bar
@@ -274,7 +275,7 @@ def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     echo()
     echo(f"{sides}{compared['sentence']}.")
     if rows:
-        shown = ("baseline_ms", "candidate_ms", "change_ms") if of_profiles else COMPARED_COLUMNS
+        shown = ("baseline_ms", "candidate_ms", "change_ms") if of_profiles else HEADLINE
         echo()
         print_columns([*place, *shown], [[row[name] for name in (*place, *shown)] for row in rows[:MOST_COMPARED]])
     echo()
@@ -283,10 +284,6 @@ def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     print_missing(server.missing(job))
     echo(f"`flopwatch compare {job_id}` prints all {len(compared['rows'])} rows")
     return True
-
-
-DIFFERENT = ("better", "worse", "changed", "differs")
-COMPARED_COLUMNS = ("metric", "unit", "baseline", "candidate", "ratio", "ratio_low", "ratio_high", "finding")
 
 
 def _rank(headline: str | None) -> Callable[[Mapping[str, Any]], tuple[bool, bool, float]]:
@@ -409,6 +406,12 @@ def progress_display() -> Iterator[Show]:
         return
     with progress_bar() as show:
         yield show
+
+
+@contextlib.contextmanager
+def no_progress() -> Iterator[Show]:
+    """Shows nothing."""
+    yield lambda *_: None
 
 
 def _plain_progress() -> Show:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 # Typer turns enumerations into choices.
-TableFormat = enum.StrEnum("TableFormat", {name: name for name in FORMATS})  # type: ignore[misc]
+BRIEF = "brief"
+TableFormat = enum.StrEnum("TableFormat", {name: name for name in (*FORMATS, BRIEF)})  # type: ignore[misc]
 TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args(Statistic)})  # type: ignore[misc]
 MARKDOWN = TableFormat("markdown")
 
@@ -100,7 +102,12 @@ def table(
     latex_label: LatexLabel = None,
     output_format: TableFormatOption = MARKDOWN,
 ) -> None:
-    """Print a table of measurements, one row per case and one column per metric; or a table that a job's units made."""
+    """Print a table of measurements, one row per case and one column per metric; or a table that a job's units made.
+
+    The format brief is for programs: at most 60 lines, a row each as JSON.
+    """
+    from app.cli.brief import answer, of_table
+
     of_measurements: TableOptions = {
         "sweep": sweep,
         "kind": kind,
@@ -117,6 +124,8 @@ def table(
     if name is None:
         _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
         options: TableOptions = {**of_measurements, "job": job, "columns": names, "sort": sort, "limit": limit}
+        if output_format == BRIEF:
+            answer(of_table(json.loads(server.table_text("json", **options))))
         text = server.table_text(format_of(output_format), **options, best=best, links=links, **style)
         lacking = [_say_what_is_missing(server, one) for one in sweep or []]
         if lacking and all(lacking) and not job and output_format.value in ("markdown", "latex"):
@@ -126,6 +135,9 @@ def table(
         _refuse(chosen, "chooses measurements; with --name leave it out")
         if job is None or len(job) != 1:
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
+        if output_format == BRIEF:
+            rows = server.job_table_text(job[0], name, "json", columns=names, sort=sort, limit=limit, unit=unit)
+            answer(of_table(json.loads(rows)))
         text = server.job_table_text(
             job[0], name, format_of(output_format), columns=names, sort=sort, limit=limit, unit=unit, **style
         )

@@ -1,0 +1,203 @@
+"""The short document of `--format brief`, which programs read, such as coding agents.
+
+It has at most MOST_LINES lines, the same keys for all commands, no colours and no progress. Errors have it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from app.cli.terminal import cell, echo, echo_json
+from flopwatch.text.cases import case_text
+from flopwatch.text.times import ran
+from flopwatch.text.validity import doubts, verdict
+
+if TYPE_CHECKING:
+    from flopwatch import Flopwatch
+
+MOST_LINES = 60
+DIGITS = 5
+"""Significant digits of numbers."""
+NEEDLESS = ("_n", "_outcome", "validity_reason", "partial")
+"""Ends of the names of a table's columns that are left out: `show` tells them."""
+HEADLINE = ("metric", "unit", "baseline", "candidate", "ratio", "ratio_low", "ratio_high", "finding")
+DIFFERENT = ("better", "worse", "changed", "differs")
+"""Findings of rows that matter."""
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What a command answers. Lists are cut so that the document keeps to MOST_LINES."""
+
+    outcome: str
+    """One word: the state of a job, the answer of a gate or a comparison, `ok` of a table, `error`."""
+    sentence: str | None = None
+    exit_code: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys; those without a value are left out of a text, and null in JSON."""
+    row: Sequence[Mapping[str, Any]] = ()
+    note: Sequence[str] = ()
+    more: Sequence[str] = ()
+    """Commands that tell more."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document; `left_out` counts the entries of lists that are not in it."""
+        lists: dict[str, list[Any]] = {
+            "row": [{name: _short(value) for name, value in row.items() if value is not None} for row in self.row],
+            "note": list(self.note),
+            "more": list(self.more),
+        }
+        head = {"outcome": self.outcome, "exit_code": self.exit_code, "sentence": self.sentence, **self.facts}
+        room, all_of_them = MOST_LINES - len(head) - 1, sum(map(len, lists.values()))
+        while (left := sum(map(len, lists.values()))) > room:
+            max(lists.values(), key=len).pop()
+        values = {name: _short(value) for name, value in head.items()}
+        return {**values, **lists, "left_out": all_of_them - left}
+
+    def lines(self) -> list[str]:
+        """Return the document as text: `key: value`, a line for each entry of a list; objects are JSON."""
+        document = self.as_json()
+        lists = {"row", "note", "more"}
+        return [
+            f"{name}: {cell(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
+            for name, entry in document.items()
+            for value in (entry if name in lists else [entry])
+            if value is not None and (name, value) != ("left_out", 0)
+        ]
+
+
+def _short(value: Any) -> Any:
+    """Return a number with DIGITS significant digits, and what is not finite as text."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
+
+
+def answer(brief: Brief, *, as_json: bool = False) -> NoReturn:
+    """Print the document, and exit with its code."""
+    if as_json:
+        echo_json(json.dumps(brief.as_json(), indent=2, ensure_ascii=False))
+    else:
+        echo("\n".join(brief.lines()))
+    raise typer.Exit(brief.exit_code)
+
+
+def of_error(message: str, exit_code: int = 1) -> Brief:
+    """Return the document of an error; the first line of a message is its sentence."""
+    sentence, others = _headed(message)
+    return Brief("error", sentence, exit_code, note=others)
+
+
+def _headed(message: str) -> tuple[str | None, list[str]]:
+    """Part a message into its first line, with the second if there are only two, and the other lines."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return (": ".join(lines), []) if len(lines) == 2 else (next(iter(lines), None), lines[1:])
+
+
+def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Brief:
+    """Return the document of a job: its state, verdict, the rows that it answers with, and its tables."""
+    from flopwatch.connection import problem_text  # imports httpx, which the help needs not
+
+    job_id, state, progress = job["id"], job["state"], job["progress"]
+    validity = job["validity"] or {}
+    sentence, others = _headed(problem_text(job["error"]) if job["error"] is not None else "")
+    if state == "queued":
+        sentence = job["waiting"]
+    if sentence is None and state == "running" and progress["total"]:
+        sentence = f"{progress['done']} of {progress['total']} done: {progress['message']}"
+    rows: list[Mapping[str, Any]] = []
+    tables = server.list_tables(job_id) if job["finished_at"] else []
+    for table in tables:
+        if table.get("answers"):
+            rows += server.job_table_rows(job_id, table["name"])
+    missing: list[str] = []
+    if job["finished_at"] and server.has_measurements(job_id):
+        table = server.get("/tables", job=job_id, format="json")
+        rows += _of_table(table["rows"])
+        missing = table["missing"]
+    shown = "--format brief"
+    more = [] if state != "failed" else [f"flopwatch logs {job_id}"]
+    more += [] if job["finished_at"] else [f"flopwatch show {job_id} {shown}", f"flopwatch cancel {job_id}"]
+    more += [f"flopwatch compare {job_id} {shown}"] if job["kind"] == "compare" and state == "succeeded" else []
+    more += [f"flopwatch table --job {job_id} --name {table['name']} --limit 20 {shown}" for table in tables]
+    facts = {
+        "job": job_id,
+        "kind": job["kind"],
+        "case": case_text(job["summary"]) or None,
+        "verdict": verdict(validity) if validity else None,
+        "ran": ran(job),
+    }
+    outcome = "wrong" if validity.get("verdict") == "wrong" and state == "succeeded" else state
+    return Brief(outcome, sentence, exit_code, facts, rows, [*others, *doubts(validity), *missing], more)
+
+
+def of_table(table: Mapping[str, Any]) -> Brief:
+    """Return the document of a table as the server writes it in JSON."""
+    return Brief("ok", None, 0, {"rows": len(table["rows"])}, _of_table(table["rows"]), table.get("missing") or ())
+
+
+def _of_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if not name.endswith(NEEDLESS)} for row in rows]
+
+
+def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: str, exit_code: int) -> Brief:
+    """Return the document of a comparison as `GET /compare` answers it: the headline metric's ratio with its interval,
+    if it is one case, and the rows of that metric in each case, then of those that differ.
+
+    Args:
+        outcome: that of the gate; None without one: the conclusion.
+        sentence: why.
+        exit_code: that of the outcome.
+    """
+    names = [column["name"] for column in compared["columns"]]
+    of_metrics = "metric" in names
+    rows = [row for row in compared["rows"] if not of_metrics or row["metric"] == compared["headline"]]
+    kept = [*names[: names.index("metric")], *HEADLINE] if of_metrics else names
+    differing = [
+        row
+        for row in (compared["rows"] if of_metrics else ())
+        if row["metric"] != compared["headline"] and row["finding"] in DIFFERENT
+    ]
+    only = rows[0] if of_metrics and len(rows) == 1 else {}
+    jobs = {side: compared[side]["jobs"] for side in ("baseline", "candidate")}
+    is_one = compared["baseline"]["kind"] == "compare" and jobs["baseline"] == jobs["candidate"]
+    job = jobs["baseline"][0] if is_one else None
+    facts = {
+        "conclusion": compared["conclusion"],
+        "metric": compared["headline"],
+        "ratio": only.get("ratio"),
+        "ratio_low": only.get("ratio_low"),
+        "ratio_high": only.get("ratio_high"),
+        "better": only.get("better"),
+        "in_turns": compared["alternated"],
+        "returned": (compared["agreement"] or {}).get("sentence"),
+        "job": job,
+        **({} if is_one else jobs),
+    }
+    shown = [{name: row[name] for name in kept} for row in (*rows, *differing)]
+    notes = [note for note in compared["notes"] if "Hodges" not in note]  # how values are estimated: the docs tell
+    more = [] if job is None else [f"flopwatch compare {job}", f"flopwatch show {job} --format brief"]
+    return Brief(outcome or compared["conclusion"], sentence, exit_code, facts, shown, notes, more)
+
+
+def of_check(checked: Mapping[str, Any], exit_code: int) -> Brief:
+    """Return the document of a check: a row for each kind of job."""
+    rows = [
+        {
+            "kind": comparison["candidate"]["kind"],
+            "jobs": comparison["candidate"]["jobs"],
+            "baseline_jobs": comparison["baseline"]["jobs"],
+            "in_turns": comparison["alternated"],
+            "outcome": comparison["gate"]["outcome"],
+            "sentence": comparison["gate"]["sentence"],
+        }
+        for comparison in checked["comparisons"]
+    ]
+    more = [f"flopwatch show {job} --format brief" for job in checked["jobs"]]
+    return Brief(checked["outcome"], checked["sentence"], exit_code, {"jobs": checked["jobs"]}, rows, more=more)

@@ -1,0 +1,228 @@
+"""The short document of `--format brief`, and `--keep-if better`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.brief import MOST_LINES, Brief
+from app.store.records import Offer, UnitRecord
+from flopwatch import Flopwatch
+
+STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
+CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+ALWAYS = {"outcome", "exit_code", "sentence", "row", "note", "more", "left_out"}
+RETURNED = {"what": "string", "step": "integer", "name": "string", "value": "number", "not_finite": "string"}
+
+
+def read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return a document as text by its keys; the values of a key that comes several times as a list."""
+    assert done.stderr == "", "neither progress nor notes"
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= MOST_LINES
+    document: dict[str, Any] = {}
+    for line in lines:
+        key, _, value = line.partition(": ")
+        document.setdefault(key, []).append(value)
+    assert document["exit_code"] == [str(done.returncode)]
+    return {key: values[0] if len(values) == 1 else values for key, values in document.items()}
+
+
+Turns = Callable[..., int]
+
+
+@pytest.fixture
+def turns(site: Any, measured: Any, reported: Any) -> Turns:
+    """Run a job of kind compare whose candidate takes `factor` of the time; returns its id."""
+
+    def run(factor: float, *, loss: float | None = 2.0, tokens: int = 64, lost: bool = False, side: Any = TINY) -> int:
+        spec = {"kind": "compare", "baseline": side, "candidate": side}
+        site.http.post("/jobs", json={"spec": spec, "priority": 20}).raise_for_status()
+        offer = Offer(frozenset({"compare"}), CAPABILITIES, total_gpus=0, free_gpus=0, idle=True)
+        claim = site.services.queue.claim(site.worker.id, offer)
+        assert claim is not None
+        units = [UnitRecord(unit, "", "succeeded", side=("baseline", "candidate")[unit % 2]) for unit in range(16)]
+        rows, tables = [], []
+        for unit in range(16):
+            is_candidate = unit % 2 == 1
+            time = STEADY[unit // 2] * (factor if is_candidate else 1.0)
+            rows.append(measured("step_ms", time, unit_index=unit, model="tiny", context_length=8))
+            if not (is_candidate and lost):
+                rows.append(measured("step_ms", time, unit_index=unit, model="tiny", context_length=16))
+            if loss is not None:
+                values = [
+                    ["returned", 1, "loss", loss if is_candidate else 2.0, None],
+                    ["work", None, "tokens", float(tokens if is_candidate else 64), None],
+                ]
+                tables.append(reported("values", values, unit, **RETURNED))
+        site.worker.finish(claim, "succeeded", measurements=rows, units=units, tables=tables)
+        return int(claim.job_id)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("factor", "options", "outcome", "code"),
+    [
+        (0.8, {}, "better", 0),
+        (0.8, {"loss": 2.002}, "wrong", 8),
+        (0.8, {"loss": None}, "missing", 6),
+        (0.8, {"tokens": 32}, "invalid", 5),
+        (0.8, {"lost": True}, "missing", 6),
+        (1.0, {}, "not_better", 10),
+        (1.03, {}, "not_better", 10),
+        (1.2, {}, "slower", 3),
+    ],
+)
+def test_only_what_is_better_is_kept(
+    flopwatch: Any, turns: Turns, factor: float, options: dict[str, Any], outcome: str, code: int
+) -> None:
+    job = str(turns(factor, **options))
+    found = flopwatch("compare", job, "--keep-if", "better", "--json")
+    document = json.loads(found.stdout)
+    assert (document["outcome"], found.returncode, document["exit_code"]) == (outcome, code, code), document
+    assert read(flopwatch("compare", job, "--keep-if", "better", "--format", "brief"))["outcome"] == outcome
+    assert flopwatch("compare", job, "--keep-if", "better").returncode == code, "in the usual form, too"
+    assert flopwatch("compare", job).returncode == 0, "the control: without the option no code tells"
+
+
+def test_a_tolerance_and_a_limit_of_ones_own(flopwatch: Any, turns: Turns) -> None:
+    rounded = str(turns(0.8, loss=2.002))
+    ask = ("--keep-if", "better", "--format", "brief")
+    assert read(flopwatch("compare", rounded, *ask, "--expect-equal", "0.01"))["outcome"] == "better"
+    attention = {"kind": "attention", "implementations": ["eager"]}
+    # A job of this kind compares its results itself, so nothing that a step returns is missing.
+    assert read(flopwatch("compare", str(turns(0.8, loss=None, side=attention)), *ask))["outcome"] == "better"
+    assert read(flopwatch("compare", str(turns(1.03)), *ask, "--fail-above", "1%"))["outcome"] == "slower"
+
+
+def test_what_was_not_measured_in_turns_is_not_kept(flopwatch: Any, site: Any, measured: Any, reported: Any) -> None:
+    jobs = []
+    for factor in (1.0, 0.8):
+        claim = site.worker.claim_job(site.submit(priority=20)["id"])
+        table = [reported("values", [["returned", 1, "loss", 2.0, None]], **RETURNED)]
+        rows = [measured("step_ms", factor * time, unit_index=unit, model="t") for unit, time in enumerate(STEADY)]
+        site.worker.finish(claim, measurements=rows, tables=table)
+        jobs.append(str(claim.job_id))
+    document = read(flopwatch("compare", *jobs, "--keep-if", "better", "--format", "brief"))
+    assert (document["outcome"], document["in_turns"], document["baseline"]) == (
+        "not_confirmed",
+        "false",
+        f"[{jobs[0]}]",
+    )
+    assert "--alternate" in document["sentence"]
+
+
+def test_a_comparison_in_short(flopwatch: Any, turns: Turns) -> None:
+    job = turns(0.8)
+    document = read(flopwatch("compare", str(job), "--format", "brief"))
+    assert document["outcome"] == document["conclusion"] == "better"
+    assert "candidate is better in 2" in document["sentence"]
+    rows = [json.loads(row) for row in document["row"]]
+    assert [row["context_length"] for row in rows] == [8, 16]
+    assert {row["finding"] for row in rows} == {"better"}
+    assert rows[0]["ratio_low"] < rows[0]["ratio"] < rows[0]["ratio_high"] < 1
+    assert document["more"] == [f"flopwatch compare {job}", f"flopwatch show {job} --format brief"]
+    one = json.loads(flopwatch("compare", str(turns(0.8, lost=True)), "--json").stdout)
+    assert {"ratio", "ratio_low", "ratio_high", "better", "metric", "job"} | ALWAYS <= one.keys()
+
+
+def test_submit_show_and_table_have_the_same_document(site: Any, flopwatch: Any, obedient: Any) -> None:
+    shapes = ("model.size=tiny", "context_length=8")
+    done = flopwatch("submit", "benchmark", *shapes, "--wait", "--format", "brief")
+    document = read(done)
+    job = document["job"]
+    assert (document["outcome"], document["kind"]) == ("succeeded", "benchmark")
+    assert json.loads(document["row"])["forward_ms"] == 1.25
+    assert read(flopwatch("show", job, "--format", "brief")) == document
+    assert json.loads(read(flopwatch("table", "--job", job, "--format", "brief"))["row"])["forward_ms"] == 1.25
+    failed = read(flopwatch("submit", "benchmark", *shapes, "--name", "fails", "--wait", "--format=brief"))
+    assert (failed["outcome"], failed["exit_code"]) == ("failed", "1")
+    assert "It broke." in failed["sentence"]
+    assert f"flopwatch logs {failed['job']}" in failed["more"]
+    assert json.loads(flopwatch("show", job, "--format", "brief", "--json").stdout).keys() >= ALWAYS
+
+
+def test_a_wait_that_ends_too_soon_names_the_job(site: Any, flopwatch: Any) -> None:
+    document = read(flopwatch("submit", "benchmark", "--wait-at-most", "0.1", "--format", "brief"))
+    assert (document["outcome"], document["exit_code"]) == ("queued", "75")
+    assert document["more"] == [
+        f"flopwatch show {document['job']} --format brief",
+        f"flopwatch cancel {document['job']}",
+    ]
+    site.http.post(f"/jobs/{document['job']}/cancel")
+
+
+def test_a_check_in_short(site: Any, flopwatch: Any, measured: Any) -> None:
+    jobs = []
+    for factor in (1.0, 1.2):
+        claim = site.worker.claim_job(site.submit(priority=20)["id"])
+        rows = [measured("step_ms", factor * time, unit_index=unit, model="u") for unit, time in enumerate(STEADY)]
+        site.worker.finish(claim, measurements=rows)
+        jobs.append(str(claim.job_id))
+    flopwatch("baseline", "set", "short", jobs[0])
+    document = read(flopwatch("check", "--baseline", "short", jobs[1], "--format", "brief"))
+    assert (document["outcome"], document["exit_code"]) == ("not_confirmed", "9")
+    assert json.loads(document["row"])["jobs"] == [int(jobs[1])]
+    flopwatch("baseline", "delete", "short")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("show", "987654"), 1, "There is no job 987654"),
+        (("show", "none"), 2, "'ID'"),
+        (("submit", "benchmark", "modl=1"), 1, "did you mean model?"),
+        (("submit", "benchmark", "--no-such"), 2, "No such option"),
+        (("table", "--name", "lines"), 2, "give one --job"),
+        (("compare", "987654"), 1, "There is no job 987654"),
+        (("check", "--baseline", "nobodys"), 1, "nobodys"),
+        (("submit", "benchmark", "model.size=huge", "context_length=no"), 1, "not valid"),
+    ],
+)
+def test_errors_have_the_form_too(flopwatch: Any, words: tuple[str, ...], code: int, told: str) -> None:
+    document = read(flopwatch(*words, "--format", "brief"))
+    assert (document["outcome"], document["exit_code"]) == ("error", str(code))
+    assert told in document["sentence"]
+    if code == 2:
+        assert "outcome" not in flopwatch(*words).stdout, "the control"
+
+
+def test_a_long_document_is_cut_and_says_so() -> None:
+    long = Brief("ok", "x", row=[{"n": n, "t": 1 / 3} for n in range(200)], note=["n"] * 70, more=["m"] * 3)
+    lines = long.lines()
+    assert len(lines) == MOST_LINES
+    written = sum(line.split(":")[0] in ("row", "note", "more") for line in lines)
+    assert lines[-1] == f"left_out: {273 - written}"
+    assert lines.count("more: m") == 3
+    assert 'row: {"n": 0, "t": 0.33333}' in lines
+    assert "left_out: 0" not in Brief("ok").lines()
+    assert Brief("error", "a\nb: c").lines()[2] == "sentence: a\\nb: c", "a text has no line of its own"
+
+
+def test_versus_keeps_what_is_better(site: Any, flopwatch: Any, turns: Turns, tmp_path: Path, monkeypatch: Any) -> None:
+    """The comparison that it has submitted is played by one that has ended."""
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text("def make_step(device):\n    return lambda: 1\n")
+    new.write_text("def make_step(device):\n    return lambda: 1.0\n")
+    code = ("--step", f"{old}:make_step", "--keep-if", "better")
+    versions = (str(old), str(new), *code)
+    for factor, outcome, exit_code in ((0.8, "better", 0), (1.0, "not_better", 10)):
+        job = site.job(turns(factor))
+        monkeypatch.setattr(Flopwatch, "versus", lambda *_, its=job, **__: its)
+        document = read(flopwatch("versus", *versions, "--format", "brief", "--", "benchmark"))
+        assert (document["outcome"], document["exit_code"]) == (outcome, str(exit_code))
+        told = json.loads(flopwatch("versus", *versions, "--json", "--", "benchmark").stdout)
+        assert told == json.loads(flopwatch("compare", str(job["id"]), "--keep-if", "better", "--json").stdout)
+        assert flopwatch("versus", *versions, "--", "benchmark").returncode == exit_code
+    monkeypatch.undo()
+    same = read(flopwatch("versus", str(old), str(old), *code, "--format", "brief", "--", "benchmark"))
+    assert (same["outcome"], same["exit_code"]) == ("error", "1")
+    assert "old.py, so there is nothing to compare: save your change there" in same["sentence"]
