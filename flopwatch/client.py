@@ -25,6 +25,7 @@ import copy
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.imports import clash_in, complaint_about, modules_of
+from flopwatch.imports import clash_in, complaint_about, left_behind, modules_of
 from flopwatch.own_code import OwnCode, put_into
 from flopwatch.packing import is_packed
 from flopwatch.progress import Show, progress_bar
@@ -258,14 +259,13 @@ class Flopwatch(Connection):
         if not any((implementation, model, step)):
             raise ClientError("Name the code of which these are versions: implementation, model or step.")
         plain = self._with_preset(spec, preset)
-        sides = {
-            side: self.with_code(
-                plain, implementation=implementation, model=model, step=step, code=code, version=version
-            )
-            for side, version in (("baseline", old), ("candidate", new))
-        }
-        if alternating.versions(sides["baseline"]) == alternating.versions(sides["candidate"]):
+        named = {"implementation": implementation, "model": model, "step": step}
+        (before, ones), (after, others) = (self._read_code(plain, named, code, version) for version in (old, new))
+        if alternating.versions(before) == alternating.versions(after):
             raise ClientError(_same_code(old, new, implementation or model or step, code))
+        self._upload(ones, named, code, old)
+        self._upload(others, named, code, new)
+        sides = {"baseline": before, "candidate": after}
         comparison = {"kind": "compare", **sides, "replicates": replicates}
         return self.submit(comparison, name=name or f"{old} → {new}"[-MAX_NAME:], labels=labels)
 
@@ -315,7 +315,12 @@ class Flopwatch(Connection):
             _refuse_code(implementation, model, step)
         body = {
             "base": self.with_code(
-                self._with_preset(base, preset), implementation=implementation, model=model, step=step, code=code
+                self._with_preset(base, preset),
+                implementation=implementation,
+                model=model,
+                step=step,
+                code=code,
+                swept=grid or {},
             ),
             "grid": {path: list(values) for path, values in (grid or {}).items()},
             "fit": None if fit is None else dict(fit),
@@ -375,25 +380,71 @@ class Flopwatch(Connection):
         code: str | os.PathLike[str] | None = None,
         script: str | None = None,
         version: str | None = None,
+        swept: Iterable[str] = (),
     ) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`, and for `version` `versus`.
 
+        swept: dotted paths of fields that a sweep sets.
+
         Raises:
-            ClientError: a file cannot be read, or specs of this kind take no such code.
+            ClientError: a file cannot be read, a job could not call what is named in it, it imports other files of
+                yours that do not go along, or specs of this kind take no such code.
         """
         named = {"implementation": implementation, "model": model, "step": step, "script": script}
-        folder = None if code is None else Path(code)
-        if not any(named.values()) and folder is None:
-            return spec
-        changed = copy.deepcopy(spec)
+        changed, files = self._read_code(spec, named, code, version, swept)
+        self._upload(files, named, code, version)
+        return changed
+
+    def _read_code(
+        self,
+        spec: Mapping[str, Any],
+        named: Mapping[str, str | None],
+        code: str | os.PathLike[str] | None,
+        version: str | None = None,
+        swept: Iterable[str] = (),
+    ) -> tuple[Answer, list[OwnCode]]:
+        """Return the spec with the code that is named, and the files that are to be uploaded; see `with_code`."""
+        changed = copy.deepcopy(dict(spec))
+        if code is None and not any(named.values()):
+            return changed, []
         try:
-            files = put_into(changed, self.specs(), named, folder, version)
+            return changed, put_into(changed, self.specs(), named, None if code is None else Path(code), version, swept)
         except ValueError as error:
             raise ClientError(str(error)) from error
+
+    def _upload(
+        self,
+        files: Sequence[OwnCode],
+        named: Mapping[str, str | None],
+        code: str | os.PathLike[str] | None,
+        version: str | None = None,
+    ) -> None:
+        """Upload files, unless they import what no worker has."""
+        if code is None:
+            self._check_own_modules(files, [value for value in named.values() if value], version)
         self._check_modules(files)
         for file in files:
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
-        return changed
+
+    def _check_own_modules(self, files: Iterable[OwnCode], named: Iterable[str], version: str | None) -> None:
+        """Raise ClientError if a file imports other files of its folder, which would not go along, and no living worker
+        has modules of these names installed."""
+        if version is not None and Path(version).is_file():
+            return  # it stands in for a file elsewhere, and no folder can go along
+        here = Path(version).resolve() if version is not None and Path(version).is_dir() else Path.cwd()
+        for file, value in zip(files, named, strict=False):
+            path = Path(value.rpartition(":")[0])
+            if (found := left_behind(file.source, here / path, here)) is None:
+                continue
+            modules, root = found
+            is_relative = modules[0].startswith(".")
+            workers = [] if is_relative else self.get("/workers/lacking", module=modules)["data"]
+            if not workers or all(worker["lacking"] for worker in workers):
+                shown = os.path.relpath(root, here) if root.is_relative_to(here) else root
+                raise ClientError(
+                    f"{path} imports {', '.join(map(repr, modules))} of the folder {root}, and only the file would go "
+                    f"along: send the folder, too: --code {shlex.quote(str(shown))}"
+                )
 
     def _check_modules(self, files: Iterable[OwnCode]) -> None:
         """Raise ClientError if no living worker has all the modules that the files import. While none lives, or none

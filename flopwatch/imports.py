@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -48,6 +49,41 @@ def complaint_about(workers: Sequence[Mapping[str, Any]], file: str, *, is_folde
         f"{file} imports {names}, which the worker {nearest['id']} on {nearest['hostname']} lacks{others}: "
         f"{'; '.join(cures)}."
     )
+
+
+def left_behind(source: bytes, file: Path, here: Path) -> tuple[list[str], Path] | None:
+    """Return the modules of one's own that a file imports, in functions, too, and that do not go along with the file
+    alone, and the folder that has to; None if there are none.
+
+    Imports within `try` and `if` do not count. Modules are looked for beside the file, then in the folders above it as
+    far as `here`, the folder in which the command runs.
+    """
+    nodes = list(_unconditional(ast.parse(source)))
+    beside = file.resolve().parent
+    levels = [node.level for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
+    if levels:
+        names = [f"{'.' * node.level}{node.module or ''}" for node in nodes if getattr(node, "level", 0)]
+        return list(dict.fromkeys(names)), [beside, *beside.parents][min(max(levels), len(beside.parents))]
+    above = [each for each in beside.parents if each.is_relative_to(here.resolve())]
+    imported = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    imported += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    for root in (beside, *above):
+        own = {name.partition(".")[0] for name in imported} - TAKEN - sys.stdlib_module_names
+        if found := sorted(name for name in own - {file.stem} if _is_module(root / name)):
+            return found, root
+    return None
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path.is_dir() and any(path.glob("*.py")))
+
+
+def _unconditional(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif not isinstance(child, ast.Try | ast.If):
+            yield from _unconditional(child)
 
 
 def clash_in(content: bytes, file: str) -> str | None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import io
 import subprocess
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flopwatch.packing import pack, pack_archive, place
+from flopwatch import calls
+from flopwatch.packing import is_packed, pack, pack_archive, place
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
@@ -92,6 +95,14 @@ class OwnCode:
     def sha256(self) -> str:
         """Return the SHA-256 of the file, or of the packed folder."""
         return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def source(self) -> bytes:
+        """Return the file, also from a packed folder."""
+        if not is_packed(self.content):
+            return self.content
+        with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
+            return archive.read(self.name)
 
     def as_field(self) -> dict[str, Any]:
         """Return the value by which a spec names it."""
@@ -177,6 +188,7 @@ def put_into(
     named: Mapping[str, str | None],
     folder: Path | None = None,
     version: str | None = None,
+    swept: Iterable[str] = (),
 ) -> list[OwnCode]:
     """Set the fields of a spec that take the user's own code; returns the files to upload.
 
@@ -186,9 +198,11 @@ def put_into(
         named: the file and its function by option ("implementation", "model", "step", "script"); None: not given.
         folder: the folder that goes along, with everything that the file imports.
         version: read this version of the files; see `OwnCode.of_version`. None: as they are.
+        swept: dotted paths of fields that a sweep sets.
 
     Raises:
-        ValueError: the file cannot be read, or specs of this kind take no such code.
+        ValueError: the file cannot be read, a job could not call what is named in it, or specs of this kind take no
+            such code.
     """
     if folder is not None and not any(named.values()):
         raise ValueError("--code goes along with --step, --model, --implementation or a script: name one in the folder")
@@ -207,9 +221,20 @@ def put_into(
             able = [known for known, schema in schemas.items() if _takes(schema, roles)]
             raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}")
         code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)
+        prefix = "" if inside is spec else "candidate."
+        if why := calls.complaint(code.source, code.function, option, _arguments(inside, prefix, swept)):
+            raise ValueError(f"--{option} {value}: {why}")
         inside[field] = code.as_field()
         files.append(code)
     return files
+
+
+def _arguments(spec: Mapping[str, Any], prefix: str, swept: Iterable[str]) -> list[str] | None:
+    """Return the names of the arguments of a step, of the spec and of a sweep over it; None if nobody knows them."""
+    given, paths = spec.get("arguments", {}), [path.removeprefix(prefix) for path in swept]
+    if not isinstance(given, Mapping) or "arguments" in paths:
+        return None
+    return [*given, *(path.partition(".")[2] for path in paths if path.startswith("arguments."))]
 
 
 def _takes(schema: Mapping[str, Any], roles: Sequence[str]) -> bool:

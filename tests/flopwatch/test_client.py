@@ -585,3 +585,33 @@ def test_versions_with_the_same_code_are_not_compared(fresh_site: Any, project: 
     old, named = project / "old", f"{project / 'train.py'}:make_step"
     with Flopwatch(fresh_site.url) as server, pytest.raises(ClientError, match="have the same code"):
         server.versus(str(old), str(project), {"kind": "benchmark"}, step=named)
+
+
+def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, project: Path) -> None:
+    named, benchmark = f"{project / 'train.py'}:make_step", {"kind": "benchmark"}
+
+    def files() -> int:
+        with fresh_site.services.database.read() as connection:
+            return int(connection.exec_driver_sql("select count(*) from code_file").scalar_one())
+
+    with Flopwatch(fresh_site.url) as server:
+        with pytest.raises(ClientError, match=rf"imports 'size' of the folder {project}.*: --code {project}$"):
+            server.submit(benchmark, step=named)
+        fresh_site.worker.register()  # of a worker that does not tell its modules, nobody knows
+        with pytest.raises(ClientError, match="imports 'size'"):
+            server.sweep(benchmark, {"seed": [1, 2]}, step=named)
+        with pytest.raises(ClientError, match="got an unexpected keyword argument 'width'; it takes: none"):
+            server.submit({**benchmark, "arguments": {"width": 1}}, step=named, code=project)
+        (project / "train.py").write_text("def make_step(device, width):\n    return print\n")
+        with pytest.raises(ClientError, match="missing a required argument: 'width'"):
+            server.submit(benchmark, step=named)
+        with pytest.raises(ClientError, match=r"make_step\(device, widht=\): .*; did you mean arguments\.width\?"):
+            server.sweep(benchmark, {"arguments.widht": [1, 2]}, step=named)
+        with pytest.raises(ClientError, match="missing a required argument: 'width'"):
+            server.rerun(server.submit(benchmark), step=named)
+        assert files() == 0
+        assert server.sweep(benchmark, {"arguments.width": [1, 2]}, step=named)["counts"]["queued"] == 2
+        assert files() == 1, "the control"
+        compared = {"kind": "compare", "baseline": benchmark, "candidate": {**benchmark, "arguments": {"width": 1}}}
+        with pytest.raises(ClientError, match="'depth'"):
+            server.sweep(compared, {"candidate.arguments.depth": [1, 2]}, step=named)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.imports import clash_in, complaint_about, modules_of
+from flopwatch.imports import clash_in, complaint_about, left_behind, modules_of
 from flopwatch.packing import pack
 
 SOURCE = b"""
@@ -110,3 +110,26 @@ def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path
     assert told is not None
     assert told.startswith(f"train.py imports '{name}' of its folder")
     assert clash_in(b"import torch\n", "train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import size\nimport torch, json\n", (["size"], "run")),
+        ("def make_step(device):\n    from size import SIZE\n", (["size"], "run")),
+        ("from models.net import Net\nimport tools\n", (["models"], ".")),
+        ("try:\n    import size\nexcept ImportError:\n    size = None\n", None),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import size\n", None),
+        ("import json\n", None),
+        ("import train\nimport unknown\n", None),
+        ("from .size import SIZE\n", ([".size"], ".")),
+    ],
+)
+def test_modules_that_do_not_go_along_with_the_file_alone(
+    tmp_path: Path, source: str, found: tuple[list[str], str] | None
+) -> None:
+    for name in ("run/size.py", "run/json.py", "run/train.py", "models/net.py", "tools/readme.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    expected = None if found is None else (found[0], (tmp_path / found[1]).resolve())
+    assert left_behind(source.encode(), tmp_path / "run/train.py", tmp_path) == expected

@@ -11,7 +11,7 @@ import pytest
 
 from flopwatch.own_code import ROLE, ROLES, OwnCode, put_into
 
-OLD, NEW = "def attention():\n    return 1\n", "def attention():\n    return 2\n"
+OLD, NEW = "def attention(*inputs):\n    return 1\n", "def attention(*inputs):\n    return 2\n"
 
 
 def git(folder: Path, *words: str) -> str:

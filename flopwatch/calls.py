@@ -1,0 +1,116 @@
+"""Checks, from a file's text alone, that a job can call what the user names as its step or implementation, so that a
+mistake is noticed before the upload and not when the job starts. Standard library only.
+
+What the text does not tell (a decorator, a name that is bound twice, a class with bases from elsewhere) passes: the job
+decides.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_KINDS = inspect.Parameter
+STEP = "a step is made by {name}(device, **arguments), which returns a function for one step, without arguments"
+
+
+def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | None) -> str | None:
+    """Return a sentence for people if a job cannot call `name` of a file; None if it can, or if the text does not tell.
+
+    Args:
+        source: the file.
+        name: the function or class.
+        option: how it is used: "step" or "implementation"; others pass.
+        arguments: the names of the arguments that the job passes; None: nobody knows.
+    """
+    module = ast.parse(source)
+    found = [node for node in module.body if _binds(node, name)]
+    if len(found) != 1 or not isinstance(node := found[0], Function | ast.ClassDef) or node.decorator_list:
+        return None
+    if option == "implementation":
+        if isinstance(node, ast.ClassDef) and not node.bases:
+            return f"{name} is a class, and an implementation is a function of its inputs, or a torch.autograd.Function"
+        return None
+    if option != "step":
+        return None
+    step = STEP.format(name=name)
+    if isinstance(node, ast.ClassDef):
+        called = _method(node, "__call__") or _method(node, "forward")
+        if called is None:
+            return None if node.bases else f"{name} is a class whose objects cannot be called; {step}"
+        if (error := _bound(called, ["self"], [])) is not None:
+            return f"{name} is a class whose objects are called with arguments ({error}); {step}"
+        maker, first = _method(node, "__init__"), ["self", "device"]
+    else:
+        maker, first = node, ["device"]
+        if isinstance(node, ast.AsyncFunctionDef):
+            return f"{name} is asynchronous, and its call makes a coroutine; {step}"
+        if not any(isinstance(each, ast.Return | ast.Yield | ast.YieldFrom) for each in _own(node)):
+            return f"{name} returns nothing; {step}"
+    if maker is None or maker.decorator_list or arguments is None:
+        return None
+    given = sorted(arguments)
+    if (error := _bound(maker, first, given)) is None:
+        return None
+    takes = [each.arg for each in (*maker.args.args, *maker.args.kwonlyargs)][len(first) :]
+    unknown = next((each for each in given if each not in takes), "")
+    near = difflib.get_close_matches(unknown, takes, n=1)
+    hint = f"did you mean arguments.{near[0]}?" if near else f"it takes: {', '.join(takes) or 'none'}"
+    call = ", ".join(["device", *(f"{each}=" for each in given)])
+    return f"it is called as {name}({call}): {error}; {hint}; arguments.NAME=VALUE sets one"
+
+
+def _binds(node: ast.stmt, name: str) -> bool:
+    """Return True if a statement of the module may bind the name."""
+    if isinstance(node, Function | ast.ClassDef):
+        return node.name == name
+    return any(
+        (isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store))
+        or (isinstance(each, ast.alias) and (each.asname or each.name) in (name, "*"))
+        or (isinstance(each, Function | ast.ClassDef) and each.name == name)
+        for each in ast.walk(node)
+    )
+
+
+def _method(node: ast.ClassDef, name: str) -> Function | None:
+    return next((each for each in node.body if isinstance(each, Function) and each.name == name), None)
+
+
+def _own(function: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions and classes inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _bound(function: Function, positional: list[str], named: list[str]) -> str | None:
+    """Return why a call with these arguments is none that the function takes; None if it takes them."""
+    its = function.args
+    without = len(its.posonlyargs) + len(its.args) - len(its.defaults)
+    parameters = [
+        _KINDS(each.arg, kind, default=_KINDS.empty if place < without else None)
+        for place, (each, kind) in enumerate(
+            [
+                *((each, _KINDS.POSITIONAL_ONLY) for each in its.posonlyargs),
+                *((each, _KINDS.POSITIONAL_OR_KEYWORD) for each in its.args),
+            ]
+        )
+    ]
+    parameters += [_KINDS(its.vararg.arg, _KINDS.VAR_POSITIONAL)] if its.vararg else []
+    parameters += [
+        _KINDS(each.arg, _KINDS.KEYWORD_ONLY, default=_KINDS.empty if default is None else None)
+        for each, default in zip(its.kwonlyargs, its.kw_defaults, strict=True)
+    ]
+    parameters += [_KINDS(its.kwarg.arg, _KINDS.VAR_KEYWORD)] if its.kwarg else []
+    try:
+        inspect.Signature(parameters).bind(*positional, **dict.fromkeys(named))
+    except TypeError as error:
+        return str(error)
+    return None
