@@ -597,7 +597,6 @@ def test_what_a_job_could_not_run_is_refused_before_the_upload(fresh_site: Any, 
     with Flopwatch(fresh_site.url) as server:
         with pytest.raises(ClientError, match=rf"imports 'size' of the folder {project}.*: --code {project}$"):
             server.submit(benchmark, step=named)
-        fresh_site.worker.register()  # of a worker that does not tell its modules, nobody knows
         with pytest.raises(ClientError, match="imports 'size'"):
             server.sweep(benchmark, {"seed": [1, 2]}, step=named)
         with pytest.raises(ClientError, match="got an unexpected keyword argument 'width'; it takes: none"):
