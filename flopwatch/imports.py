@@ -60,10 +60,10 @@ def left_behind(source: bytes, file: Path, here: Path) -> tuple[list[str], Path]
     """
     nodes = list(_unconditional(ast.parse(source)))
     beside = file.resolve().parent
-    levels = [node.level for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
-    if levels:
-        names = [f"{'.' * node.level}{node.module or ''}" for node in nodes if getattr(node, "level", 0)]
-        return list(dict.fromkeys(names)), [beside, *beside.parents][min(max(levels), len(beside.parents))]
+    if relative := [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]:
+        names = [f"{'.' * node.level}{node.module or ''}" for node in relative]
+        above = [beside, *beside.parents]
+        return list(dict.fromkeys(names)), above[min(max(node.level for node in relative), len(above) - 1)]
     above = [each for each in beside.parents if each.is_relative_to(here.resolve())]
     imported = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
     imported += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]

@@ -137,9 +137,10 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int = 0) -> Bri
     return Brief(outcome, sentence, exit_code, facts, rows, [*others, *doubts(validity), *missing], more)
 
 
-def of_table(table: Mapping[str, Any]) -> Brief:
+def of_table(table: Mapping[str, Any], notes: Sequence[str] = ()) -> Brief:
     """Return the document of a table as the server writes it in JSON."""
-    return Brief("ok", None, 0, {"rows": len(table["rows"])}, _of_table(table["rows"]), table.get("missing") or ())
+    more = [*notes, *(table.get("missing") or ()), *(["further rows: --limit"] if table.get("next") else [])]
+    return Brief("ok", None, 0, {"rows": len(table["rows"])}, _of_table(table["rows"]), more)
 
 
 def _of_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -110,6 +110,7 @@ AsText = Annotated[
     Written,
     typer.Option("--format", help="brief: at most 60 lines with stable keys, for programs; JSON with --json."),
 ]
+BriefJson = Annotated[bool, typer.Option("--json", help="Print the document of --format brief as JSON.")]
 Better = enum.StrEnum("Better", {"better": "better"})
 KeepIf = Annotated[
     Better | None,

@@ -14,6 +14,7 @@ from app.cli.common import (
     WRONG,
     AsJson,
     AsText,
+    BriefJson,
     ExpectEqual,
     FailAbove,
     KeepIf,
@@ -60,32 +61,33 @@ Alternate = Annotated[
         "--alternate", help="If it is inconclusive or slower: measure both versions of your own code again, in turns."
     ),
 ]
+ComparedWith = Annotated[
+    str | None,
+    of_jobs("[BASELINE]", "What to compare with: a job's id, several with commas between them, or a baseline's name."),
+]
+Compared = Annotated[
+    str | None,
+    of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
+]
+ComparedSweeps = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--sweep",
+        metavar="ID",
+        help="Instead of CANDIDATE: the jobs of this sweep; twice: of the first sweep, then of the second.",
+        autocompletion=completing.sweep_ids,
+    ),
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The baseline's name.")]
 
 
 @with_server
 def compare(
     server: Flopwatch,
-    baseline: Annotated[
-        str | None,
-        of_jobs(
-            "[BASELINE]", "What to compare with: a job's id, several with commas between them, or a baseline's name."
-        ),
-    ] = None,
-    candidate: Annotated[
-        str | None,
-        of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
-    ] = None,
+    baseline: ComparedWith = None,
+    candidate: Compared = None,
     *,
-    sweep_id: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--sweep",
-            metavar="ID",
-            help="Instead of CANDIDATE: the jobs of this sweep; twice: of the first sweep, then of the second.",
-            autocompletion=completing.sweep_ids,
-        ),
-    ] = None,
+    sweep_id: ComparedSweeps = None,
     metric: MetricOption = None,
     fail_above: FailAbove = None,
     expect_equal: ExpectEqual = None,
@@ -101,7 +103,7 @@ def compare(
         typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
     ] = None,
     output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document of --format brief as JSON.")] = False,
+    as_json: BriefJson = False,
 ) -> None:
     """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
     that is more than chance.

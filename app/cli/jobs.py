@@ -19,6 +19,7 @@ from app.cli.common import (
     WRONG,
     AsJson,
     AsText,
+    BriefJson,
     Code,
     DryRun,
     ExpectEqual,
@@ -235,7 +236,7 @@ def versus(
     name: Name = None,
     label: Label = None,
     wait_at_most: WaitAtMost = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document of --format brief as JSON.")] = False,
+    as_json: BriefJson = False,
     output_format: AsText = TEXT,
 ) -> None:
     """Compare two versions of your own code, which fresh processes measure in turns."""

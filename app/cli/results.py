@@ -11,13 +11,14 @@ import typer
 
 from app.cli import completing
 from app.cli.arguments import parse_labels, split_pair
+from app.cli.brief import answer, of_table
 from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table, fail
 from flopwatch.spelling import argument, arguments, fields
 from flopwatch.table_options import FORMATS, Format, Statistic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from flopwatch import Flopwatch
     from flopwatch.client import TableOptions
@@ -106,8 +107,6 @@ def table(
 
     The format brief is for programs: at most 60 lines, a row each as JSON.
     """
-    from app.cli.brief import answer, of_table
-
     of_measurements: TableOptions = {
         "sweep": sweep,
         "kind": kind,
@@ -124,42 +123,48 @@ def table(
     if name is None:
         _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
         options: TableOptions = {**of_measurements, "job": job, "columns": names, "sort": sort, "limit": limit}
-        if output_format == BRIEF:
-            answer(of_table(json.loads(server.table_text("json", **options))))
         text = server.table_text(format_of(output_format), **options, best=best, links=links, **style)
-        lacking = [_say_what_is_missing(server, one) for one in sweep or []]
-        if lacking and all(lacking) and not job and output_format.value in ("markdown", "latex"):
+        missing = [_what_is_missing(server, one) for one in sweep or []]
+        notes = [note for note, _ in missing if note is not None]
+        if output_format != BRIEF:
+            for note in notes:
+                echo(note, err=True)
+        if (
+            missing
+            and all(is_all for _, is_all in missing)
+            and not job
+            and output_format.value in ("markdown", "latex")
+        ):
             return
     else:
         chosen = {**of_measurements, "best": best or None, "links": links or None}
         _refuse(chosen, "chooses measurements; with --name leave it out")
         if job is None or len(job) != 1:
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
-        if output_format == BRIEF:
-            rows = server.job_table_text(job[0], name, "json", columns=names, sort=sort, limit=limit, unit=unit)
-            answer(of_table(json.loads(rows)))
+        notes = []
         text = server.job_table_text(
             job[0], name, format_of(output_format), columns=names, sort=sort, limit=limit, unit=unit, **style
         )
-    print_table(text, output_format)
+    print_table(text, output_format, notes)
 
 
-def _say_what_is_missing(server: Flopwatch, sweep: int) -> bool:
-    """Say how many of a sweep's jobs have not finished; returns True if none has."""
+def _what_is_missing(server: Flopwatch, sweep: int) -> tuple[str | None, bool]:
+    """Return how many of a sweep's jobs have not finished, if there are any, and whether none has."""
     counts = server.get(f"/sweeps/{sweep}")["counts"]
     unfinished = [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]
-    if unfinished:
-        echo(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}", err=True)
-    return bool(counts["queued"] + counts["running"] == sum(counts.values()))
+    note = f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}" if unfinished else None
+    return note, counts["queued"] + counts["running"] == sum(counts.values())
 
 
 def format_of(chosen: TableFormat) -> Format:
-    """Return the format that an option has chosen."""
-    return next(name for name in FORMATS if name == chosen.value)
+    """Return the format that an option has chosen; the short document is made of JSON."""
+    return next((name for name in FORMATS if name == chosen.value), "json")
 
 
-def print_table(text: str, output_format: TableFormat) -> None:
-    """Print a table as the server wrote it."""
+def print_table(text: str, output_format: TableFormat, notes: Sequence[str] = ()) -> None:
+    """Print a table as the server wrote it; with `--format brief` the document made of it, with these notes."""
+    if output_format == BRIEF:
+        answer(of_table(json.loads(text), notes))
     if output_format.value == "json":
         echo_json(text)
     elif output_format.value == "markdown":
