@@ -124,17 +124,8 @@ def table(
         _refuse({"unit": unit}, "goes with --name, which prints a table that a job's units made")
         options: TableOptions = {**of_measurements, "job": job, "columns": names, "sort": sort, "limit": limit}
         text = server.table_text(format_of(output_format), **options, best=best, links=links, **style)
-        missing = [_what_is_missing(server, one) for one in sweep or []]
-        notes = [note for note, _ in missing if note is not None]
-        if output_format != BRIEF:
-            for note in notes:
-                echo(note, err=True)
-        if (
-            missing
-            and all(is_all for _, is_all in missing)
-            and not job
-            and output_format.value in ("markdown", "latex")
-        ):
+        notes, is_empty = _what_is_missing(server, sweep or [], output_format)
+        if is_empty and not job and output_format.value in ("markdown", "latex"):
             return
     else:
         chosen = {**of_measurements, "best": best or None, "links": links or None}
@@ -148,12 +139,19 @@ def table(
     print_table(text, output_format, notes)
 
 
-def _what_is_missing(server: Flopwatch, sweep: int) -> tuple[str | None, bool]:
-    """Return how many of a sweep's jobs have not finished, if there are any, and whether none has."""
-    counts = server.get(f"/sweeps/{sweep}")["counts"]
-    unfinished = [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]
-    note = f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}" if unfinished else None
-    return note, counts["queued"] + counts["running"] == sum(counts.values())
+def _what_is_missing(server: Flopwatch, sweeps: Sequence[int], output_format: TableFormat) -> tuple[list[str], bool]:
+    """Return how many jobs of each sweep have not finished, and whether none of any has; also say it on standard error,
+    unless a document for programs will have it."""
+    counts = {sweep: server.get(f"/sweeps/{sweep}")["counts"] for sweep in sweeps}
+    notes = []
+    for sweep, its in counts.items():
+        if unfinished := [f"{its[state]} {state}" for state in ("queued", "running") if its[state]]:
+            notes.append(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}")
+    if output_format != BRIEF:
+        for note in notes:
+            echo(note, err=True)
+    is_empty = all(its["queued"] + its["running"] == sum(its.values()) for its in counts.values())
+    return notes, bool(counts) and is_empty
 
 
 def format_of(chosen: TableFormat) -> Format:
