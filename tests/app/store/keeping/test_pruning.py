@@ -62,12 +62,12 @@ def prune(database: Database, files: ArtifactFiles) -> Callable[..., Pruned]:
 
 
 def rows(database: Database) -> dict[str, int]:
-    """The number of rows of each table that has any; the tally and the files' id outlive the jobs."""
+    """The number of rows of each table that has any; tally, use of devices and the files' id outlive jobs."""
     with database.read() as connection:
         counts = {
             name: connection.exec_driver_sql(f"SELECT count(*) FROM {name}").scalar_one()
             for name in tables.SQLModel.metadata.tables
-            if name not in ("tally", "setting")
+            if name not in ("tally", "setting", "device_use", "fair_share")
         }
     return {name: count for name, count in counts.items() if count}
 
