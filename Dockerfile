@@ -46,20 +46,25 @@ ENTRYPOINT ["flopwatch"]
 
 FROM base AS server
 RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install "$(echo /wheel/*.whl)[objects,postgresql]"
-USER flopwatch
+USER 10001
 EXPOSE 8000
 CMD ["serve"]
 
 FROM base AS worker
-# Triton and torch.compile compile at run time: they need a C and C++ compiler, not only the wheels.
+# Triton and torch.compile compile at run time: they need a C and C++ compiler, not only the wheels. Unpinned, since
+# Debian removes old versions.
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
 ARG TORCH="torch==2.13.0"
-# In layers of their own, before anything of ours: torch's several gigabytes outlive changes to the source.
+# In layers of their own, before anything of ours: torch's several gigabytes outlive changes to the source. TORCH and the
+# wheel say which versions.
+# hadolint ignore=DL3013
 RUN pip install "${TORCH}"
+# hadolint ignore=DL3013
 RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install "${TORCH}" "$(echo /wheel/*.whl)[worker,objects,postgresql]"
-USER flopwatch
+USER 10001
 # What is compiled at run time, each cache by content: worth keeping in a volume.
 # NVIDIA_*: what the container runtime hands in; `utility` is NVML, which the worker asks for its devices.
 ENV TRITON_CACHE_DIR=/cache/triton \

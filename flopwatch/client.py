@@ -7,8 +7,9 @@
         flopwatch.wait(job)
         print(flopwatch.table(job=job))
 
-Jobs, sweeps and comparisons are the dicts that the server answers with; docs/http-api.md describes them. A method that
-takes a job or a sweep also takes its id. The errors:
+Jobs, sweeps and comparisons are the dicts that the server answers with; docs/http-api.md describes them. A `Job` has
+`id`, `kind`, `state`, `error` and `verdict` as attributes, too. A method that takes a job or a sweep also takes its id.
+The errors:
 
     ClientError
     ├── Unreachable     no server answers at that address, or the connection broke
@@ -41,6 +42,7 @@ from flopwatch.connection import (
     Connection,
     DownloadFailed,
     Event,
+    Job,
     Refused,
     Submitted,
     Unreachable,
@@ -79,6 +81,7 @@ __all__ = [
     "DownloadFailed",
     "Event",
     "Flopwatch",
+    "Job",
     "JobFailed",
     "JobFilter",
     "Refused",
@@ -119,7 +122,7 @@ class Judged(NamedTuple):
 class JobFailed(ClientError):
     """A job that was waited for failed or was cancelled. `job` is the job, `problem` its error, if it has one."""
 
-    def __init__(self, job: Answer) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.problem: Mapping[str, Any] = job.get("error") or {}
         why = f": {problem_text(self.problem)}" if self.problem else ""
@@ -159,6 +162,9 @@ class Flopwatch(Connection):
         succeeded
     """
 
+    def __repr__(self) -> str:
+        return f"Flopwatch({self.url!r})"
+
     # Submitting
 
     def submit(
@@ -180,7 +186,7 @@ class Flopwatch(Connection):
         step: str | None = None,
         code: str | os.PathLike[str] | None = None,
         dry_run: bool = False,
-    ) -> Submitted:
+    ) -> Job:
         """Submit one job.
 
         Args:
@@ -220,7 +226,8 @@ class Flopwatch(Connection):
         )
         options = _options(name, labels, priority, timeout_s, max_attempts)
         body = {"spec": chosen, **options, "unique_key": unique_key, **_notified(notify_url)}
-        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
+        answer = self.post_once("/jobs", body, idempotency_key, wait_s=wait_s, dry_run=dry_run)
+        return Job(answer, replayed=answer.replayed)
 
     def versus(
         self,
@@ -236,7 +243,7 @@ class Flopwatch(Connection):
         replicates: int = 8,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> Submitted:
+    ) -> Job:
         """Submit a comparison of two versions of your own code: fresh processes measure both in turns.
 
         Args:
@@ -341,7 +348,7 @@ class Flopwatch(Connection):
         step: str | None = None,
         code: str | os.PathLike[str] | None = None,
         **fields: Any,
-    ) -> Answer:
+    ) -> Job:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
 
         Args:
@@ -485,10 +492,8 @@ class Flopwatch(Connection):
 
     # Waiting
 
-    def wait(
-        self, job: Thing, *, timeout_s: float | None = None, show: Show | None = None, check: bool = True
-    ) -> Answer:
-        """Wait until a job is done; shows a progress bar on a terminal, and nothing elsewhere.
+    def wait(self, job: Thing, *, timeout_s: float | None = None, show: Show | None = None, check: bool = True) -> Job:
+        """Wait until a job is done; shows a progress bar on a terminal, a line in a notebook, and nothing elsewhere.
 
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
@@ -583,15 +588,14 @@ class Flopwatch(Connection):
 
     # Looking
 
-    def job(self, job: Thing) -> Answer:
+    def job(self, job: Thing) -> Job:
         """Return a job as it is now.
 
         Example:
             >>> flopwatch.job(job["id"])["kind"]
             'benchmark'
         """
-        answer: Answer = self.get(f"/jobs/{id_of(job)}")
-        return answer
+        return Job(self.get(f"/jobs/{id_of(job)}"))
 
     def list_jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> list[Answer]:
         """Return the jobs that match everything given, newest first, over as many pages as it takes.
@@ -1101,7 +1105,7 @@ class Flopwatch(Connection):
         former = self.job(job_id)
         return self._resubmit(former, former["spec"], former["name"], labels)
 
-    def _resubmit(self, former: Answer, spec: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> Answer:
+    def _resubmit(self, former: Answer, spec: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> Job:
         """Submit a spec with the other options of a former job."""
         return self.submit(
             spec,

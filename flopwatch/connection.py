@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import quote
 from urllib.request import getproxies
 
@@ -127,6 +127,45 @@ class Submitted(dict[str, Any]):
     def __init__(self, answer: Mapping[str, Any], *, replayed: bool) -> None:
         super().__init__(answer)
         self.replayed = replayed
+
+
+State: TypeAlias = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+
+class Job(Submitted):
+    """A job, as the server answered: every field by its key (docs/http-api.md), those that programs ask for most as
+    attributes, too."""
+
+    def __init__(self, answer: Mapping[str, Any], *, replayed: bool = False) -> None:
+        super().__init__(answer, replayed=replayed)
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return int(self["id"])
+
+    @property
+    def kind(self) -> str:
+        """Its kind: "benchmark"."""
+        return str(self["kind"])
+
+    @property
+    def state(self) -> State:
+        """Its state when the server answered."""
+        state: State = self["state"]
+        return state
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Why it failed or was cancelled, as a problem; else None."""
+        error: dict[str, Any] | None = self["error"]
+        return error
+
+    @property
+    def verdict(self) -> str | None:
+        """The worst verdict on its cases: valid, suspect, invalid or wrong; None before it has measured."""
+        verdict: str | None = (self["validity"] or {}).get("verdict")
+        return verdict
 
 
 class Connection:
@@ -281,7 +320,9 @@ class Connection:
             page = self.get(path, **params, limit=remaining, after=after)
             for column in page["columns"]:
                 former = columns.setdefault(column["name"], column)
-                if former["type"] != column["type"]:
+                if former["type"] == "null":
+                    columns[column["name"]] = column
+                elif column["type"] not in (former["type"], "null"):
                     columns[column["name"]] = {**column, "type": "any"}
             rows += page["rows"]
             after = page["next"]

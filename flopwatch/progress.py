@@ -18,7 +18,13 @@ Show: TypeAlias = Callable[[int, int, str], None]
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Show]:
-    """Show progress as a bar on standard error, with the time that is left, if that is a terminal; else nothing."""
+    """Show progress as a bar on standard error, with the time that is left, if that is a terminal; in a notebook as a
+    line; else nothing."""
+    if "ipykernel" in sys.modules:
+        show = _Line()
+        yield show
+        show.end()
+        return
     if not sys.stderr.isatty():
         yield lambda _done, _total, _message: None
         return
@@ -42,6 +48,27 @@ def progress_bar() -> Iterator[Show]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar)
+
+
+class _Line:
+    """Shows progress by one line of a notebook's cell, which each call overwrites."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        text = one_line(f"{done}/{total} {message}" if total else message)
+        if text != self._shown:
+            self._write(f"\r{text.ljust(len(self._shown))}")
+            self._shown = text
+
+    def end(self) -> None:
+        """Remove the line."""
+        self._write(f"\r{' ' * len(self._shown)}\r")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 class _Bar:

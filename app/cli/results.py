@@ -239,8 +239,14 @@ def download(
     ] = None,
 ) -> None:
     """Download a job's files, checked against their SHA-256. No file is overwritten."""
-    for path in server.download(job_id, name, to=to):
+    from flopwatch.client import FINISHED
+
+    paths = server.download(job_id, name, to=to)
+    for path in paths:
         echo(f"{path}: {path.stat().st_size} bytes")
+    if not paths:
+        state = server.job(job_id).state
+        echo(f"job {job_id} has no files{'' if state in FINISHED else f' so far: it is {state}'}", err=True)
 
 
 @with_server

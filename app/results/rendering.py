@@ -206,7 +206,8 @@ def _markdown(sheet: Sheet, base_url: str | None) -> str:
 
 
 def _latex(sheet: Sheet, base_url: str | None) -> str:
-    """Write a `tabular` with booktabs' rules; with a caption or a label, inside a `table`."""
+    """Write a `tabular` with booktabs' rules, scaled to the line if it is wider; with a caption or a label, inside a
+    `table`."""
     texts = _Texts(sheet)
     floats = sheet.caption is not None or sheet.latex_label is not None
     linked = base_url is not None and any(column.links for column in texts.columns)
@@ -226,18 +227,19 @@ def _latex(sheet: Sheet, base_url: str | None) -> str:
     ]
     layout = "".join("r" if texts.is_right(column) else "l" for column in texts.columns)
     lines = [
-        f"% Needs \\usepackage{{booktabs{',hyperref' if linked else ''}}}",
+        f"% Needs \\usepackage{{booktabs,graphicx{',hyperref' if linked else ''}}}",
         *(f"% {_one_line(sentence)}" for sentence in sheet.lead),
         *([r"\begin{table}", r"\centering"] if floats else []),
         *([rf"\caption{{{_tex(sheet.caption)}}}"] if sheet.caption is not None else []),
         *([rf"\label{{{sheet.latex_label}}}"] if sheet.latex_label is not None else []),
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{layout}}}",
         r"\toprule",
         *_latex_heads(texts),
         r"\midrule",
         *body,
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         *(rf"\par\smallskip{{\footnotesize {_tex(_one_line(note))}\par}}" for note in texts.notes),
         *([r"\end{table}"] if floats else []),
     ]

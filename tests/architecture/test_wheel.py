@@ -80,12 +80,20 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path, root: Path, sourc
         assert any(Path(name).match(needed) for name in packed), needed
 
 
-def test_the_wheel_has_its_licence(wheel: Path, root: Path) -> None:
+def test_the_wheel_has_its_licences(wheel: Path, root: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         (licence,) = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
         assert archive.read(licence) == (root / "LICENSE").read_bytes()
-        assert "\nLicense-Expression: Apache-2.0\n" in archive.read(metadata).decode()
+        about = archive.read(metadata).decode()
+        assert "\nLicense-Expression: Apache-2.0 AND 0BSD AND MIT\n" in about
+        assert {"Classifier: Typing :: Typed", "Classifier: Programming Language :: Python :: 3.11"} <= {
+            *about.split("\n")
+        }
+        vendored = {path.relative_to(root).as_posix() for path in (root / "app/web/static/vendor").glob("*/LICENSE")}
+        assert len(vendored) == 4
+        assert all(f"\nLicense-File: {name}\n" in about for name in vendored)
+        assert "flopwatch/py.typed" in archive.namelist()
     assert "END OF TERMS AND CONDITIONS" in (root / "LICENSE").read_text()
 
 

@@ -27,6 +27,7 @@ from flopwatch import (
     ClientError,
     DownloadFailed,
     Flopwatch,
+    Job,
     JobFailed,
     Refused,
     Unreachable,
@@ -303,8 +304,32 @@ class TestWaiting:
         assert "\x1b]0;" not in printed
         assert r"\x1b]0;title\x07" in printed
 
+    def test_in_a_notebook_it_is_a_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+        with client.progress_bar() as show:
+            show(0, 0, "3 jobs ahead, about 2 min")
+            show(1, 2, "measuring")
+            show(1, 2, "measuring")
+        lines = capsys.readouterr().err.split("\r")
+        assert [line.rstrip() for line in lines] == ["", "3 jobs ahead, about 2 min", "1/2 measuring", "", ""]
+        assert len(lines[2]) == len(lines[1]), "it covers the line before"
+
 
 class TestSubmitting:
+    def test_submit_wait_and_all_others_give_a_job(self, flopwatch: Flopwatch) -> None:
+        job = flopwatch.submit(TINY, idempotency_key="typed")
+        assert (job.id, job.kind, job.state, job.error, job.verdict) == (job["id"], "benchmark", "queued", None, None)
+        assert (job.replayed, flopwatch.submit(TINY, idempotency_key="typed").replayed) == (False, True)
+        flopwatch.cancel(job)
+        ended = flopwatch.wait(job, check=False)
+        assert (type(ended), ended.state, (ended.error or {})["code"]) == (Job, "cancelled", "cancelled")
+        assert {type(one) for one in (flopwatch.job(job), flopwatch.rerun(job), job)} == {Job}
+
+    def test_its_text_names_the_server_and_no_token(self, flopwatch: Flopwatch) -> None:
+        assert repr(flopwatch) == f"Flopwatch('{flopwatch.url}')"
+
     def test_the_same_key_gives_the_same_job(self, flopwatch: Flopwatch) -> None:
         first = flopwatch.submit(TINY, idempotency_key="client")
         again = flopwatch.post_once("/jobs", {"spec": TINY}, "other client")

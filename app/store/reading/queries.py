@@ -682,7 +682,10 @@ def _measurement(
 def _measurement_columns(
     coordinates: Iterable[str], cases: Collection[Mapping[str, Any]], *, samples: bool
 ) -> list[dict[str, Any]]:
-    types: dict[str, str] = {name: type_of(case[name] for case in cases) for name in coordinates}
+    types: dict[str, str] = {
+        name: "null" if all(case[name] is None for case in cases) else type_of(case[name] for case in cases)
+        for name in coordinates
+    }
     types |= dict.fromkeys(FACTS, "string") | {"attempt": "integer", "unit_index": "integer", "partial": "boolean"}
     types |= dict.fromkeys(STATISTICS, "number") | {"n": "integer"}
     if samples:

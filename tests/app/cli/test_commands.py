@@ -859,6 +859,12 @@ def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) 
     assert site.job(job_id)["state"] == "queued"
 
 
+def test_a_job_without_files_says_so(site: Any, flopwatch: Any) -> None:
+    job_id = site.submit()["id"]
+    done = flopwatch("download", str(job_id))
+    assert (ended(done), done.stderr) == ("", f"job {job_id} has no files so far: it is queued\n")
+
+
 def test_download(site: Any, flopwatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submitted(flopwatch, "--priority", "50")
     claim = site.worker.claim_job(job_id)

@@ -112,7 +112,7 @@ class TestMeasurements:
 class TestLatex:
     def test_with_a_caption_or_a_label_it_floats(self) -> None:
         text = render(replace(MEASURED, caption="50 % of a_b", latex_label="tab:steps"), "latex")
-        assert text.startswith("% Needs \\usepackage{booktabs}\n\\begin{table}\n")
+        assert text.startswith("% Needs \\usepackage{booktabs,graphicx}\n\\begin{table}\n")
         assert "\\caption{50 \\% of a\\_b}\n\\label{tab:steps}\n" in text
         assert text.endswith("\\end{table}\n")
         assert "table}" not in render(MEASURED, "latex")
@@ -136,11 +136,24 @@ class TestLatex:
         sheet = replace(REPORTED, caption=every, notes=[every])
         rules = "".join(rf"\let\{name}\hline" for name in ("toprule", "midrule", "bottomrule"))  # without booktabs
         table = render(sheet, "latex")
-        document = rf"\documentclass{{article}}{rules}\begin{{document}}{table}\end{{document}}"
+        document = rf"\documentclass{{article}}\usepackage{{graphicx}}{rules}\begin{{document}}{table}\end{{document}}"
         (tmp_path / "table.tex").write_text(document)
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:]
+
+    @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
+    def test_no_table_is_wider_than_the_page(self, tmp_path: Path) -> None:
+        sheet = Sheet([Column(f"column_with_a_long_name_{index}", "string") for index in range(10)], [["x"] * 10])
+        rules = "".join(rf"\let\{name}\hline" for name in ("toprule", "midrule", "bottomrule"))
+        table = render(sheet, "latex")
+        unscaled = re.sub(r"\\resizebox.*", "{%", table)
+        for body, is_wide in ((table, False), (unscaled, True)):
+            page = rf"\begin{{document}}\noindent{chr(10)}{body}\end{{document}}"
+            (tmp_path / "table.tex").write_text(rf"\documentclass{{article}}\usepackage{{graphicx}}{rules}{page}")
+            command = ["pdflatex", "-interaction=nonstopmode", "table.tex"]
+            printed = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).stdout
+            assert (b"Overfull" in printed) == is_wide
 
     def test_notes_below_and_heads_over_columns(self) -> None:
         columns = [

@@ -179,6 +179,7 @@ class TestMeasurements:
         ]
         types = {column["name"]: column["type"] for column in found["columns"]}
         assert (types["compile"], types["case.n"], types["rate"]) == ("boolean", "integer", "number")
+        assert (types["what"], types["extra"]) == ("null", "string")
         assert all(list(row) == names for row in found["rows"])
         assert found["rows"][0]["case.n"] == 3
         oom = found["rows"][1]
